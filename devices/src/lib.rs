@@ -1,1 +1,19 @@
-//! devices
+//! Devices of a PC: registers, the back ends behind them, and the buses in front of them.
+//!
+//! Read `device.rs` first: it is the whole vocabulary. No device knows the hypervisor; what that
+//! lends is in `host.rs`.
+#![forbid(unsafe_code)]
+
+pub mod alarm;
+pub mod backend;
+pub mod board;
+pub mod bus;
+pub mod device;
+pub mod host;
+pub mod line;
+pub mod memory;
+pub mod pci;
+pub mod platform;
+pub mod registry;
+pub mod testutil;
+pub mod worker;

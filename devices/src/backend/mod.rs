@@ -1,0 +1,3 @@
+//! The host's side of devices: files, sockets, terminals. Nothing here knows of the guest.
+
+pub mod stream;

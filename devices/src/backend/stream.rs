@@ -1,0 +1,416 @@
+//! Byte streams: a terminal, a file, a Unix socket, or nothing.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{Builder, JoinHandle};
+
+use anyhow::Context;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
+use serde::{Deserialize, Serialize};
+
+/// Where a stream goes to and comes from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Stream {
+    /// Nowhere.
+    #[default]
+    None,
+    /// Standard output and input. In a terminal, Ctrl-A x quits and Ctrl-A a sends a Ctrl-A.
+    Stdio,
+    /// A file that is made anew; no input.
+    File(PathBuf),
+    /// A Unix socket that we listen on, for one client at a time.
+    Socket(PathBuf),
+}
+
+impl TryFrom<String> for Stream {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let path = |path: &str, of: fn(PathBuf) -> Self| {
+            if path.is_empty() {
+                Err(format!("`{text}` names no path"))
+            } else {
+                Ok(of(path.into()))
+            }
+        };
+        match text.split_once(':') {
+            None if text == "stdio" => Ok(Self::Stdio),
+            None if text == "none" => Ok(Self::None),
+            Some(("file", rest)) => path(rest, Self::File),
+            Some(("socket", rest)) => path(rest, Self::Socket),
+            _ => Err(format!(
+                "`{text}` is not a stream: write `stdio`, `file:PATH`, `socket:PATH` or `none`"
+            )),
+        }
+    }
+}
+
+impl From<Stream> for String {
+    fn from(stream: Stream) -> Self {
+        match stream {
+            Stream::None => "none".into(),
+            Stream::Stdio => "stdio".into(),
+            Stream::File(path) => format!("file:{}", path.display()),
+            Stream::Socket(path) => format!("socket:{}", path.display()),
+        }
+    }
+}
+
+/// A stream's output half.
+pub type Output = Box<dyn Write + Send>;
+
+/// A stream's input half.
+pub enum Input {
+    /// Standard input, and the escape character that was typed.
+    Stdin(Escape),
+    /// A listener, its file, and its client.
+    Socket(Bound, Client),
+}
+
+/// The client of a socket, shared by both halves.
+pub type Client = Arc<Mutex<Option<UnixStream>>>;
+
+/// A listening socket whose file goes away with it.
+pub struct Bound {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Bound {
+    /// Listens on a path. A socket file that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    ///
+    /// When somebody listens there already, or the path is something else.
+    pub fn new(path: &Path) -> anyhow::Result<Self> {
+        if fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket())
+            && UnixStream::connect(path)
+                .is_err_and(|it| it.kind() == io::ErrorKind::ConnectionRefused)
+        {
+            fs::remove_file(path).with_context(|| format!("socket {}", path.display()))?;
+        }
+        let listener = UnixListener::bind(path).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                anyhow::anyhow!("socket {} is in use by another process", path.display())
+            }
+            _ => anyhow::anyhow!("socket {}: {error}", path.display()),
+        })?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, path: path.to_owned() })
+    }
+
+    /// The listener.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        fs::remove_file(&self.path).ok();
+    }
+}
+
+struct SocketOutput(Client);
+
+impl Write for SocketOutput {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let mut client = self.0.lock().expect("no stream panicked");
+        if let Some(stream) = client.as_mut()
+            && let Err(error) = stream.write_all(buffer)
+            && error.kind() != io::ErrorKind::WouldBlock
+        {
+            *client = None;
+        }
+        Ok(buffer.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Opens both halves.
+///
+/// # Errors
+///
+/// When the file or socket cannot be had.
+pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
+    Ok(match stream {
+        Stream::None => (Box::new(io::sink()), None),
+        Stream::Stdio => {
+            make_raw();
+            (Box::new(Unbuffered), Some(Input::Stdin(Escape::default())))
+        }
+        Stream::File(path) => {
+            let file = OpenOptions::new().create(true).write(true).truncate(true).open(path);
+            (Box::new(file.with_context(|| format!("file {}", path.display()))?), None)
+        }
+        Stream::Socket(path) => {
+            let client = Client::default();
+            let input = Input::Socket(Bound::new(path)?, client.clone());
+            (Box::new(SocketOutput(client)), Some(input))
+        }
+    })
+}
+
+/// Standard output without the line buffer: a prompt has no line end.
+struct Unbuffered;
+
+impl Write for Unbuffered {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(rustix::stdio::stdout(), buffer)?)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+static TERMINAL: OnceLock<Termios> = OnceLock::new();
+
+/// Gives the guest each key as it is typed.
+fn make_raw() {
+    let stdin = rustix::stdio::stdin();
+    if !isatty(stdin) {
+        return;
+    }
+    let Ok(before) = tcgetattr(stdin) else { return };
+    let mut raw = before.clone();
+    raw.make_raw();
+    // Output stays as it was: our own messages end lines with a bare newline.
+    raw.output_modes = before.output_modes;
+    if tcsetattr(stdin, OptionalActions::Now, &raw).is_ok() {
+        TERMINAL.set(before).ok();
+    }
+}
+
+/// Makes the terminal what it was before. To be called before the process ends.
+pub fn restore_terminal() {
+    if let Some(before) = TERMINAL.get() {
+        tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before).ok();
+    }
+}
+
+/// Ctrl-A and the key after it.
+#[derive(Default)]
+pub struct Escape {
+    seen: bool,
+}
+
+const CTRL_A: u8 = 1;
+
+impl Escape {
+    /// Takes the escapes out of what was typed; true when the user wants to quit.
+    fn filter(&mut self, typed: &mut Vec<u8>) -> bool {
+        let mut quit = false;
+        let filter = |key| {
+            let escaped = std::mem::replace(&mut self.seen, false);
+            match (escaped, key) {
+                (true, b'x' | b'X') => quit = true,
+                (true, b'a') => return Some(CTRL_A),
+                (false, CTRL_A) => self.seen = true,
+                _ => return Some(key),
+            }
+            None
+        };
+        *typed = typed.drain(..).filter_map(filter).collect();
+        quit
+    }
+}
+
+/// A thread that carries input to a device.
+pub struct Reader {
+    wake: Arc<OwnedFd>,
+    state: Arc<State>,
+    thread: JoinHandle<Input>,
+}
+
+#[derive(Default)]
+struct State {
+    stop: AtomicBool,
+    /// The device took less than there was.
+    full: AtomicBool,
+}
+
+impl Reader {
+    /// Starts a thread that gives `feed` what comes in; it answers how much the device took.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no thread left.
+    pub fn spawn(
+        name: &str,
+        mut input: Input,
+        mut feed: impl FnMut(&[u8]) -> usize + Send + 'static,
+    ) -> anyhow::Result<Self> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
+        let state = Arc::<State>::default();
+        let (wake_too, state_too) = (wake.clone(), state.clone());
+        let body = move || {
+            let mut waiting = Vec::new();
+            while !state_too.stop.load(Ordering::Acquire) {
+                if !waiting.is_empty() {
+                    state_too.full.store(true, Ordering::Release);
+                    let taken = feed(&waiting);
+                    waiting.drain(..taken);
+                }
+                state_too.full.store(!waiting.is_empty(), Ordering::Release);
+                input.wait(wake_too.as_fd(), &mut waiting);
+            }
+            input
+        };
+        let thread = Builder::new().name(format!("{name}-input")).spawn(body)?;
+        Ok(Self { wake, state, thread })
+    }
+
+    /// Says that the device has room again.
+    pub fn room(&self) {
+        if self.state.full.load(Ordering::Acquire) {
+            rustix::io::write(&*self.wake, &1_u64.to_ne_bytes()).ok();
+        }
+    }
+
+    /// Ends the thread.
+    ///
+    /// # Panics
+    ///
+    /// When the thread panicked, which ends the process anyway.
+    pub fn stop(self) -> Input {
+        self.state.stop.store(true, Ordering::Release);
+        rustix::io::write(&*self.wake, &1_u64.to_ne_bytes()).ok();
+        self.thread.join().expect("a panic ends the process")
+    }
+}
+
+impl Input {
+    /// Sleeps until there is something to do, and reads what came in unless some is `waiting`.
+    fn wait(&mut self, wake: BorrowedFd<'_>, waiting: &mut Vec<u8>) {
+        let client = match self {
+            Self::Stdin(_) => None,
+            Self::Socket(_, client) => {
+                let client = client.lock().expect("no stream panicked");
+                client.as_ref().and_then(|it| it.try_clone().ok())
+            }
+        };
+        let stdin = rustix::stdio::stdin();
+        let source: Option<BorrowedFd<'_>> = match (&*self, &client) {
+            _ if !waiting.is_empty() => None,
+            (Self::Stdin(_), _) => Some(stdin),
+            (Self::Socket(..), Some(client)) => Some(client.as_fd()),
+            (Self::Socket(bound, _), None) => Some(bound.listener.as_fd()),
+        };
+        let mut fds = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
+        fds.extend(source.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        if poll(&mut fds, None).is_err() {
+            return;
+        }
+        let came = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        if !fds[0].revents().is_empty() {
+            rustix::io::read(wake, &mut [0; 8]).ok();
+        }
+        if came {
+            self.take(client, waiting);
+        }
+    }
+
+    /// Reads what came in; the end of the input makes us sleep until we are stopped.
+    fn take(&mut self, client: Option<UnixStream>, waiting: &mut Vec<u8>) {
+        let mut buffer = [0; 64];
+        match (self, client) {
+            (Self::Stdin(escape), _) => {
+                let count = rustix::io::read(rustix::stdio::stdin(), &mut buffer).unwrap_or(0);
+                waiting.extend(&buffer[..count]);
+                if count > 0 && escape.filter(waiting) {
+                    let us = rustix::process::getpid();
+                    rustix::process::kill_process(us, rustix::process::Signal::TERM).ok();
+                }
+            }
+            (Self::Socket(_, shared), Some(mut client)) => match client.read(&mut buffer) {
+                Ok(count) if count > 0 => waiting.extend(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                _ => *shared.lock().expect("no stream panicked") = None,
+            },
+            (Self::Socket(bound, shared), None) => {
+                if let Ok((client, _)) = bound.listener.accept() {
+                    // A client that does not read must not stop the guest: what it misses is gone.
+                    client.set_nonblocking(true).ok();
+                    *shared.lock().expect("no stream panicked") = Some(client);
+                }
+            }
+        }
+    }
+}
+
+/// Opens the file that a device keeps, for reading and writing.
+///
+/// # Errors
+///
+/// When it cannot be opened so.
+pub fn open_file(path: &Path) -> anyhow::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    file.with_context(|| format!("file {}", path.display()))
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_stream_is_read_as_it_is_printed() {
+        for text in ["stdio", "none", "file:/tmp/a:b", "socket:/tmp/s"] {
+            let stream = Stream::try_from(text.to_owned()).unwrap();
+            assert_eq!(String::from(stream), text);
+        }
+        for bad in ["", "file:", "tcp:1", "Stdio"] {
+            assert!(Stream::try_from(bad.to_owned()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ctrl_a_x_quits_and_ctrl_a_a_is_typed() {
+        let mut escape = Escape::default();
+        let mut typed = b"a\x01ab".to_vec();
+        assert!(!escape.filter(&mut typed));
+        assert_eq!(typed, b"a\x01b");
+        let mut typed = b"\x01".to_vec();
+        assert!(!escape.filter(&mut typed) && typed.is_empty());
+        let mut typed = b"x".to_vec();
+        assert!(escape.filter(&mut typed));
+    }
+
+    #[test]
+    fn a_socket_serves_one_client_after_the_other_and_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("serial");
+        let (mut output, input) = open(&Stream::Socket(path.clone())).unwrap();
+        assert!(open(&Stream::Socket(path.clone())).is_err(), "in use");
+        let (came, coming) = mpsc::channel();
+        let feed = move |bytes: &[u8]| {
+            came.send(bytes.to_vec()).unwrap();
+            bytes.len()
+        };
+        let reader = Reader::spawn("test", input.unwrap(), feed).unwrap();
+        for word in ["one", "two"] {
+            let mut client = UnixStream::connect(&path).unwrap();
+            client.write_all(word.as_bytes()).unwrap();
+            let got = coming.recv_timeout(Duration::from_secs(10)).unwrap();
+            assert_eq!(got, word.as_bytes());
+            output.write_all(b"back").unwrap();
+            let mut back = [0; 4];
+            client.read_exact(&mut back).unwrap();
+            assert_eq!(&back, b"back");
+        }
+        drop(reader.stop());
+        assert!(!path.exists());
+    }
+}

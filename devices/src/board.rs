@@ -1,0 +1,236 @@
+//! Where devices sit: it grants what they ask for, writes every grant down, and parks and runs them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+
+use crate::bus::{Seat, Spaces, Window};
+use crate::device::{Claim, Device, Kind, Place, Region, Saved};
+use crate::host::Host;
+use crate::line::{Line, Wire};
+use crate::memory::Memory;
+use crate::pci;
+
+/// What a device asks of the machine as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Start again from power-on.
+    Reset,
+    /// Switch off.
+    PowerOff,
+}
+
+/// Called by devices, on whatever thread they are; it must not block or call devices.
+pub type Events = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// What all devices of a machine share.
+#[derive(Clone)]
+pub struct Shared {
+    /// Guest RAM.
+    pub memory: Memory,
+    /// The hypervisor.
+    pub host: Arc<dyn Host>,
+    /// The address spaces.
+    pub spaces: Arc<Spaces>,
+    /// How to reset, and how to switch off.
+    pub events: Events,
+}
+
+/// A device and what it was granted.
+struct Occupied {
+    seat: Arc<Seat>,
+    claims: Vec<Claim>,
+}
+
+/// All devices of one machine.
+pub struct Board {
+    shared: Shared,
+    seats: Vec<Occupied>,
+    wires: BTreeMap<u32, Arc<Wire>>,
+    functions: BTreeMap<pci::Address, String>,
+}
+
+impl Board {
+    /// An empty board.
+    pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
+        let shared = Shared { memory, host, spaces: Arc::default(), events };
+        Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
+    }
+
+    /// Builds one device into the board. It is parked: `run` starts it.
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot have what it needs.
+    pub fn add(
+        &mut self,
+        kind: &str,
+        build: impl FnOnce(&mut dyn Place) -> anyhow::Result<Box<dyn Device>>,
+    ) -> anyhow::Result<()> {
+        let name = self.name(kind);
+        let seat = Arc::new(Seat::new(name.clone()));
+        let mut grant = Grant { board: self, seat: seat.clone(), claims: Vec::new(), regions: 0 };
+        let device = build(&mut grant).context(name)?;
+        let claims = grant.claims;
+        *seat.device.lock().expect("no device panicked") = device;
+        self.seats.push(Occupied { seat, claims });
+        Ok(())
+    }
+
+    /// `serial`, and `serial.2` for the second.
+    fn name(&self, kind: &str) -> String {
+        let mut name = kind.to_owned();
+        let mut count = 1;
+        while self.seats.iter().any(|other| other.seat.name == name) {
+            count += 1;
+            name = format!("{kind}.{count}");
+        }
+        name
+    }
+
+    /// The address spaces, for the processors.
+    pub fn spaces(&self) -> &Arc<Spaces> {
+        &self.shared.spaces
+    }
+
+    /// What was granted, device by device.
+    pub fn claims(&self) -> impl Iterator<Item = (&str, &[Claim])> {
+        self.seats.iter().map(|it| (it.seat.name.as_str(), it.claims.as_slice()))
+    }
+
+    /// Parks all devices, in the order they came. Processors must be stopped.
+    pub fn park(&self) -> Vec<(String, Saved)> {
+        let park = |it: &Occupied| {
+            let saved = it.seat.device.lock().expect("no device panicked").park();
+            (it.seat.name.clone(), saved)
+        };
+        self.seats.iter().map(park).collect()
+    }
+
+    /// Runs all devices on from `saved`; a device without an entry is powered on.
+    ///
+    /// # Errors
+    ///
+    /// When a device cannot run, or a state is left over: it is of another machine.
+    pub fn run(&self, saved: Vec<(String, Saved)>) -> anyhow::Result<()> {
+        let mut saved: BTreeMap<String, Saved> = saved.into_iter().collect();
+        for it in &self.seats {
+            let state = saved.remove(&it.seat.name).unwrap_or_default();
+            let mut device = it.seat.device.lock().expect("no device panicked");
+            device.run(state).with_context(|| it.seat.name.clone())?;
+        }
+        if let Some((name, _)) = saved.pop_first() {
+            bail!("there is a saved state of `{name}`, which this machine does not have");
+        }
+        Ok(())
+    }
+
+    /// Back to power-on.
+    ///
+    /// # Errors
+    ///
+    /// When a device cannot run again.
+    pub fn reset(&self) -> anyhow::Result<()> {
+        self.park();
+        self.run(Vec::new())
+    }
+
+    /// Who holds a part of this range for good.
+    fn holder(&self, kind: Kind, range: &Range<u64>) -> Option<(&str, Range<u64>)> {
+        self.claims().find_map(|(name, claims)| {
+            claims.iter().find_map(|claim| match claim {
+                Claim::Fixed(its, held)
+                    if *its == kind && held.start < range.end && range.start < held.end =>
+                {
+                    Some((name, held.clone()))
+                }
+                _ => None,
+            })
+        })
+    }
+}
+
+/// The board as one device sees it while it is built.
+struct Grant<'a> {
+    board: &'a mut Board,
+    seat: Arc<Seat>,
+    claims: Vec<Claim>,
+    regions: u16,
+}
+
+impl Grant<'_> {
+    fn region(&mut self) -> Region {
+        self.regions += 1;
+        Region(self.regions - 1)
+    }
+}
+
+impl Place for Grant<'_> {
+    fn claim(&mut self, kind: Kind, range: Range<u64>) -> anyhow::Result<Region> {
+        if range.is_empty() {
+            bail!("an empty range at {:#x} was asked for", range.start);
+        }
+        if let Some((name, held)) = self.board.holder(kind, &range) {
+            // 0xCF9 lies within 0xCF8-0xCFF: a range wholly inside another is a finer decoder.
+            if !(held.start <= range.start && range.end <= held.end && held != range) {
+                bail!(
+                    "{kind:?} {:#x}-{:#x} is taken: `{name}` has {:#x}-{:#x}",
+                    range.start,
+                    range.end - 1,
+                    held.start,
+                    held.end - 1
+                );
+            }
+        }
+        let region = self.region();
+        self.board.shared.spaces.of(kind).insert(range.clone(), region, self.seat.clone());
+        self.claims.push(Claim::Fixed(kind, range));
+        Ok(region)
+    }
+
+    fn window(&mut self, kind: Kind, size: u64) -> Arc<Window> {
+        let region = self.region();
+        let Shared { spaces, host, .. } = self.board.shared.clone();
+        let window = Window::new((kind, size), region, self.seat.clone(), spaces, host);
+        let window = Arc::new(window);
+        self.claims.push(Claim::Window(window.clone()));
+        window
+    }
+
+    fn line(&mut self, gsi: u32) -> anyhow::Result<Arc<Line>> {
+        let wire = match self.board.wires.get(&gsi) {
+            Some(wire) => wire.clone(),
+            None => {
+                let wire = Arc::new(Wire::new(self.board.shared.host.pin(gsi)?));
+                self.board.wires.insert(gsi, wire.clone());
+                wire
+            }
+        };
+        self.claims.push(Claim::Line(gsi));
+        Ok(Arc::new(Line::new(wire)))
+    }
+
+    fn pci(&mut self, identity: pci::Identity) -> anyhow::Result<pci::Slot> {
+        let taken = &self.board.functions;
+        let at = match identity.at {
+            Some(at) => at,
+            None => pci::Address::first_free(taken).context("all 32 PCI slots are taken")?,
+        };
+        if let Some(name) = taken.get(&at) {
+            bail!("PCI slot {at} is taken by `{name}`");
+        }
+        self.board.functions.insert(at, self.seat.name.clone());
+        self.claims.push(Claim::Pci(at, identity.id));
+        pci::Slot::new(at, identity, self)
+    }
+
+    fn acpi(&mut self, hid: &'static str) {
+        self.claims.push(Claim::Acpi(hid));
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.board.shared
+    }
+}

@@ -1,0 +1,168 @@
+//! The configuration header of one function (PCI Local Bus 3.0, 6.1): bytes, and which bits of them
+//! a guest can write. BAR sizing needs no code: the low bits of a BAR are simply not writable.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Bar, Identity};
+
+/// Command register.
+const COMMAND: usize = 0x04;
+/// Command: decode ports, decode memory, master the bus, disable INTx.
+const IO: u16 = 1;
+const MEMORY: u16 = 2;
+const MASTER: u16 = 4;
+const NO_INTX: u16 = 1 << 10;
+/// Status register, and its bits "interrupt pending" and "has capabilities".
+const STATUS: usize = 0x06;
+const PENDING: u8 = 1 << 3;
+const CAPABILITIES: u8 = 1 << 4;
+const BARS: usize = 0x10;
+const SUBSYSTEM: usize = 0x2c;
+const FIRST_CAPABILITY: usize = 0x34;
+const LINE: usize = 0x3c;
+const PIN: usize = 0x3d;
+/// Bus masters, and the MSI-X capability behind the standard header.
+const BODY: usize = 0x40;
+/// MSI-X: capability id, and the offset of its control word.
+pub(super) const MSIX: u8 = 0x11;
+
+/// What of a header changes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Header {
+    bytes: Vec<u8>,
+    writable: Vec<u8>,
+}
+
+impl Header {
+    /// Power-on.
+    pub(super) fn new(identity: &Identity) -> Self {
+        let mut header = Self { bytes: vec![0; 256], writable: vec![0; 256] };
+        let id = identity.id;
+        header.put(0x00, &id.vendor.to_le_bytes());
+        header.put(0x02, &id.device.to_le_bytes());
+        header.put(0x08, &(id.class << 8 | u32::from(id.revision)).to_le_bytes());
+        header.put(0x0e, &[u8::from(identity.multifunction) << 7]);
+        header.put(SUBSYSTEM, &id.subsystem.0.to_le_bytes());
+        header.put(SUBSYSTEM + 2, &id.subsystem.1.to_le_bytes());
+        header.put(PIN, &[identity.pin.map_or(0, |pin| pin + 1)]);
+        // Parity and SERR enable (bits 6 and 8) are plain storage in every PC.
+        let mut command = MASTER | 1 << 6 | 1 << 8;
+        for (_, bar) in &identity.bars {
+            command |= if matches!(bar, Bar::Port(_)) { IO } else { MEMORY };
+        }
+        if identity.pin.is_some() {
+            command |= NO_INTX;
+        }
+        header.allow(COMMAND, &command.to_le_bytes());
+        header.allow(0x0c, &[0xff]);
+        header.allow(LINE, &[0xff]);
+        for (number, bar) in &identity.bars {
+            header.bar(usize::from(*number), *bar);
+        }
+        header.chain(identity);
+        header
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn allow(&mut self, at: usize, mask: &[u8]) {
+        self.writable[at..at + mask.len()].copy_from_slice(mask);
+    }
+
+    fn bar(&mut self, number: usize, bar: Bar) {
+        let at = BARS + 4 * number;
+        let mask = !(bar.size() - 1);
+        match bar {
+            Bar::Memory32(_) => self.allow(at, &mask.to_le_bytes()[..4]),
+            Bar::Memory64(_) => {
+                // 64 bits wide, prefetchable.
+                self.put(at, &[0b1100]);
+                self.allow(at, &mask.to_le_bytes());
+            }
+            Bar::Port(_) => {
+                self.put(at, &[1]);
+                self.allow(at, &(mask & 0xffff).to_le_bytes()[..4]);
+            }
+        }
+    }
+
+    /// Links the capabilities: MSI-X first, at 0x40.
+    fn chain(&mut self, identity: &Identity) {
+        let msix = identity.msix.map(|(vectors, bar)| {
+            let pending = super::msix::pending_at(vectors);
+            let mut body = (vectors - 1).to_le_bytes().to_vec();
+            body.extend(u32::from(bar).to_le_bytes());
+            body.extend((pending | u32::from(bar)).to_le_bytes());
+            (MSIX, body)
+        });
+        let (mut link, mut at) = (FIRST_CAPABILITY, BODY);
+        for (id, body) in msix.iter().chain(&identity.capabilities) {
+            self.bytes[STATUS] |= CAPABILITIES;
+            self.bytes[link] = u8::try_from(at).expect("capabilities fit a header");
+            self.put(at, &[*id, 0]);
+            self.put(at + 2, body);
+            if *id == MSIX {
+                // Enable and function mask.
+                self.allow(at + 2, &[0, 0xc0]);
+            }
+            link = at + 1;
+            at += (body.len() + 2).next_multiple_of(4);
+        }
+    }
+
+    /// Reads; `pending` is the state of the INTx request.
+    pub(super) fn read(&self, offset: usize, data: &mut [u8], pending: bool) {
+        for (at, byte) in (offset..).zip(data) {
+            // Extended configuration space of a conventional function: all-ones.
+            *byte = self.bytes.get(at).copied().unwrap_or(0xff);
+            if at == STATUS && pending {
+                *byte |= PENDING;
+            }
+        }
+    }
+
+    /// Writes the bits that can be written.
+    pub(super) fn write(&mut self, offset: usize, data: &[u8]) {
+        for (at, byte) in (offset..).zip(data) {
+            let Some(&mask) = self.writable.get(at) else { return };
+            self.bytes[at] = self.bytes[at] & !mask | byte & mask;
+        }
+    }
+
+    fn command(&self) -> u16 {
+        u16::from_le_bytes([self.bytes[COMMAND], self.bytes[COMMAND + 1]])
+    }
+
+    /// May the function write memory?
+    pub(super) fn is_master(&self) -> bool {
+        self.command() & MASTER != 0
+    }
+
+    /// Must the function leave its wire alone?
+    pub(super) fn intx_disabled(&self) -> bool {
+        self.command() & NO_INTX != 0
+    }
+
+    /// Where a BAR lies now; 0 and decode off are nowhere.
+    pub(super) fn place_of(&self, number: u8, bar: Bar) -> Option<u64> {
+        let at = BARS + 4 * usize::from(number);
+        let dword = |at| {
+            let mut bytes = [0; 4];
+            self.read(at, &mut bytes, false);
+            u64::from(u32::from_le_bytes(bytes))
+        };
+        let (address, enable) = match bar {
+            Bar::Memory32(_) => (dword(at) & !0xf, MEMORY),
+            Bar::Memory64(_) => (dword(at) & !0xf | dword(at + 4) << 32, MEMORY),
+            Bar::Port(_) => (dword(at) & !3, IO),
+        };
+        (self.command() & enable != 0 && address != 0).then_some(address)
+    }
+
+    /// MSI-X's control word, when the function has one.
+    pub(super) fn msix_control(&self) -> u16 {
+        u16::from_le_bytes([self.bytes[BODY + 2], self.bytes[BODY + 3]])
+    }
+}

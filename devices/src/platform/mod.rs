@@ -1,0 +1,3 @@
+//! The chips that a PC has had since its beginnings, and those that firmware expects of a Q35.
+
+pub mod serial;

@@ -1,0 +1,233 @@
+//! A 16550A serial port (vm-superio), as COM1 to COM4.
+//!
+//! Threats: a guest that floods the port costs its own time only: bytes are written by the vCPU
+//! that sends them. What the host types is kept within the chip's 64-byte FIFO; what does not fit
+//! waits on the host's side. A host side that is gone loses output, never the guest.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+use vm_superio::Trigger;
+use vm_superio::serial::{NoEvents, SerialState};
+
+use crate::backend::stream::{self, Reader, Stream};
+use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::line::Line;
+
+/// `--device serial,port=2,to=file:/tmp/log`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Which COM port: 1 to 4.
+    #[serde(default = "one")]
+    pub port: u8,
+    /// The host side: `stdio`, `file:PATH`, `socket:PATH` or `none`.
+    #[serde(default)]
+    pub to: Stream,
+}
+
+fn one() -> u8 {
+    1
+}
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        // Where PCs have had them since 1981.
+        let (base, gsi) = match self.port {
+            1 => (0x3f8, 4),
+            2 => (0x2f8, 3),
+            3 => (0x3e8, 4),
+            4 => (0x2e8, 3),
+            other => anyhow::bail!("there is no serial port {other}: take 1, 2, 3 or 4"),
+        };
+        place.claim(Kind::Port, base..base + 8)?;
+        let line = Interrupt(place.line(gsi)?);
+        place.acpi("PNP0501");
+        let (out, input) = stream::open(&self.to)?;
+        let output = Output(Arc::new(Mutex::new(out)));
+        let uart = new_uart(&SerialState::default(), &line, &output)?;
+        Ok(Box::new(Serial { uart: Arc::new(Mutex::new(uart)), line, output, input, reader: None }))
+    }
+}
+
+type Uart = vm_superio::Serial<Interrupt, NoEvents, Output>;
+
+fn new_uart(state: &SerialState, line: &Interrupt, output: &Output) -> anyhow::Result<Uart> {
+    Uart::from_state(state, line.clone(), NoEvents, output.clone())
+        .map_err(|error| anyhow::anyhow!("the state of the serial port is damaged: {error:?}"))
+}
+
+#[derive(Clone)]
+struct Interrupt(Arc<Line>);
+
+impl Trigger for Interrupt {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.pulse();
+        Ok(())
+    }
+}
+
+#[derive(Clone)]
+struct Output(Arc<Mutex<Box<dyn io::Write + Send>>>);
+
+impl io::Write for Output {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        // A host side that went away must not stop the guest, which cannot know of it.
+        self.0.lock().expect("no device panicked").write_all(buffer).ok();
+        Ok(buffer.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.lock().expect("no device panicked").flush().ok();
+        Ok(())
+    }
+}
+
+struct Serial {
+    uart: Arc<Mutex<Uart>>,
+    line: Interrupt,
+    output: Output,
+    input: Option<stream::Input>,
+    reader: Option<Reader>,
+}
+
+/// `SerialState` of vm-superio, field by field: that crate has no serde.
+#[derive(Serialize, Deserialize)]
+struct State {
+    registers: [u8; 9],
+    input: Vec<u8>,
+}
+
+impl Device for Serial {
+    fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
+        let (Ok(offset), [byte]) = (u8::try_from(offset), data) else { return Access::Ignored };
+        *byte = self.uart.lock().expect("no device panicked").read(offset);
+        if offset == 0
+            && let Some(reader) = &self.reader
+        {
+            reader.room();
+        }
+        Access::Done
+    }
+
+    fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
+        let (Ok(offset), [byte]) = (u8::try_from(offset), data) else { return Access::Ignored };
+        // Only a wire or an output that fails is an error here, and neither does.
+        self.uart.lock().expect("no device panicked").write(offset, *byte).ok();
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        self.input = self.reader.take().map_or_else(|| self.input.take(), |it| Some(it.stop()));
+        Saved::of(&State::from(self.uart.lock().expect("no device panicked").state()))
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let state: Option<State> = saved.take()?;
+        let state = state.map_or_else(SerialState::default, SerialState::from);
+        let uart = new_uart(&state, &self.line, &self.output)?;
+        *self.uart.lock().expect("no device panicked") = uart;
+        if let Some(input) = self.input.take() {
+            let uart = self.uart.clone();
+            let feed = move |bytes: &[u8]| {
+                let mut uart = uart.lock().expect("no device panicked");
+                let room = uart.fifo_capacity().min(bytes.len());
+                if room > 0 {
+                    uart.enqueue_raw_bytes(&bytes[..room]).ok();
+                }
+                room
+            };
+            self.reader = Some(Reader::spawn("serial", input, feed)?);
+        }
+        Ok(())
+    }
+}
+
+impl From<SerialState> for State {
+    fn from(state: SerialState) -> Self {
+        let registers = [
+            state.baud_divisor_low,
+            state.baud_divisor_high,
+            state.interrupt_enable,
+            state.interrupt_identification,
+            state.line_control,
+            state.line_status,
+            state.modem_control,
+            state.modem_status,
+            state.scratch,
+        ];
+        Self { registers, input: state.in_buffer }
+    }
+}
+
+impl From<State> for SerialState {
+    fn from(State { registers, input }: State) -> Self {
+        let [low, high, enable, identification, line, line_status, modem, modem_status, scratch] =
+            registers;
+        Self {
+            baud_divisor_low: low,
+            baud_divisor_high: high,
+            interrupt_enable: enable,
+            interrupt_identification: identification,
+            line_control: line,
+            line_status,
+            modem_control: modem,
+            modem_status,
+            scratch,
+            in_buffer: input,
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::testutil::Bench;
+
+    fn bench(to: Stream) -> Bench {
+        let mut bench = Bench::new(4096);
+        bench.board.add("serial", |place| Config { port: 1, to }.build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        bench
+    }
+
+    #[test]
+    fn what_the_guest_writes_is_in_the_file_and_park_keeps_the_registers() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let bench = bench(Stream::File(file.path().to_owned()));
+        for byte in b"hello" {
+            bench.write(Kind::Port, 0x3f8, &[*byte]);
+        }
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"hello");
+        bench.write(Kind::Port, 0x3ff, &[0x5a]);
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        assert_eq!(bench.read(Kind::Port, 0x3ff), [0x5a]);
+        bench.board.reset().unwrap();
+        assert_eq!(bench.read(Kind::Port, 0x3ff), [0]);
+        assert_eq!(bench.read(Kind::Port, 0x3f8), [0xff, 0xff], "registers are one byte wide");
+    }
+
+    #[test]
+    fn more_than_the_fifo_waits_for_the_guest() {
+        use std::io::Write;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let bench = bench(Stream::Socket(path.clone()));
+        bench.write(Kind::Port, 0x3f9, &[1]);
+        let sent: Vec<u8> = (0..200).collect();
+        let mut client = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        client.write_all(&sent).unwrap();
+        let mut got = Vec::new();
+        while got.len() < sent.len() {
+            // Line status: data ready.
+            if bench.read::<1>(Kind::Port, 0x3fd)[0] & 1 == 1 {
+                got.extend(bench.read::<1>(Kind::Port, 0x3f8));
+            }
+        }
+        assert_eq!(got, sent);
+        assert!(bench.host.pins.edges(4) > 0);
+    }
+}

@@ -1,0 +1,61 @@
+//! The list of devices. Adding one is adding its file, and its line here.
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::device::{Build, Device, Place};
+
+macro_rules! registry {
+    ($($name:literal $kind:ident: $config:path,)*) => {
+        /// A device as the configuration names it: `{"kind": "rng", "limit": 4096}`.
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[serde(tag = "kind")]
+        pub enum Config {
+            $(
+                #[doc = concat!("`", $name, "`")]
+                #[serde(rename = $name)]
+                $kind($config),
+            )*
+        }
+
+        /// The kinds, in the words of the configuration.
+        pub const KINDS: &[&str] = &[$($name),*];
+
+        impl Config {
+            /// The word that names this kind.
+            pub fn kind(&self) -> &'static str {
+                match self { $(Self::$kind(_) => $name),* }
+            }
+
+            /// Reads the fields of a device of this kind; none when there is no such kind.
+            ///
+            /// This is the door for text, where a field's type decides what a word means.
+            ///
+            /// # Errors
+            ///
+            /// When the fields do not fit the kind.
+            pub fn of_kind<'de, D: Deserializer<'de>>(
+                kind: &str,
+                fields: D,
+            ) -> Option<Result<Self, D::Error>> {
+                match kind {
+                    $($name => Some(Deserialize::deserialize(fields).map(Self::$kind)),)*
+                    _ => None,
+                }
+            }
+
+            /// Builds the device.
+            ///
+            /// # Errors
+            ///
+            /// When it cannot have what it needs.
+            pub fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+                match self { $(Self::$kind(config) => config.build(place)),* }
+            }
+        }
+    };
+}
+
+registry! {
+    "host-bridge" HostBridge: crate::pci::host::Config,
+    "serial" Serial: crate::platform::serial::Config,
+}

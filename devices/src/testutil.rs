@@ -1,0 +1,157 @@
+//! A host without a hypervisor: what was raised, sent and mapped can be looked at.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::board::{Board, Event};
+use crate::host::{Backing, Doorbell, Guest, Host, Message, Pin, Route};
+use crate::memory::Memory;
+
+/// Levels and edges of all pins.
+#[derive(Clone, Default)]
+pub struct Pins(Arc<Mutex<BTreeMap<u32, (bool, u32)>>>);
+
+impl Pins {
+    /// Whether the pin is high now.
+    pub fn is_high(&self, gsi: u32) -> bool {
+        self.0.lock().unwrap().get(&gsi).is_some_and(|pin| pin.0)
+    }
+
+    /// How often it rose.
+    pub fn edges(&self, gsi: u32) -> u32 {
+        self.0.lock().unwrap().get(&gsi).map_or(0, |pin| pin.1)
+    }
+}
+
+/// One pin that notes what is done to it.
+pub(crate) struct Levels {
+    pins: Pins,
+    gsi: u32,
+}
+
+impl Levels {
+    pub(crate) fn new(pins: &Pins, gsi: u32) -> Self {
+        Self { pins: pins.clone(), gsi }
+    }
+}
+
+impl Pin for Levels {
+    fn set(&self, high: bool) {
+        let mut pins = self.pins.0.lock().unwrap();
+        let pin = pins.entry(self.gsi).or_default();
+        pin.1 += u32::from(high && !pin.0);
+        pin.0 = high;
+    }
+}
+
+/// The host of tests, of fuzzers and of `vmm inspect`: nothing is behind it.
+#[derive(Clone, Default)]
+pub struct FakeHost {
+    /// Interrupt pins.
+    pub pins: Pins,
+    /// Messages, in the order they were sent.
+    pub sent: Arc<Mutex<Vec<Message>>>,
+    /// Doorbells that are connected now.
+    pub bells: Arc<Mutex<Vec<Doorbell>>>,
+}
+
+struct Sender {
+    message: Mutex<Message>,
+    sent: Arc<Mutex<Vec<Message>>>,
+}
+
+impl Route for Sender {
+    fn aim(&self, message: Message) -> anyhow::Result<()> {
+        *self.message.lock().unwrap() = message;
+        Ok(())
+    }
+    fn send(&self) {
+        self.sent.lock().unwrap().push(*self.message.lock().unwrap());
+    }
+}
+
+/// Memory that no guest sees.
+struct Plain(Mutex<Vec<u8>>);
+
+impl Backing for Plain {
+    fn place(&self, _: Option<u64>) -> anyhow::Result<()> {
+        Ok(())
+    }
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let bytes = self.0.lock().unwrap();
+        let from = bytes.get(usize::try_from(offset).unwrap_or(usize::MAX)..).unwrap_or_default();
+        let length = from.len().min(data.len());
+        data[..length].copy_from_slice(&from[..length]);
+    }
+    fn write(&self, offset: u64, data: &[u8]) {
+        let mut bytes = self.0.lock().unwrap();
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let Some(to) = bytes.get_mut(start..) else { return };
+        let length = to.len().min(data.len());
+        to[..length].copy_from_slice(&data[..length]);
+    }
+}
+
+impl Host for FakeHost {
+    fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>> {
+        anyhow::ensure!(gsi < 24, "there is no interrupt pin {gsi}");
+        Ok(Box::new(Levels::new(&self.pins, gsi)))
+    }
+    fn route(&self) -> anyhow::Result<Box<dyn Route>> {
+        Ok(Box::new(Sender { message: Mutex::default(), sent: self.sent.clone() }))
+    }
+    fn ring(&self, bell: Doorbell, _: &Arc<EventFd>) {
+        self.bells.lock().unwrap().push(bell);
+    }
+    fn unring(&self, bell: Doorbell, _: &Arc<EventFd>) {
+        self.bells.lock().unwrap().retain(|other| *other != bell);
+    }
+    fn backing(&self, size: u64, _: Guest) -> anyhow::Result<Arc<dyn Backing>> {
+        Ok(Arc::new(Plain(Mutex::new(vec![0; usize::try_from(size)?]))))
+    }
+}
+
+/// A board on a fake host, with some RAM, and what devices asked of the machine.
+pub struct Bench {
+    /// The board.
+    pub board: Board,
+    /// The host below it.
+    pub host: FakeHost,
+    /// The RAM.
+    pub memory: Memory,
+    /// What devices asked for so far.
+    pub events: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Bench {
+    /// RAM from 0 to `size`.
+    ///
+    /// # Panics
+    ///
+    /// When the machine that runs the tests has no memory.
+    pub fn new(size: usize) -> Self {
+        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).unwrap();
+        let memory = Memory::new(Arc::new(ram));
+        let host = FakeHost::default();
+        let events = Arc::<Mutex<Vec<Event>>>::default();
+        let told = events.clone();
+        let tell = Arc::new(move |event| told.lock().unwrap().push(event));
+        let board = Board::new(memory.clone(), Arc::new(host.clone()), tell);
+        Self { board, host, memory, events }
+    }
+
+    /// Reads a little-endian number.
+    pub fn read<const N: usize>(&self, kind: crate::device::Kind, address: u64) -> [u8; N] {
+        let mut data = [0; N];
+        self.board.spaces().of(kind).read(address, &mut data);
+        data
+    }
+
+    /// Writes.
+    pub fn write(&self, kind: crate::device::Kind, address: u64, data: &[u8]) {
+        self.board.spaces().of(kind).write(address, data);
+    }
+}

@@ -1,0 +1,118 @@
+//! A thread that owns a value while it works, and gives it back when it is told to stop.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use anyhow::Context;
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// A worker thread. Dropping it without `stop` stops it too.
+pub struct Worker<T> {
+    stop: EventFd,
+    thread: Option<JoinHandle<T>>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    /// Starts a thread that calls `step(value, n)` whenever the `n`th bell rings.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no thread or file descriptor left.
+    pub fn spawn(
+        name: &str,
+        value: T,
+        bells: Vec<Arc<EventFd>>,
+        step: impl FnMut(&mut T, usize) + Send + 'static,
+    ) -> anyhow::Result<Self> {
+        let stop = EventFd::new(EFD_NONBLOCK).context("an event for a worker")?;
+        let stop_too = stop.try_clone().context("an event for a worker")?;
+        let mut manager = EventManager::new().context("an epoll for a worker")?;
+        let round = Round { value, bells, stop: stop_too, stopped: false, step };
+        let body = move || {
+            let id = manager.add_subscriber(round);
+            loop {
+                // Only a broken epoll fails here, which is ours alone.
+                manager.run().expect("epoll works");
+                let round = manager.subscriber_mut(id).expect("it was added above");
+                if round.stopped {
+                    break manager.remove_subscriber(id).expect("it was added above").value;
+                }
+            }
+        };
+        let thread = Builder::new().name(name.to_owned()).spawn(body).context("a worker thread")?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends the thread after the step that it is in.
+    pub fn stop(mut self) -> T {
+        self.join().expect("a worker is stopped once")
+    }
+}
+
+impl<T> Worker<T> {
+    fn join(&mut self) -> Option<T> {
+        let thread = self.thread.take()?;
+        self.stop.write(1).expect("an eventfd takes a 1");
+        Some(thread.join().expect("a panic ends the process"))
+    }
+}
+
+impl<T> Drop for Worker<T> {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+struct Round<T, F> {
+    value: T,
+    bells: Vec<Arc<EventFd>>,
+    stop: EventFd,
+    stopped: bool,
+    step: F,
+}
+
+impl<T, F: FnMut(&mut T, usize)> MutEventSubscriber for Round<T, F> {
+    fn init(&mut self, ops: &mut EventOps) {
+        let stop = Events::with_data(&self.stop, u32::MAX, EventSet::IN);
+        ops.add(stop).expect("a new epoll takes an eventfd");
+        for (number, bell) in (0..).zip(&self.bells) {
+            let bell = Events::with_data(bell.as_ref(), number, EventSet::IN);
+            ops.add(bell).expect("a new epoll takes an eventfd");
+        }
+    }
+
+    fn process(&mut self, events: Events, _: &mut EventOps) {
+        if events.fd() == self.stop.as_raw_fd() {
+            self.stopped = true;
+        } else if !self.stopped {
+            let number = events.data() as usize;
+            // Empty when another step drained it already.
+            self.bells[number].read().ok();
+            (self.step)(&mut self.value, number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn gives_the_value_back_after_the_bells_that_rang() {
+        let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        let done = Arc::new(EventFd::new(0).unwrap());
+        let said = done.clone();
+        let worker = Worker::spawn("test", 0, vec![bell.clone()], move |count: &mut u32, _| {
+            *count += 1;
+            said.write(1).unwrap();
+        })
+        .unwrap();
+        for _ in 0..3 {
+            bell.write(1).unwrap();
+            done.read().unwrap();
+        }
+        assert_eq!(worker.stop(), 3);
+    }
+}
