@@ -528,8 +528,10 @@ fn usage(error: anyhow::Error) -> anyhow::Error {
 
 fn unknown(key: &str) -> anyhow::Error {
     let known: Vec<_> = OPTIONS.iter().map(|option| option.key).collect();
-    let hint = keyvalue::nearest(key, &known)
-        .map_or_else(|| "`vmm help run` lists them".into(), |near| format!("did you mean --{near}?"));
+    let hint = keyvalue::nearest(key, &known).map_or_else(
+        || "`vmm help run` lists them".into(),
+        |near| format!("did you mean --{near}?"),
+    );
     Failure::new(Status::Usage, format!("there is no option --{key}: {hint}"))
 }
 
@@ -606,7 +608,8 @@ mod test {
         let settle = |text: &str| keyvalue::parse::<Cpus>(text, Some("count")).unwrap().settle(255);
         assert_eq!(settle("5").unwrap().cores, 5);
         assert_eq!(settle("8,sockets=2,threads=2").unwrap().cores, 2);
-        for bad in ["0", "100000", "4,cores=3", "5,sockets=2", "4,sockets=0", "4,threads=4294967295"]
+        for bad in
+            ["0", "100000", "4,cores=3", "5,sockets=2", "4,sockets=0", "4,threads=4294967295"]
         {
             let error = settle(bad).unwrap_err().to_string();
             assert!(error.starts_with("--cpus"), "{error}");

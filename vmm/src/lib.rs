@@ -4,9 +4,11 @@
 //! the life of a machine from power-on to the exit status.
 
 pub mod config;
+pub mod cpuid;
 pub mod keyvalue;
 pub mod kvm;
 pub mod msr;
 pub mod ram;
 pub mod size;
 pub mod status;
+pub mod vcpu;

@@ -22,16 +22,16 @@ pub enum Unknown {
 /// Registers that read as zero and take any write: power, thermal and performance registers that
 /// Windows and its drivers look at, and that mean nothing in a virtual machine.
 const BENIGN: &[std::ops::RangeInclusive<u32>] = &[
-    0x34..=0x34,   // SMI_COUNT
-    0x88..=0x8a,   // BBL_CR_D0..: looked at by the HAL
-    0xe7..=0xe8,   // MPERF, APERF
-    0x116..=0x11e, // BBL_CR_*
-    0x198..=0x19c, // PERF_STATUS, CLOCK_MODULATION, THERM_*
-    0x1a2..=0x1a2, // TEMPERATURE_TARGET
-    0x1ad..=0x1ae, // TURBO_RATIO_LIMIT
-    0x1b0..=0x1b2, // ENERGY_PERF_BIAS, PACKAGE_THERM_*
-    0x601..=0x64f, // RAPL, core and package residency, PPERF
-    0x770..=0x777, // HWP
+    0x34..=0x34,               // SMI_COUNT
+    0x88..=0x8a,               // BBL_CR_D0..: looked at by the HAL
+    0xe7..=0xe8,               // MPERF, APERF
+    0x116..=0x11e,             // BBL_CR_*
+    0x198..=0x19c,             // PERF_STATUS, CLOCK_MODULATION, THERM_*
+    0x1a2..=0x1a2,             // TEMPERATURE_TARGET
+    0x1ad..=0x1ae,             // TURBO_RATIO_LIMIT
+    0x1b0..=0x1b2,             // ENERGY_PERF_BIAS, PACKAGE_THERM_*
+    0x601..=0x64f,             // RAPL, core and package residency, PPERF
+    0x770..=0x777,             // HWP
     0xc001_0015..=0xc001_0015, // HWCR
     0xc001_0061..=0xc001_0071, // P-states
     0xc001_0114..=0xc001_0114, // VM_CR

@@ -34,7 +34,10 @@ impl Failure {
 
     /// The status of an error: its own, or `Failed`.
     pub fn status(error: &anyhow::Error) -> Status {
-        error.chain().find_map(|it| it.downcast_ref::<Self>()).map_or(Status::Failed, |it| it.status)
+        error
+            .chain()
+            .find_map(|it| it.downcast_ref::<Self>())
+            .map_or(Status::Failed, |it| it.status)
     }
 }
 

@@ -132,7 +132,7 @@ impl Drop for Kickable {
 }
 
 /// Sends the kick signal to a thread of ours.
-pub(super) fn kick(thread: &std::thread::JoinHandle<()>) {
+pub fn kick(thread: &std::thread::JoinHandle<()>) {
     use std::os::unix::thread::JoinHandleExt;
     // SAFETY: the handle is not joined yet, so the id is that of our thread.
     unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };

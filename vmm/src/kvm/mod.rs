@@ -8,12 +8,11 @@ pub mod vm;
 use std::fs;
 use std::io::ErrorKind;
 
-use anyhow::Context;
 use kvm_bindings as kb;
 use kvm_ioctls::Kvm;
 use serde::Serialize;
 
-pub use self::fd::hyperv_cpuid;
+pub use self::fd::{hyperv_cpuid, kick};
 use crate::status::{Failure, Status};
 
 const DEVICE: &str = "/dev/kvm";
@@ -134,17 +133,4 @@ pub fn check(kvm: &Kvm) -> anyhow::Result<()> {
             format!("this host's KVM lacks {} ({}): use a newer kernel", it.name, it.purpose),
         )),
     }
-}
-
-/// Width of guest-physical addresses, as KVM tells guests (leaf 0x80000008).
-///
-/// # Errors
-///
-/// When KVM does not tell its CPUID.
-pub fn physical_bits(kvm: &Kvm) -> anyhow::Result<u32> {
-    let cpuid = kvm
-        .get_supported_cpuid(kb::KVM_MAX_CPUID_ENTRIES)
-        .context("the processor features that KVM offers")?;
-    let leaf = cpuid.as_slice().iter().find(|leaf| leaf.function == 0x8000_0008);
-    Ok(leaf.map_or(36, |leaf| leaf.eax & 0xff))
 }

@@ -32,7 +32,8 @@ impl Default for Table {
             entry.u.irqchip.pin = pin;
             entry
         };
-        let master = (0..8).filter(|gsi| *gsi != 2).map(|gsi| pin(gsi, KVM_IRQCHIP_PIC_MASTER, gsi));
+        let master =
+            (0..8).filter(|gsi| *gsi != 2).map(|gsi| pin(gsi, KVM_IRQCHIP_PIC_MASTER, gsi));
         let slave = (8..16).map(|gsi| pin(gsi, KVM_IRQCHIP_PIC_SLAVE, gsi - 8));
         // The timer is wired to pin 2, as the MADT says.
         let ioapic = (0..PINS).filter(|gsi| *gsi != 2).map(|gsi| {

@@ -234,9 +234,36 @@ impl Vcpu {
              r13 {:016x} r14 {:016x} r15 {:016x}\n\
              cr0 {:08x} cr2 {:016x} cr3 {:016x} cr4 {:08x} efer {:x}\n\
              cs {:04x} base {:016x} limit {:08x} l={} db={}  ss {:04x}  ds {:04x}  tr {:04x}",
-            r.rip, r.rsp, r.rflags, r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rbp, r.r8, r.r9,
-            r.r10, r.r11, r.r12, r.r13, r.r14, r.r15, s.cr0, s.cr2, s.cr3, s.cr4, s.efer,
-            s.cs.selector, s.cs.base, s.cs.limit, s.cs.l, s.cs.db, s.ss.selector, s.ds.selector,
+            r.rip,
+            r.rsp,
+            r.rflags,
+            r.rax,
+            r.rbx,
+            r.rcx,
+            r.rdx,
+            r.rsi,
+            r.rdi,
+            r.rbp,
+            r.r8,
+            r.r9,
+            r.r10,
+            r.r11,
+            r.r12,
+            r.r13,
+            r.r14,
+            r.r15,
+            s.cr0,
+            s.cr2,
+            s.cr3,
+            s.cr4,
+            s.efer,
+            s.cs.selector,
+            s.cs.base,
+            s.cs.limit,
+            s.cs.l,
+            s.cs.db,
+            s.ss.selector,
+            s.ds.selector,
             s.tr.selector
         )
     }
@@ -282,4 +309,3 @@ fn set_msr(fd: &VcpuFd, index: u32, data: u64) {
         tracing::trace!("MSR {index:#x} does not take {data:#x}");
     }
 }
-

@@ -11,8 +11,8 @@ use kvm_bindings::{
     KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
 };
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
-use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vm_memory::VolatileMemory;
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::fd;
@@ -109,8 +109,7 @@ impl Vm {
     /// Switches a capability on where there is one.
     fn enable(&self, cap: u32, flags: u64) {
         if self.fd.check_extension_raw(cap.into()) > 0 {
-            let request =
-                kvm_enable_cap { cap, args: [flags, 0, 0, 0], ..Default::default() };
+            let request = kvm_enable_cap { cap, args: [flags, 0, 0, 0], ..Default::default() };
             if let Err(error) = self.fd.enable_cap(&request) {
                 tracing::debug!("KVM has capability {cap} but refuses it: {error}");
             }
@@ -217,12 +216,7 @@ impl Host for Vm {
     }
 }
 
-fn doorbell(
-    vm: &VmFd,
-    bell: Doorbell,
-    event: &EventFd,
-    on: bool,
-) -> Result<(), kvm_ioctls::Error> {
+fn doorbell(vm: &VmFd, bell: Doorbell, event: &EventFd, on: bool) -> Result<(), kvm_ioctls::Error> {
     let address = match bell.kind {
         Kind::Port => IoEventAddress::Pio(bell.address),
         _ => IoEventAddress::Mmio(bell.address),
