@@ -75,7 +75,7 @@ rules! {
     lines_fit_the_width: limits::columns,
         refuses [
             rust(format!("// {}", "é".repeat(98))),
-            file("tests/run", format!("#!/bin/sh\n# {}", "x".repeat(99))),
+            file("tests/run", format!("#!/bin/sh\n# {}", "x".repeat(119))),
         ],
         accepts [
             rust(format!("// {}", "é".repeat(97))),
@@ -267,6 +267,7 @@ rules! {
         ],
         accepts [
             file("tests/lab/lab", "#!/bin/bash\n").executable(),
+            file("tests/lab/x.sh", "# shellcheck shell=bash\n"),
             file("tests/tidy.rs", "#![forbid(unsafe_code)]"),
         ];
 }

@@ -13,6 +13,8 @@ const METHODS: usize = 7;
 const PARAMETERS: usize = 5;
 const ERROR_VARIANTS: usize = 9;
 const COLUMNS: usize = 100;
+/// Shell has no formatter, and a command line with its options reads best in one piece.
+const SCRIPT_COLUMNS: usize = 120;
 const CRATES: usize = 120;
 
 /// The functions that may be longer: the file, the function, its limit. One, by design.
@@ -218,13 +220,17 @@ pub(crate) fn variants(tree: &Tree) -> Vec<Finding> {
 
 /// Columns of code and scripts. A line with a link cannot be broken.
 pub(crate) fn columns(tree: &Tree) -> Vec<Finding> {
-    let code = |file: &&crate::tree::File| file.path.ends_with(".rs") || file.is_script();
     let mut findings = Vec::new();
-    for file in tree.files.iter().filter(code) {
+    for file in &tree.files {
+        let limit = match file {
+            file if file.path.ends_with(".rs") => COLUMNS,
+            file if file.is_script() || file.is_sourced() => SCRIPT_COLUMNS,
+            _ => continue,
+        };
         for (line, text) in file.lines() {
             let count = text.chars().count();
-            if count > COLUMNS && !text.contains("://") {
-                let what = format!("columns, at most {COLUMNS}: {count}");
+            if count > limit && !text.contains("://") {
+                let what = format!("columns, at most {limit}: {count}");
                 findings.push(Finding::new(&file.path, line, what));
             }
         }

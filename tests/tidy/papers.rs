@@ -140,17 +140,18 @@ fn starts(line: &str, at: usize) -> bool {
     !before.is_some_and(|letter| letter.is_alphanumeric() || "._-~})*".contains(letter))
 }
 
-/// A script has both the first line and the permission; `.sh` is one by its name.
+/// A script has both the first line and the permission. `.sh` is one by its name, unless it says
+/// that it is sourced by others.
 pub(crate) fn scripts(tree: &Tree) -> Vec<Finding> {
     let wrong = |file: &&File| {
-        let script = file.is_script();
-        (file.executable || file.path.ends_with(".sh")) && !script || script && !file.executable
+        let named = file.path.ends_with(".sh") && !file.is_sourced();
+        file.is_script() != (file.executable || named) || file.is_script() && !file.executable
     };
     let what = |file: &File| {
-        if file.executable {
-            "may be run, but has no `#!` line"
-        } else {
+        if file.is_script() {
             "is a script, but may not be run (chmod +x)"
+        } else {
+            "is to be run, but has no `#!` line"
         }
     };
     tree.files.iter().filter(wrong).map(|file| Finding::new(&file.path, 1, what(file))).collect()

@@ -63,6 +63,11 @@ impl File {
     pub(crate) fn is_script(&self) -> bool {
         self.text.starts_with("#!") && !self.text.starts_with("#![")
     }
+
+    /// Whether it is a part of scripts: its first line tells the shell it is written for.
+    pub(crate) fn is_sourced(&self) -> bool {
+        self.text.starts_with("# shellcheck shell=")
+    }
 }
 
 /// A Rust file, parsed.
