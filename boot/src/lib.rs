@@ -1,1 +1,2 @@
 //! boot
+#![forbid(unsafe_code)]
