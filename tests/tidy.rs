@@ -306,18 +306,29 @@ fn report(findings: &[Finding]) -> String {
     })
 }
 
-/// Every workspace of the repository, the freestanding guest's too.
+/// The workspace, and the guests that are compiled without a manifest of their own.
 #[test]
 fn code_is_formatted() {
-    let workspace = |file: &&File| file.name() == "Cargo.toml" && file.text.contains("[workspace]");
     let tree = Tree::here();
-    for manifest in tree.files.iter().filter(workspace) {
-        let mut cargo = Command::new("cargo");
-        cargo.args(["fmt", "--all", "--check", "--manifest-path"]);
-        let output = cargo.arg(tree::top().join(&manifest.path)).output().expect("cargo runs");
+    let mut commands = Vec::new();
+    for file in &tree.files {
+        let path = tree::top().join(&file.path);
+        if file.name() == "Cargo.toml" && file.text.contains("[workspace]") {
+            let mut cargo = Command::new("cargo");
+            cargo.args(["fmt", "--all", "--check", "--manifest-path"]).arg(path);
+            commands.push(cargo);
+        } else if file.path.starts_with("tests/guest/") && file.name() == "main.rs" {
+            let mut rustfmt = Command::new("rustfmt");
+            rustfmt.args(["--check", "--edition", "2024"]).arg(path);
+            commands.push(rustfmt);
+        }
+    }
+    assert!(!commands.is_empty(), "no Cargo.toml with a workspace among the files");
+    for mut command in commands {
+        let output = command.output().expect("the formatter runs");
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8_lossy(&said);
-        assert!(output.status.success(), "`cargo fmt --all` in {}:\n{said}", manifest.path);
+        assert!(output.status.success(), "please run {command:?} without --check:\n{said}");
     }
 }
 
