@@ -54,7 +54,7 @@ gdt_pointer:
     .word gdt_end - gdt - 1
     .quad gdt
 idt_pointer:
-    .word 129 * 16 - 1
+    .word 128 * 16 - 1
     .quad idt
 no_idt:
     .word 0
@@ -91,9 +91,9 @@ pvh_entry:
     movl %eax, %cr4
     movl $page_map, %eax
     movl %eax, %cr3
-    movl $0xc0000080, %ecx              # EFER.LME
+    movl $0xc0000080, %ecx              # EFER
     rdmsr
-    orl $0x100, %eax
+    orl $0x100, %eax                    # LME
     wrmsr
     movl %cr0, %eax
     andl $0x9ffffff3, %eax              # not CD, NW, TS, EM
@@ -221,8 +221,9 @@ spurious_stub:
     incl spurious_count
     iretq
 
-    # RAX = function, RDI and RSI = arguments; RAX, R8 (for RBX), RCX, RDX = results.
-    .balign 16
+    # The gate is INT3: a paravirtual-only KVM makes INT n an invalid opcode, and runs what SYSCALL
+    # enters without privileges. RAX = function, RDI and RSI = arguments; RAX, R8 (for RBX), RCX,
+    # RDX = results.
     .globl gate_stub
 gate_stub:
     cmpl $1, %eax
@@ -336,7 +337,8 @@ pub(crate) const TRAMPOLINE: usize = 0x8000;
 pub(crate) const TIMER_VECTOR: u8 = 0x40;
 /// Interrupt vector of spurious interrupts.
 pub(crate) const SPURIOUS_VECTOR: u8 = 0x4f;
-const GATE_VECTOR: u8 = 0x80;
+/// What INT3 raises.
+const GATE_VECTOR: u64 = 3;
 
 unsafe extern "C" {
     static exception_stubs: u8;
@@ -344,7 +346,7 @@ unsafe extern "C" {
     static timer_stub: u8;
     static spurious_stub: u8;
     static gate_stub: u8;
-    static mut idt: [[u64; 2]; 129];
+    static mut idt: [[u64; 2]; 128];
     static mut page_map: [u64; 512];
     static trampoline: u8;
     static trampoline_end: u8;
@@ -362,16 +364,17 @@ pub(crate) fn image() -> (u64, u64) {
 
 /// Fills the interrupt table; until then any exception ends the machine.
 pub(crate) fn fill_interrupt_table() {
-    for vector in 0..129u64 {
-        let (stub, privilege) = match vector {
-            2 => (&raw const nmi_stub as u64, 0),
-            0..32 => (&raw const exception_stubs as u64 + vector * 16, 0),
-            v if v == u64::from(TIMER_VECTOR) => (&raw const timer_stub as u64, 0),
-            v if v == u64::from(GATE_VECTOR) => (&raw const gate_stub as u64, 3),
-            _ => (&raw const spurious_stub as u64, 0),
+    for vector in 0..128u64 {
+        let stub = match vector {
+            2 => &raw const nmi_stub as u64,
+            GATE_VECTOR => &raw const gate_stub as u64,
+            0..32 => &raw const exception_stubs as u64 + vector * 16,
+            v if v == u64::from(TIMER_VECTOR) => &raw const timer_stub as u64,
+            _ => &raw const spurious_stub as u64,
         };
-        let low = stub & 0xffff | 8 << 16 | (0x8e00 | privilege << 13) << 32 | stub >> 16 << 48;
-        // SAFETY: 129 entries are reserved, and no interrupt arrives before this is done.
+        let privilege = if vector == GATE_VECTOR { 3 } else { 0 };
+        let low = stub & 0xffff | 8 << 16 | privilege << 45 | 0x8e00 << 32 | stub >> 16 << 48;
+        // SAFETY: 128 entries are reserved, and no interrupt arrives before this is done.
         unsafe { (&raw mut idt).cast::<[u64; 2]>().add(vector as usize).write_volatile([low, 0]) };
     }
 }
@@ -413,7 +416,7 @@ fn gate(function: u64, first: u64, second: u64) -> Registers {
     let (a, b, c, d);
     // SAFETY: the stub returns here with the named registers changed and no others.
     unsafe {
-        asm!("int 0x80", inlateout("rax") function => a, in("rdi") first, in("rsi") second,
+        asm!("int3", inlateout("rax") function => a, in("rdi") first, in("rsi") second,
             lateout("rcx") c, lateout("rdx") d, lateout("r8") b);
     }
     [a, b, c, d]
