@@ -117,7 +117,8 @@ fn logical(highest: u32, leaf1_ebx: u32) -> u64 {
 }
 
 fn frequency(session: &mut Session, clock: Option<&Clock>, highest: u32) -> u64 {
-    let [denominator, numerator, crystal, _] = if highest >= 0x15 { cpuid(0x15, 0) } else { [0; 4] };
+    let [denominator, numerator, crystal, _] =
+        if highest >= 0x15 { cpuid(0x15, 0) } else { [0; 4] };
     let ratio = u64::from(crystal) * u64::from(numerator);
     let told = ratio.checked_div(denominator.into()).unwrap_or(0);
     let Some(clock) = clock else {

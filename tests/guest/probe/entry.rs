@@ -15,26 +15,23 @@ global_asm!(
     .asciz "Xen"
     .long pvh_entry
 
-    # The first 4 GiB map to themselves: user, writable, 2 MiB pages; device memory uncached.
+    # The first 4 GiB map to themselves: user, writable, 2 MiB pages. Ring 0 finds the first GiB
+    # filled in; the rest is filled in by ring 3, at native speed.
     .section .tables, "aw", @progbits
     .globl page_map
 page_map:
     .quad page_directory_pointers + 7
     .fill 511, 8, 0
 page_directory_pointers:
+    .quad page_directory + 7
     .quad page_directories + 0x0007
     .quad page_directories + 0x1007
     .quad page_directories + 0x2007
-    .quad page_directories + 0x3007
     .fill 508, 8, 0
-page_directories:
+page_directory:
     .set page, 0
-    .rept 1536
-    .quad page * 0x200000 + 0x87
-    .set page, page + 1
-    .endr
     .rept 512
-    .quad page * 0x200000 + 0x9f
+    .quad page * 0x200000 + 0x87
     .set page, page + 1
     .endr
 
@@ -62,6 +59,8 @@ no_idt:
 
     .section .early, "aw", @nobits
     .balign 4096
+page_directories:
+    .skip 3 * 4096
     .globl idt
 idt:
     .skip 4096
@@ -140,6 +139,15 @@ ring3_entry:
     movb $0x74, %al                     # 't': first sign of life, before anything slow
     movw $0x3f8, %dx
     outb %al, %dx
+    movl $page_directories, %edi
+    movl $0x40000087, %eax
+1:  cmpl $0xc0000087, %eax
+    jne 2f
+    orl $0x18, %eax                     # device memory from here on: uncached
+2:  movq %rax, (%rdi)
+    addl $8, %edi
+    addl $0x200000, %eax
+    jnc 1b
     movl $bss_start, %edi
     movl $bss_end, %ecx
     subl %edi, %ecx

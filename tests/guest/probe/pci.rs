@@ -117,9 +117,8 @@ fn compare(at: Function, base: u64) -> (u64, u64) {
     let window = base + u64::from(at.device << 15 | at.function << 12);
     let dwords = if at.exists() { 16 } else { 1 };
     let registers = (0..dwords).map(|dword| dword * 4);
-    let wrong = registers.filter(|&at_byte| {
-        at.read(at_byte) != read32(window + u64::from(at_byte))
-    });
+    let wrong =
+        registers.filter(|&at_byte| at.read(at_byte) != read32(window + u64::from(at_byte)));
     (dwords.into(), wrong.count() as u64)
 }
 
@@ -133,7 +132,16 @@ fn byte_lanes() -> bool {
 fn describe(session: &mut Session, at: Function, header: u32) {
     let (id, class) = (at.read(0), at.read(8));
     let mut bars = Bars { list: [Bar::default(); 6], used: 0 };
-    bars.size(at, if header == 0 { 6 } else if header == 1 { 2 } else { 0 });
+    bars.size(
+        at,
+        if header == 0 {
+            6
+        } else if header == 1 {
+            2
+        } else {
+            0
+        },
+    );
     let place = session.text(format_args!("00:{:02x}.{}", at.device, at.function));
     let name = session.text(format_args!("{:04x}:{:04x}", id & 0xffff, id >> 16));
     let bars = session.text(format_args!("{bars}"));

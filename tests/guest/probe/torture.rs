@@ -6,9 +6,7 @@ use core::fmt::Write;
 
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::io::{
-    in8, in16, in32, out8, out16, out32, read_memory, tsc, write_memory,
-};
+use crate::io::{in8, in16, in32, out8, out16, out32, read_memory, tsc, write_memory};
 use crate::random::Random;
 use crate::report::Finding;
 
@@ -19,9 +17,9 @@ const LPC_PMBASE: u32 = 31 << 11 | 0x40;
 
 /// Runs if the command line says so; a word that does not parse is a failure, not a shrug.
 pub(crate) fn run(session: &mut Session, cpu: &Cpu, pm_base: u16, words: &str) {
-    let parsed = words.split_once(',').and_then(|(seed, count)| {
-        Some((seed.parse::<u64>().ok()?, count.parse::<u64>().ok()?))
-    });
+    let parsed = words
+        .split_once(',')
+        .and_then(|(seed, count)| Some((seed.parse::<u64>().ok()?, count.parse::<u64>().ok()?)));
     let Some((seed, count)) = parsed else {
         session.add(Finding::check("torture", false).text("wants", "SEED,COUNT"));
         return;
@@ -76,6 +74,8 @@ impl Torture {
             self.random.below(0x1000) as u16
         };
         let width = 1 << self.random.below(3);
+        // What reaches beyond the last port is an exception: the I/O bitmap ends there.
+        let port = port.min(0u16.wrapping_sub(width));
         let value = self.random.next() as u32;
         if self.random.below(2) == 0 {
             return read_port(port, width);
@@ -97,9 +97,11 @@ impl Torture {
         let keyboard = at(0x64) && (byte(0x64) & 0xf1 == 0xf0 || byte(0x64) == 0xd1);
         let reset_control = at(0xcf9) && !(port == 0xcf8 && width == 4);
         let sleep = at(self.pm_base + 4) || at(self.pm_base + 5);
-        let config_data = (0xcf9..=0xcff).any(at) && !at(0xcf8);
-        // The address latch holds the last of config()'s, so that data may hit PMBASE: left out.
-        keyboard || reset_control || sleep || at(0x92) || at(0xb2) || config_data
+        // The address latch holds the last of config()'s, which may be PMBASE.
+        let config_data = (0xcfc..=0xcff).any(at);
+        // What goes to COM1 would be read as part of the report.
+        let serial = (0x3f8..=0x3ff).any(at);
+        serial || keyboard || reset_control || sleep || at(0x92) || at(0xb2) || config_data
     }
 
     fn memory(&mut self) -> u64 {
@@ -115,7 +117,8 @@ impl Torture {
             return read_memory(address, width);
         }
         // A redirection entry may say INIT or SMI: fixed delivery only.
-        let fixed = if address >> 12 == IO_APIC >> 12 { value & !0x0700_0700_0700_0700 } else { value };
+        let fixed =
+            if address >> 12 == IO_APIC >> 12 { value & !0x0700_0700_0700_0700 } else { value };
         write_memory(address, width, fixed);
         0
     }
