@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 
-use crate::layout::{IDENTITY_MAP, Ram};
+use crate::layout::{IDENTITY_MAP, Ram, VGA};
 
 /// The end of conventional memory: the last KiB below 640 KiB is the extended BIOS data area.
 pub const CONVENTIONAL_END: u64 = 0x9_FC00;
 
-/// From the extended BIOS data area's start to 1 MiB: no RAM of the guest's, in direct boot.
+/// From here to [`LEGACY_END`] is what firmware leaves behind: here, ACPI and SMBIOS.
+pub const LEGACY_TABLES: u64 = 0xE_0000;
+
+/// Up to here no RAM of the guest's follows on conventional memory.
 pub const LEGACY_END: u64 = 0x10_0000;
 
 /// What a range is (ACPI 6.5, table 15.4).
@@ -58,13 +61,15 @@ pub fn for_firmware(ram: Ram) -> Vec<Entry> {
 /// The map for a kernel that no firmware precedes, lowest first.
 ///
 /// PCIEXBAR is reserved, since Linux uses a window that is announced but not reserved only after a
-/// complaint.
+/// complaint. What lies between conventional memory and the tables is not named: the VGA window is
+/// PCI's, and Linux takes away from PCI what is reserved.
 #[must_use]
 pub fn for_direct_boot(ram: Ram, pciexbar: &Range<u64>) -> Vec<Entry> {
     let low = LEGACY_END..ram.low.max(LEGACY_END);
     let mut map = vec![
         Entry::new(&(0..CONVENTIONAL_END.min(ram.low)), Kind::Ram),
-        Entry::new(&(CONVENTIONAL_END..LEGACY_END), Kind::Reserved),
+        Entry::new(&(CONVENTIONAL_END..VGA.start), Kind::Reserved),
+        Entry::new(&(LEGACY_TABLES..LEGACY_END), Kind::Reserved),
         Entry::new(&low, Kind::Ram),
         Entry::new(pciexbar, Kind::Reserved),
         Entry::new(&IDENTITY_MAP, Kind::Reserved),
@@ -123,6 +128,9 @@ mod test {
             for pair in map.windows(2) {
                 assert!(pair[0].base + pair[0].length <= pair[1].base, "{pair:x?}");
             }
+            let end = |entry: &Entry| entry.base + entry.length;
+            let hides_vga = |entry: &&Entry| entry.base < VGA.end && end(entry) > VGA.start;
+            assert_eq!(map.iter().find(hides_vga), None);
         }
     }
 

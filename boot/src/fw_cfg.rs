@@ -99,3 +99,63 @@ pub fn numbers(cpus: usize, uuid: [u8; 16], boot_menu: bool) -> Result<Vec<(u16,
         (KEY_CPU_COUNT_MAX, count.to_le_bytes().to_vec()),
     ])
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::layout::Ram;
+    use crate::smbios::Processors;
+
+    fn all(order: &[&str], wait: Option<u16>) -> Result<Vec<File>> {
+        let processors = Processors { sockets: 1, cores: 1, threads: 1, ..Processors::default() };
+        let smbios = Smbios { processors, ..Smbios::default() };
+        let boot_order: Vec<_> = order.iter().map(|path| (*path).to_owned()).collect();
+        let e820 = e820::for_firmware(Ram::new(5 << 30));
+        let (smbios, boot_order) = (&smbios, boot_order.as_slice());
+        files(&Files { e820: &e820, smbios, boot_order, boot_menu_ms: wait })
+    }
+
+    fn get(files: &[File], name: &str) -> Option<Vec<u8>> {
+        files.iter().find(|file| file.name == name).map(|file| file.bytes.clone())
+    }
+
+    #[test]
+    fn ends_the_boot_order_as_firmware_demands() {
+        let files = all(&["/pci@i0cf8/scsi@2/disk@0,0", "/pci@i0cf8/ethernet@3"], None).unwrap();
+        assert_eq!(
+            get(&files, "bootorder").unwrap(),
+            b"/pci@i0cf8/scsi@2/disk@0,0\n/pci@i0cf8/ethernet@3\n\0"
+        );
+        assert_eq!(get(&all(&[], None).unwrap(), "bootorder"), None);
+    }
+
+    #[test]
+    fn refuses_a_boot_order_that_would_be_another() {
+        for path in ["", "disk", "/a\nb", "/a b", "/a\0"] {
+            assert!(all(&[path], None).unwrap_err().to_string().contains("path"), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn offers_neither_s3_nor_s4() {
+        let states = get(&all(&[], None).unwrap(), "etc/system-states").unwrap();
+        assert_eq!(states.iter().map(|state| state >> 7).collect::<Vec<_>>(), [1, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn gives_the_memory_map_and_the_menu_time() {
+        let files = all(&[], Some(0x1234)).unwrap();
+        assert_eq!(get(&files, "etc/e820").unwrap().len(), 3 * 20);
+        assert_eq!(get(&files, "etc/boot-menu-wait").unwrap(), [0x34, 0x12]);
+        assert!(files.iter().all(|file| file.name.len() <= NAME_MAX));
+    }
+
+    #[test]
+    fn counts_processors_in_sixteen_bits() {
+        let numbers = numbers(300, [7; 16], true).unwrap();
+        assert!(numbers.contains(&(KEY_CPU_COUNT, vec![0x2C, 0x01])));
+        assert!(numbers.contains(&(KEY_BOOT_MENU, vec![1, 0])));
+        assert!(super::numbers(0, [0; 16], false).is_err());
+        assert!(super::numbers(65536, [0; 16], false).is_err());
+    }
+}

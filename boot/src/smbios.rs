@@ -382,3 +382,110 @@ fn anchor(tables: &[u8], address: u64) -> Result<Vec<u8>> {
     anchor[5] = anchor.iter().fold(0, |sum: u8, byte| sum.wrapping_sub(*byte));
     Ok(anchor)
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn machine() -> Smbios {
+        let processors = Processors { sockets: 1, cores: 4, threads: 2, ..Processors::default() };
+        Smbios { processors, memory: vec![0..2 << 30, 4 << 30..7 << 30], ..Smbios::default() }
+    }
+
+    /// The formatted areas of the structures of one type.
+    fn structures(machine: &Smbios, kind: u8) -> Vec<Vec<u8>> {
+        let tables = machine.files().unwrap()[1].bytes.clone();
+        let mut rest = tables.as_slice();
+        let mut found = vec![];
+        while !rest.is_empty() {
+            let (area, strings) = rest.split_at(rest[1].into());
+            if area[0] == kind {
+                found.push(area.to_vec());
+            }
+            let end = strings.windows(2).position(|pair| pair == [0, 0]).unwrap();
+            rest = &strings[end + 2..];
+        }
+        found
+    }
+
+    #[test]
+    fn writes_a_uuid_with_its_first_fields_swapped() {
+        let mut machine = machine();
+        machine.uuid = *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xAA\xBB\xCC\xDD\xEE\xFF";
+        assert_eq!(
+            structures(&machine, 1)[0][8..24],
+            *b"\x33\x22\x11\x00\x55\x44\x77\x66\x88\x99\xAA\xBB\xCC\xDD\xEE\xFF"
+        );
+    }
+
+    #[test]
+    fn counts_cores_and_threads_of_each_socket() {
+        let mut machine = machine();
+        machine.processors.sockets = 2;
+        let processors = structures(&machine, 4);
+        assert_eq!(processors.len(), 2);
+        assert_eq!(processors[0][0x23..0x26], [4, 4, 8]);
+        assert_eq!(processors[1][0x2A..0x30], [4, 0, 4, 0, 8, 0]);
+        machine.processors.cores = 300;
+        let processor = &structures(&machine, 4)[0];
+        assert_eq!(processor[0x23..0x26], [255, 255, 255]);
+        assert_eq!(processor[0x2A..0x30], [0x2C, 1, 0x2C, 1, 0x58, 2]);
+    }
+
+    #[test]
+    fn splits_memory_into_modules_that_add_up() {
+        for (total, sizes) in [
+            (256 * MIB, vec![256]),
+            (16 << 30, vec![16384]),
+            (40 << 30, vec![16384, 16384, 8192]),
+            (512 * KIB, vec![0x8000 | 512]),
+        ] {
+            let mut machine = machine();
+            machine.memory = vec![0..total; 1];
+            let modules = structures(&machine, 17);
+            let said = modules.iter().map(|m| u16::from_le_bytes([m[0x0C], m[0x0D]]));
+            assert_eq!(said.collect::<Vec<_>>(), sizes);
+            let array = &structures(&machine, 16)[0];
+            assert_eq!(u16::from_le_bytes([array[0x0D], array[0x0E]]) as usize, sizes.len());
+            assert_eq!(array[7..11], u32::try_from(total / KIB).unwrap().to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn maps_every_range_of_memory() {
+        let mut machine = machine();
+        machine.memory.push(1 << 50..(1 << 50) + MIB);
+        let mapped = structures(&machine, 19);
+        let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+        assert_eq!((number(&mapped[0][4..8]), number(&mapped[0][8..12])), (0, 0x1F_FFFF));
+        assert_eq!((number(&mapped[1][4..8]), number(&mapped[1][8..12])), (0x40_0000, 0x6F_FFFF));
+        assert_eq!(mapped[2][4..12], [0xFF; 8]);
+        assert_eq!(mapped[2][15..23], (1u64 << 50).to_le_bytes());
+        assert_eq!(mapped[2][23..31], ((1u64 << 50) + MIB - 1).to_le_bytes());
+    }
+
+    #[test]
+    fn has_a_type_0_only_without_firmware() {
+        assert!(structures(&machine(), 0).is_empty());
+        let image = machine().image().unwrap();
+        assert_eq!((image[0].0, image[1].0), (0xF_0000, 0xF_0020));
+        assert_eq!(image[0].1[16..24], 0xF_0020u64.to_le_bytes());
+        assert_eq!(image[1].1[..2], [0, 0x18]);
+    }
+
+    #[test]
+    fn refuses_what_has_no_encoding() {
+        let refusal = |change: fn(&mut Smbios)| {
+            let mut machine = machine();
+            change(&mut machine);
+            machine.files().unwrap_err().to_string()
+        };
+        assert!(refusal(|m| m.serial = "a\0b".into()).contains("SMBIOS string"));
+        assert!(refusal(|m| m.product = "x".repeat(256)).contains("SMBIOS string"));
+        assert!(refusal(|m| m.processors.threads = 0).contains("4 cores of 0 threads"));
+        assert!(refusal(|m| m.processors.cores = 40000).contains("40000 cores"));
+        assert!(refusal(|m| m.processors.sockets = 4000).contains("4000 sockets"));
+        assert!(refusal(|m| m.memory = vec![5..5; 1]).contains("nothing in it"));
+        assert!(refusal(|m| m.memory = vec![0..u64::MAX; 2]).contains("64 bits"));
+    }
+}

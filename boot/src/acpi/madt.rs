@@ -6,8 +6,8 @@ use anyhow::Result;
 use super::{Platform, SCI, table};
 use crate::layout;
 
-/// APIC IDs from here on do not fit the 8-bit entry (255 is the broadcast).
-const X2APIC_FROM: u32 = 255;
+/// The last APIC ID and the last UID that the 8-bit entry can say: 255 stands for all.
+const UID_MAX: u8 = 254;
 
 /// The dual-8259 compatibility bit: there are PICs too, to be masked before APIC mode.
 const PCAT_COMPAT: u32 = 1;
@@ -34,13 +34,15 @@ pub(super) fn madt(platform: &Platform) -> Result<Vec<u8>> {
     let mut body = Vec::new();
     body.extend(u32::try_from(layout::LAPIC.start)?.to_le_bytes());
     body.extend(PCAT_COMPAT.to_le_bytes());
+    let mut wide = false;
     for (uid, cpu) in (0u32..).zip(&platform.cpus) {
         match (u8::try_from(uid), u8::try_from(cpu.apic_id)) {
-            (Ok(uid), Ok(id)) if cpu.apic_id < X2APIC_FROM && uid < 255 => {
+            (Ok(uid @ ..=UID_MAX), Ok(id @ ..=UID_MAX)) => {
                 body.extend([0, 8, uid, id]);
                 body.extend(ENABLED.to_le_bytes());
             }
             _ => {
+                wide = true;
                 body.extend([9, 16, 0, 0]);
                 body.extend([cpu.apic_id, ENABLED, uid].iter().flat_map(|v| v.to_le_bytes()));
             }
@@ -56,7 +58,6 @@ pub(super) fn madt(platform: &Platform) -> Result<Vec<u8>> {
     }
     // LINT1 of every processor is the NMI.
     body.extend([4, 6, 0xFF, 0, 0, 1]);
-    let wide = platform.cpus.len() >= 255 || platform.cpus.iter().any(|c| c.apic_id >= X2APIC_FROM);
     if wide {
         body.extend([10, 12, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0, 0]);
     }

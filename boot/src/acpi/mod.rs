@@ -135,3 +135,132 @@ pub fn tables(platform: &Platform) -> Result<Tables> {
     }
     layout.finish(&roots)
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::layout::{self, Ram};
+
+    fn platform(cpus: u32) -> Platform {
+        let ram = Ram::new(1 << 30);
+        Platform {
+            cpus: (0..cpus).map(|apic_id| Cpu { apic_id }).collect(),
+            pcie: layout::PCIEXBAR,
+            windows: layout::pci_windows(ram, &layout::PCIEXBAR),
+            window64: layout::pci_window64(ram, 40),
+            pm_base: 0x600,
+            nodes: vec![],
+        }
+    }
+
+    fn node(hid: &str) -> Node {
+        Node { hid: hid.into(), ports: vec![0x3F8..0x400; 1], ..Node::default() }
+    }
+
+    /// Why a platform is refused that `change` was made to.
+    fn refusal(change: impl Fn(&mut Platform)) -> String {
+        let mut platform = platform(2);
+        change(&mut platform);
+        tables(&platform).unwrap_err().to_string()
+    }
+
+    fn blob(platform: &Platform) -> Vec<u8> {
+        tables(platform).unwrap().files()[0].bytes.clone()
+    }
+
+    fn count(haystack: &[u8], needle: &[u8]) -> usize {
+        haystack.windows(needle.len()).filter(|window| *window == needle).count()
+    }
+
+    fn find<'a>(blob: &'a [u8], signature: &[u8; 4]) -> &'a [u8] {
+        let at = blob.windows(4).position(|window| window == signature).unwrap();
+        let length = u32::from_le_bytes(blob[at + 4..at + 8].try_into().unwrap());
+        &blob[at..at + length as usize]
+    }
+
+    #[test]
+    fn wires_pins_as_the_chip_set_does() {
+        let lines = |slot| [0, 1, 2, 3].map(|pin| intx_line(slot, pin));
+        assert_eq!(lines(0), [20, 21, 22, 23]);
+        assert_eq!(lines(1), [21, 22, 23, 20]);
+        assert_eq!(lines(24), [20, 21, 22, 23]);
+        assert_eq!(lines(25), [16, 17, 18, 19]);
+        assert_eq!(lines(30), [20, 21, 22, 23]);
+        assert_eq!(lines(31), [16, 17, 18, 19]);
+    }
+
+    #[test]
+    fn numbers_devices_of_a_kind() {
+        let mut platform = platform(1);
+        platform.nodes = vec![node("PNP0501"), node("PNP0501"), node("ABCD0001"), node("PNP0501")];
+        let blob = blob(&platform);
+        for (name, times) in [("COM1", 1), ("COM2", 1), ("COM3", 1), ("COM4", 0), ("DEV1", 1)] {
+            assert_eq!(count(&blob, name.as_bytes()), times, "{name}");
+        }
+    }
+
+    #[test]
+    fn tells_the_keyboard_controller_and_the_clock_in_the_fadt() {
+        let boot_arch = |platform: &Platform| find(&blob(platform), b"FACP")[109];
+        let mut platform = platform(1);
+        assert_eq!(boot_arch(&platform), 1 << 5);
+        platform.nodes = vec![node("PNP0B00"), node("PNP0303")];
+        assert_eq!(boot_arch(&platform), 1 << 1);
+    }
+
+    #[test]
+    fn uses_x2apic_entries_only_from_255_on() {
+        let madt = |platform: &Platform| find(&blob(platform), b"APIC").to_vec();
+        let narrow = madt(&platform(255));
+        assert_eq!((narrow[8], narrow.len()), (1, 44 + 255 * 8 + 12 + 5 * 10 + 6));
+        assert_eq!(madt(&platform(256))[8], 3);
+        let wide = madt(&platform(300));
+        let entry = |id: u32| [u32::from_le_bytes([9, 16, 0, 0]), id, 1, id];
+        let x2apic: Vec<_> = (255..300).flat_map(entry).flat_map(u32::to_le_bytes).collect();
+        assert_eq!(count(&wide, &x2apic), 1);
+        // Few processors with sparse IDs.
+        let mut sparse = platform(2);
+        sparse.cpus[1].apic_id = 256;
+        assert_eq!(count(&madt(&sparse), &[9, 16, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]), 1);
+    }
+
+    #[test]
+    fn has_room_for_a_thousand_processors_in_direct_boot() {
+        assert!(tables(&platform(1024)).unwrap().image().is_ok());
+        let error = tables(&platform(4096)).unwrap().image().unwrap_err().to_string();
+        assert!(error.contains("where direct boot has room for 65472"), "{error}");
+    }
+
+    #[test]
+    fn refuses_what_no_table_can_say() {
+        assert!(refusal(|p| p.cpus.clear()).contains("without a processor"));
+        assert!(refusal(|p| p.cpus.resize(4097, Cpu { apic_id: 1 })).contains("4097"));
+        assert!(refusal(|p| p.cpus[1].apic_id = 0).contains("APIC ID 0"));
+        assert!(refusal(|p| p.pcie = 0..0).contains("PCIEXBAR"));
+        assert!(refusal(|p| p.pcie = 0xE000_1000..0xE010_1000).contains("PCIEXBAR"));
+        assert!(refusal(|p| p.pcie = 0xC000_0000..0xE000_0000).contains("PCIEXBAR"));
+        assert!(refusal(|p| p.pcie = 0xD000_0000..0xE000_0000).contains("overlap"));
+        assert!(refusal(|p| p.windows[0].start = 1 << 33).contains("0x200000000"));
+        assert!(refusal(|p| p.window64 = Some(0xFE00_0000..1 << 40)).contains("overlap"));
+        assert!(refusal(|p| p.pm_base = 0xCF8).contains("0xcf8"));
+        assert!(refusal(|p| p.pm_base = 0xFFFF).contains("0xffff"));
+    }
+
+    #[test]
+    fn refuses_nodes_that_would_make_a_guest_refuse_the_tables() {
+        for hid in ["", "PNP", "pnp0501", "PNP05G1", "ABC00001x", "é00000"] {
+            assert!(refusal(|p| p.nodes = vec![node(hid)]).contains("neither an EISA"), "{hid}");
+        }
+        let changed = |change: fn(&mut Node)| {
+            refusal(|p| {
+                p.nodes = vec![node("PNP0501")];
+                change(&mut p.nodes[0]);
+            })
+        };
+        assert!(changed(|n| n.lines = vec![24]).contains("line 24"));
+        assert!(changed(|n| n.ports = vec![0x80..0x80; 1]).contains("no port at 0x80"));
+        assert!(changed(|n| n.memory = vec![0..1 << 33; 1]).contains("not below 4 GiB"));
+        assert!(refusal(|p| p.nodes = vec![node("PNP0501"); 36]).contains("36 devices"));
+        assert!(refusal(|p| p.nodes = vec![node("PNP0103")]).contains("without memory"));
+    }
+}

@@ -139,9 +139,9 @@ fn enters_a_bzimage_in_long_mode_with_a_zero_page() {
     assert_eq!((u64::from(at), size), (32 * MIB - 0x2000, 5000));
     assert_eq!(read(&memory, at.into(), 5000), initrd);
     // The memory map.
-    assert_eq!(read(&memory, page + 0x1E8, 1), [5]);
+    assert_eq!(read(&memory, page + 0x1E8, 1), [6]);
     let map = e820::bytes(&e820::for_direct_boot(Ram::new(32 * MIB), &PCIEXBAR));
-    assert_eq!(read(&memory, page + 0x2D0, 100), map);
+    assert_eq!(read(&memory, page + 0x2D0, 120), map);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn enters_a_pvh_kernel_in_protected_mode_with_a_start_info() {
     let (at, size) = (read_u64(&memory, module), read_u64(&memory, module + 8));
     assert_eq!((at, size), (32 * MIB - 0x1000, 10));
     let (map, count) = (read_u64(&memory, info + 40), read_u32(&memory, info + 48));
-    assert_eq!(count, 5);
+    assert_eq!(count, 6);
     assert_eq!((read_u64(&memory, map), read_u64(&memory, map + 8)), (0, 0x9_FC00));
     assert_eq!(read_u32(&memory, map + 24 + 16), 2);
 }
