@@ -51,7 +51,8 @@ pub struct Cpu {
 /// What the tables describe.
 ///
 /// Under firmware, `pcie` is what the guest has programmed into PCIEXBAR, so the tables are to be
-/// built when the firmware asks for them and not before.
+/// built when the firmware asks for them and not before. A guest can program nonsense there, so an
+/// error from [`tables`] is then the guest's mistake and not the machine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Platform {
     /// Every processor. A processor's place here is its ACPI processor UID.

@@ -7,6 +7,10 @@
 //! The files come from the user and are not trusted to be what they say: every offset, size and
 //! address in them is checked before it is used.
 //!
+//! What firmware would have done to the chip set is the machine's to do: RAM at 0xC0000 to 1 MiB,
+//! PCIEXBAR at [`crate::layout::PCIEXBAR`], the power management block where ACPI says it is, and
+//! SCI_EN set, since there is no SMI command to set it with.
+//!
 //! | at | what |
 //! |---|---|
 //! | 0x500 | GDT |
