@@ -1,10 +1,10 @@
 //! What the machine says about itself (SMBIOS 3.0, DSP0134): the part of it that guests read.
 //!
 //! Version 3.0 with its 64-bit anchor, not 2.8 with the 32-bit one, although firmware takes both:
-//! only 3.0 counts more than 255 threads of a processor, and has no 64 KiB limit. UEFI guests find it
-//! through the firmware's configuration table, where also Windows looks. The one case in which
-//! Windows misses the 64-bit anchor, a legacy BIOS, is none of ours; and UEFI firmware publishes the
-//! 32-bit one beside it.
+//! only 3.0 counts more than 255 threads of a processor, and has no 64 KiB limit. UEFI guests find
+//! it through the firmware's configuration table, where also Windows looks. The one case in which
+//! Windows misses the 64-bit anchor, a legacy BIOS, is none of ours; and UEFI firmware publishes
+//! the 32-bit one beside it.
 
 use std::ops::Range;
 
