@@ -3,8 +3,8 @@
 //! Pure: a description of the machine goes in, bytes and the place for them come out. Nothing here
 //! knows a hypervisor or a device. There are two ways into a guest, and both get the same tables:
 //!
-//! * **Firmware** ([`fw_cfg`]): stock UEFI firmware asks for files by name. ACPI comes as blobs with
-//!   a linker script ([`acpi::Tables::files`]), SMBIOS as an anchor and its structures.
+//! * **Firmware** ([`fw_cfg`]): stock UEFI firmware asks for files by name. ACPI comes as blobs
+//!   with a linker script ([`acpi::Tables::files`]), SMBIOS as an anchor and its structures.
 //! * **Direct boot** ([`linux`]): the kernel is put into memory by us, with the tables at fixed
 //!   addresses ([`acpi::Tables::image`], [`smbios::Smbios::image`]).
 //!

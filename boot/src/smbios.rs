@@ -1,10 +1,10 @@
 //! What the machine says about itself (SMBIOS 3.0, DSP0134): the part of it that guests read.
 //!
-//! Version 3.0 with its 64-bit anchor, not 2.8 with the 32-bit one, although firmware takes both: only
-//! 3.0 counts more than 255 threads of a processor, and has no 64 KiB limit. UEFI guests find it through
-//! the firmware's configuration table, where Windows has looked for it since 3.0 exists; the one case
-//! in which Windows misses it, a legacy BIOS, is none of ours. UEFI firmware publishes the 32-bit anchor
-//! as well.
+//! Version 3.0 with its 64-bit anchor, not 2.8 with the 32-bit one, although firmware takes both:
+//! only 3.0 counts more than 255 threads of a processor, and has no 64 KiB limit. UEFI guests find
+//! it through the firmware's configuration table, where also Windows looks. The one case in which
+//! Windows misses the 64-bit anchor, a legacy BIOS, is none of ours; and UEFI firmware publishes
+//! the 32-bit one beside it.
 
 use std::ops::Range;
 
@@ -217,11 +217,8 @@ impl Processors {
             .string(&self.vendor)
             .bytes(&self.signature.to_le_bytes())
             .string(&self.model)
-            // Voltage and clock unknown; most and current speed.
-            .byte(0)
-            .word(0)
-            .word(2000)
-            .word(2000)
+            // Voltage, clock, and speeds are unknown.
+            .zeros(1 + 2 + 2 + 2)
             // Present and enabled; its socket is of the kind "Other".
             .bytes(&[0x41, 1])
             .word(NO_CACHE)

@@ -6,8 +6,8 @@ use anyhow::Result;
 use super::{Platform, SCI, table};
 use crate::layout;
 
-/// APIC IDs and UIDs from here on do not fit the 8-bit entry (255 stands for all).
-const X2APIC_FROM: u8 = 255;
+/// The last APIC ID and the last UID that the 8-bit entry can say: 255 stands for all.
+const UID_MAX: u8 = 254;
 
 /// The dual-8259 compatibility bit: there are PICs too, to be masked before APIC mode.
 const PCAT_COMPAT: u32 = 1;
@@ -37,7 +37,7 @@ pub(super) fn madt(platform: &Platform) -> Result<Vec<u8>> {
     let mut wide = false;
     for (uid, cpu) in (0u32..).zip(&platform.cpus) {
         match (u8::try_from(uid), u8::try_from(cpu.apic_id)) {
-            (Ok(uid @ ..X2APIC_FROM), Ok(id @ ..X2APIC_FROM)) => {
+            (Ok(uid @ ..=UID_MAX), Ok(id @ ..=UID_MAX)) => {
                 body.extend([0, 8, uid, id]);
                 body.extend(ENABLED.to_le_bytes());
             }

@@ -1,8 +1,8 @@
 //! The ACPI tables, from one description of the machine, in the two forms that guests take.
 //!
-//! The tables are laid out once, in two blobs (the RSDP, and all else) with the steps that make them
-//! whole: pointers to add, checksums to compute. For firmware the steps become the loader script of
-//! QEMU's fw_cfg; for direct boot they are carried out here.
+//! The tables are laid out once, in two blobs (the RSDP, and all else) with the steps that make
+//! them whole: pointers to add, checksums to compute. For firmware the steps become the loader
+//! script of QEMU's fw_cfg; for direct boot they are carried out here.
 //!
 //! The machine is a full-hardware ACPI one (PM1 block, PM timer, SCI on line 9), since that is the
 //! path that guests know best. No S3, no S4; the power button is the fixed one.
@@ -51,7 +51,8 @@ pub struct Cpu {
 /// What the tables describe.
 ///
 /// Under firmware, `pcie` is what the guest has programmed into PCIEXBAR, so the tables are to be
-/// built when the firmware asks for them and not before.
+/// built when the firmware asks for them and not before. A guest can program nonsense there, so an
+/// error from [`tables`] is then the guest's mistake and not the machine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Platform {
     /// Every processor. A processor's place here is its ACPI processor UID.

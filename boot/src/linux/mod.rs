@@ -7,6 +7,10 @@
 //! The files come from the user and are not trusted to be what they say: every offset, size and
 //! address in them is checked before it is used.
 //!
+//! What firmware would have done to the chip set is the machine's to do: RAM at 0xC0000 to 1 MiB,
+//! PCIEXBAR at [`crate::layout::PCIEXBAR`], the power management block where ACPI says it is, and
+//! SCI_EN set, since there is no SMI command to set it with.
+//!
 //! | at | what |
 //! |---|---|
 //! | 0x500 | GDT |
@@ -92,8 +96,8 @@ struct Extent {
 
 /// Puts kernel, initrd, command line and all that the boot protocol wants into `memory`.
 ///
-/// Returns what the first processor's registers need. To boot once more after a reset, call it again:
-/// a kernel overwrites what is here.
+/// Returns what the first processor's registers need. To boot once more after a reset, call it
+/// again: a kernel overwrites what is here.
 ///
 /// # Errors
 ///
@@ -208,12 +212,14 @@ where
     file.rewind().context("start of the initrd")?;
     let top = ram.low.min(kernel.initrd_last.saturating_add(1));
     let address = top.checked_sub(length).map(|address| address / PAGE * PAGE);
-    let address = address.filter(|address| *address >= kernel.footprint.end).with_context(|| {
-        format!(
-            "the initrd of {length} bytes does not fit between the kernel's end at {:#x} and {top:#x}",
-            kernel.footprint.end
-        )
-    })?;
+    let address =
+        address.filter(|address| *address >= kernel.footprint.end).with_context(|| {
+            format!(
+                "the initrd of {length} bytes does not fit between the kernel's end at {:#x} and \
+             {top:#x}",
+                kernel.footprint.end
+            )
+        })?;
     memory
         .read_exact_volatile_from(GuestAddress(address), file, usize::try_from(length)?)
         .with_context(|| format!("the initrd, {length} bytes to {address:#x}"))?;
@@ -224,8 +230,8 @@ where
 fn check_place(what: &str, range: &Range<u64>, ram: Ram) -> Result<()> {
     ensure!(
         range.start >= KERNEL_MIN && range.end <= ram.low,
-        "{what} needs memory from {:#x} to {:#x} ({} KiB), where low RAM is {KERNEL_MIN:#x} to {:#x} \
-         ({} KiB)",
+        "{what} needs memory from {:#x} to {:#x} ({} KiB), where low RAM is {KERNEL_MIN:#x} to \
+         {:#x} ({} KiB)",
         range.start,
         range.end,
         (range.end - range.start).div_ceil(1024),

@@ -35,7 +35,8 @@ const TASK: u64 = 0x0000_8B00_0000_0067;
 pub enum Mode {
     /// Protection on, paging off, flat 32-bit segments: CR0 is PE (and ET), CR4 and EFER are 0.
     Protected32,
-    /// Long mode, with the page tables at CR3: CR0 is PE, PG (and ET), CR4 is PAE, EFER is LME, LMA.
+    /// Long mode, with the page tables at CR3: CR0 is PE and PG (and ET), CR4 is PAE, EFER is LME
+    /// and LMA.
     Long64,
 }
 
