@@ -14,6 +14,7 @@ pub mod line;
 pub mod memory;
 pub mod pci;
 pub mod platform;
+pub mod power;
 pub mod registry;
 pub mod testutil;
 pub mod worker;

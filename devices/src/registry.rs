@@ -57,5 +57,6 @@ macro_rules! registry {
 
 registry! {
     "host-bridge" HostBridge: crate::pci::host::Config,
+    "lpc" Lpc: crate::pci::lpc::Config,
     "serial" Serial: crate::platform::serial::Config,
 }

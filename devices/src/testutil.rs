@@ -155,3 +155,14 @@ impl Bench {
         self.board.spaces().of(kind).write(address, data);
     }
 }
+
+/// A board with the host bridge's neighbour alone: the LPC bridge, running.
+#[cfg(test)]
+pub(crate) fn lpc_bench() -> Bench {
+    use crate::device::Build;
+
+    let mut bench = Bench::new(4096);
+    bench.board.add("lpc", |place| crate::pci::lpc::Config {}.build(place)).unwrap();
+    bench.board.run(Vec::new()).unwrap();
+    bench
+}

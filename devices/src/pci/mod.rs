@@ -6,6 +6,7 @@
 mod function;
 mod header;
 pub mod host;
+pub mod lpc;
 mod msix;
 
 use std::collections::BTreeMap;
