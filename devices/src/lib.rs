@@ -8,6 +8,7 @@ pub mod alarm;
 pub mod backend;
 pub mod board;
 pub mod bus;
+pub mod bytes;
 pub mod device;
 pub mod host;
 pub mod line;

@@ -1,5 +1,7 @@
 //! A host without a hypervisor: what was raised, sent and mapped can be looked at.
 
+pub mod hostile;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 

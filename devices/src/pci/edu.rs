@@ -13,11 +13,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Address, Bar, Id, Identity, Interrupt};
+use crate::bytes::Bytes;
 use crate::device::{Access, Build, Device, Place, Region, Saved};
 use crate::memory::Memory;
 use crate::worker::Worker;
@@ -116,18 +116,12 @@ struct Dma {
 }
 
 /// What is saved.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Frozen {
     state: State,
-    buffer: Vec<u8>,
+    buffer: Bytes<BUFFER_SIZE>,
     /// The doorbell was rung and not yet heard.
     rung: bool,
-}
-
-impl Default for Frozen {
-    fn default() -> Self {
-        Self { state: State::default(), buffer: vec![0; BUFFER_SIZE], rung: false }
-    }
 }
 
 /// The registers; processors and the worker reach them.
@@ -276,7 +270,7 @@ struct Edu {
     kick: Arc<EventFd>,
     doorbell: Arc<EventFd>,
     /// Owns the buffer while the device runs.
-    worker: Option<Worker<Vec<u8>>>,
+    worker: Option<Worker<Bytes<BUFFER_SIZE>>>,
 }
 
 impl Device for Edu {
@@ -319,7 +313,7 @@ impl Device for Edu {
 
     fn park(&mut self) -> Saved {
         // A device that never ran has nothing in its buffer.
-        let buffer = self.worker.take().map_or_else(|| vec![0; BUFFER_SIZE], Worker::stop);
+        let buffer = self.worker.take().map(Worker::stop).unwrap_or_default();
         // What the kick was for is in the registers.
         self.kick.read().ok();
         let rung = self.doorbell.read().is_ok();
@@ -329,8 +323,6 @@ impl Device for Edu {
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         let Frozen { state, buffer, rung } = saved.take()?;
-        let length = buffer.len();
-        ensure!(length == BUFFER_SIZE, "{length} bytes of buffer instead of {BUFFER_SIZE}");
         let pending = state.status & COMPUTING != 0 || state.dma.command & START != 0;
         let mut registers = self.registers.lock().expect("no device panicked");
         registers.state = state;
@@ -344,7 +336,8 @@ impl Device for Edu {
         }
         let bells = vec![self.kick.clone(), self.doorbell.clone()];
         let (registers, memory) = (self.registers.clone(), self.memory.clone());
-        let step = move |buffer: &mut Vec<u8>, bell| work(&registers, &memory, buffer, bell);
+        let step =
+            move |buffer: &mut Bytes<_>, bell| work(&registers, &memory, &mut buffer[..], bell);
         self.worker = Some(Worker::spawn("edu", buffer, bells, step)?);
         Ok(())
     }
@@ -572,8 +565,8 @@ mod test {
     fn refuses_a_buffer_of_another_size() {
         let bench = bench();
         let mut json = serde_json::to_value(bench.board.park()).unwrap();
-        json[0][1]["device"]["buffer"].as_array_mut().unwrap().pop();
+        json[0][1]["device"]["buffer"] = "00".repeat(4095).into();
         let error = bench.board.run(serde_json::from_value(json).unwrap()).unwrap_err();
-        assert!(format!("{error:#}").contains("4095 bytes"), "{error:#}");
+        assert!(format!("{error:#}").contains("8190 hexadecimal digits"), "{error:#}");
     }
 }
