@@ -1,17 +1,19 @@
 //! Where devices sit: it grants what they ask for, writes every grant down, and parks and runs them.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
-use crate::bus::{Seat, Spaces, Window};
+use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
 use crate::host::Host;
 use crate::line::{Line, Wire};
 use crate::memory::Memory;
 use crate::pci;
+use crate::power::Buttons;
 
 /// What a device asks of the machine as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub struct Shared {
     pub spaces: Arc<Spaces>,
     /// How to reset, and how to switch off.
     pub events: Events,
+    /// The buttons on the case.
+    pub buttons: Arc<Buttons>,
 }
 
 /// A device and what it was granted.
@@ -55,7 +59,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let shared = Shared { memory, host, spaces: Arc::default(), events };
+        let buttons = Arc::default();
+        let shared = Shared { memory, host, spaces: Arc::default(), events, buttons };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -93,6 +98,11 @@ impl Board {
     /// The address spaces, for the processors.
     pub fn spaces(&self) -> &Arc<Spaces> {
         &self.shared.spaces
+    }
+
+    /// The buttons on the case, for the operator.
+    pub fn buttons(&self) -> &Arc<Buttons> {
+        &self.shared.buttons
     }
 
     /// What was granted, device by device.
@@ -149,6 +159,17 @@ impl Board {
                 _ => None,
             })
         })
+    }
+}
+
+impl Drop for Board {
+    /// A device's windows know its seat, and the seat the device: taking the devices out ends that
+    /// ring, and with it their threads, wires and doorbells.
+    fn drop(&mut self) {
+        for it in self.seats.drain(..) {
+            let device = it.seat.device.lock().map(|mut seat| mem::replace(&mut *seat, vacant()));
+            drop(device);
+        }
     }
 }
 

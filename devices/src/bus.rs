@@ -23,7 +23,7 @@ pub(crate) struct Seat {
 
 impl Seat {
     pub(crate) fn new(name: String) -> Self {
-        Self { name, device: Mutex::new(Box::new(Vacant)), logged: AtomicU8::new(0) }
+        Self { name, device: Mutex::new(vacant()), logged: AtomicU8::new(0) }
     }
 
     fn note(&self, what: u8, verb: &str, hit: &Hit, length: usize) {
@@ -39,7 +39,11 @@ impl Seat {
     }
 }
 
-/// What sits in a seat until its device is built.
+/// What sits in a seat until its device is built, and after it is gone.
+pub(crate) fn vacant() -> Box<dyn Device> {
+    Box::new(Vacant)
+}
+
 struct Vacant;
 
 impl Device for Vacant {
@@ -241,6 +245,12 @@ impl Window {
         }
         state.bells.push((bell, event.clone()));
         Ok(event)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.place(None);
     }
 }
 

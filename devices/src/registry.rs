@@ -57,5 +57,7 @@ macro_rules! registry {
 
 registry! {
     "host-bridge" HostBridge: crate::pci::host::Config,
+    "lpc" Lpc: crate::pci::lpc::Config,
+    "edu" Edu: crate::pci::edu::Config,
     "serial" Serial: crate::platform::serial::Config,
 }

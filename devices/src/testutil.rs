@@ -1,5 +1,7 @@
 //! A host without a hypervisor: what was raised, sent and mapped can be looked at.
 
+pub mod hostile;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -154,4 +156,15 @@ impl Bench {
     pub fn write(&self, kind: crate::device::Kind, address: u64, data: &[u8]) {
         self.board.spaces().of(kind).write(address, data);
     }
+}
+
+/// A board with the host bridge's neighbour alone: the LPC bridge, running.
+#[cfg(test)]
+pub(crate) fn lpc_bench() -> Bench {
+    use crate::device::Build;
+
+    let mut bench = Bench::new(4096);
+    bench.board.add("lpc", |place| crate::pci::lpc::Config {}.build(place)).unwrap();
+    bench.board.run(Vec::new()).unwrap();
+    bench
 }

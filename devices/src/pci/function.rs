@@ -5,10 +5,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::header::Header;
+use super::header::{self, Header};
 use super::msix::{self, Msix};
 use super::{Address, Bar, Identity, Interrupt};
 use crate::bus::Window;
+use crate::bytes::Bytes;
 use crate::device::{Access, Device, Kind, Place, Region, Saved};
 use crate::line::Line;
 use crate::memory::Memory;
@@ -80,7 +81,7 @@ struct Function {
 /// What of a function is saved: its own, and the device's.
 #[derive(Serialize, Deserialize)]
 struct State {
-    header: Header,
+    header: Bytes<{ header::SIZE }>,
     msix: msix::State,
     device: Saved,
 }
@@ -142,22 +143,21 @@ impl Device for Function {
         let device = self.device.park();
         self.slot.memory.open(false);
         let msix = self.slot.interrupt.msix.as_ref().map(|msix| msix.state()).unwrap_or_default();
-        Saved::of(&State { header: self.header.clone(), msix, device })
+        Saved::of(&State { header: self.header.bytes(), msix, device })
     }
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         let saved: Option<State> = saved.take().context("PCI function")?;
-        let state = saved.unwrap_or_else(|| State {
-            header: Header::new(&self.slot.identity),
-            msix: msix::State::default(),
-            device: Saved::default(),
+        self.header = Header::new(&self.slot.identity);
+        let (msix, device) = saved.map_or_else(Default::default, |state| {
+            self.header.restore(&state.header);
+            (state.msix, state.device)
         });
-        self.header = state.header;
-        if let Some(msix) = &self.slot.interrupt.msix {
-            msix.restore(state.msix);
+        if let Some(vectors) = &self.slot.interrupt.msix {
+            vectors.restore(msix);
         }
         self.apply();
-        self.device.run(state.device)
+        self.device.run(device)
     }
 }
 

@@ -1,9 +1,8 @@
 //! The configuration header of one function (PCI Local Bus 3.0, 6.1): bytes, and which bits of them
 //! a guest can write. BAR sizing needs no code: the low bits of a BAR are simply not writable.
 
-use serde::{Deserialize, Serialize};
-
 use super::{Bar, Identity};
+use crate::bytes::Bytes;
 
 /// Command register.
 const COMMAND: usize = 0x04;
@@ -26,17 +25,20 @@ const BODY: usize = 0x40;
 /// MSI-X: capability id, and the offset of its control word.
 pub(super) const MSIX: u8 = 0x11;
 
-/// What of a header changes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Bytes of a header and what follows it.
+pub(super) const SIZE: usize = 256;
+
+/// A header: what it reads as, and which bits of that the guest may change.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Header {
-    bytes: Vec<u8>,
-    writable: Vec<u8>,
+    bytes: Bytes<SIZE>,
+    writable: Bytes<SIZE>,
 }
 
 impl Header {
     /// Power-on.
     pub(super) fn new(identity: &Identity) -> Self {
-        let mut header = Self { bytes: vec![0; 256], writable: vec![0; 256] };
+        let mut header = Self { bytes: Bytes::default(), writable: Bytes::default() };
         let id = identity.id;
         header.put(0x00, &id.vendor.to_le_bytes());
         header.put(0x02, &id.device.to_le_bytes());
@@ -110,6 +112,16 @@ impl Header {
             link = at + 1;
             at += (body.len() + 2).next_multiple_of(4);
         }
+    }
+
+    /// What is saved of it.
+    pub(super) fn bytes(&self) -> Bytes<SIZE> {
+        self.bytes.clone()
+    }
+
+    /// Takes what can change from what was saved.
+    pub(super) fn restore(&mut self, saved: &Bytes<SIZE>) {
+        self.write(0, &saved[..]);
     }
 
     /// Reads; `pending` is the state of the INTx request.

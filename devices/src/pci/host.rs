@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Address, Id, Identity};
 use crate::bus::{Spaces, Window};
+use crate::bytes::Bytes;
 use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
 
 /// `--device host-bridge`: every machine has one.
@@ -140,12 +141,12 @@ struct Registers {
 
 #[derive(Clone, Serialize, Deserialize)]
 struct State {
-    bytes: Vec<u8>,
+    bytes: Bytes<256>,
 }
 
 impl Default for State {
     fn default() -> Self {
-        let mut bytes = vec![0; 256];
+        let mut bytes = Bytes::default();
         bytes[PCIEXBAR..PCIEXBAR + 4].copy_from_slice(&0xb000_0000_u32.to_le_bytes());
         // Compatible SMRAM at segment A, closed; ESMRAMC's cache bits are hard-wired.
         bytes[SMRAM] = 0x02;

@@ -3,9 +3,11 @@
 //! Configuration space is an address space like ports and memory: each function claims 4 KiB of it,
 //! and the host bridge translates 0xCF8/0xCFC and ECAM accesses into it.
 
+pub mod edu;
 mod function;
 mod header;
 pub mod host;
+pub mod lpc;
 mod msix;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,370 @@
+//! The LPC bridge 8086:2918 of the ICH9 (datasheet 316972, 13): the power management block that it
+//! places, and the small ports of the chip set: reset control, APM, fast reset, POST codes.
+//!
+//! Threats: the guest moves the block over other ports, which the bus bears; it may ask for a reset
+//! in a loop, and each is one message to the machine. PIRQ routes, RCBA and the APM ports are
+//! storage: no interrupt, memory or SMI comes of them. Reserved bits of a saved state are dropped.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Address, Id, Identity};
+use crate::board::{Event, Events};
+use crate::bus::Window;
+use crate::bytes::Bytes;
+use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::platform::pm;
+
+/// `--device lpc`: every machine has one.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {}
+
+/// Where it sits: firmware looks nowhere else.
+pub(crate) const AT: Address = Address::new(0x1f, 0);
+/// The SCI's pin, as the FADT says and ACPI_CNTL's bits 2:0 at power-on.
+const SCI: u32 = 9;
+
+/// The registers of configuration space that are the bridge's own.
+const OWN: Range<u64> = 0x40..0x100;
+/// Where the PM block lies: bits 15:7, and bit 0 for "these are ports".
+const PMBASE: usize = 0x40;
+/// Decode the PM block.
+const ACPI_CNTL: usize = 0x44;
+const ACPI_EN: u8 = 1 << 7;
+/// PIRQA to PIRQD and PIRQE to PIRQH; bit 7 is "not routed".
+const PIRQ: [usize; 8] = [0x60, 0x61, 0x62, 0x63, 0x68, 0x69, 0x6a, 0x6b];
+const PIRQ_OFF: u8 = 1 << 7;
+const GEN_PMCON_1: usize = 0xa0;
+/// GBL_SMI_EN cannot be changed any more, and neither can this bit.
+const SMI_LOCK: u8 = 1 << 4;
+/// Root complex registers: nothing is decoded there, all-ones are what drivers then find.
+const RCBA: usize = 0xf0;
+
+/// Ports, and what of them acts.
+const RESET_CONTROL: u64 = 0xcf9;
+/// RST_CPU: the reset happens when it goes from 0 to 1. SYS_RST and FULL_RST choose its depth,
+/// which is the same here.
+const RST_CPU: u8 = 1 << 2;
+const RESET_KEPT: u8 = 0x0e;
+/// APM_CNT and APM_STS.
+const APM: u64 = 0xb2;
+/// INIT_NOW resets; the A20 line is always open, so its bit reads set.
+const PORT_92: u64 = 0x92;
+const INIT_NOW: u8 = 1 << 0;
+const A20: u8 = 1 << 1;
+/// POST codes; also the cheapest port there is, for delays and measurements.
+const POST: u64 = 0x80;
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let id = Id {
+            vendor: 0x8086,
+            device: 0x2918,
+            class: 0x06_0100,
+            revision: 2,
+            subsystem: (0x1af4, 0x1100),
+        };
+        let identity =
+            Identity { at: Some(AT), own: vec![OWN], multifunction: true, ..Identity::new(id) };
+        let slot = place.pci(identity)?;
+        let ports = Ports {
+            reset: place.claim(Kind::Port, RESET_CONTROL..RESET_CONTROL + 1)?,
+            apm: place.claim(Kind::Port, APM..APM + 2)?,
+            port_92: place.claim(Kind::Port, PORT_92..PORT_92 + 1)?,
+            post: place.claim(Kind::Port, POST..POST + 1)?,
+        };
+        let window = place.window(Kind::Port, pm::SIZE);
+        let line = place.line(SCI)?;
+        let shared = place.shared();
+        let pm = pm::Block::new(line, shared.events.clone(), &shared.buttons);
+        let events = shared.events.clone();
+        let (config, registers) = (slot.config, Registers::default());
+        Ok(slot.carry(Box::new(Lpc { config, ports, window, pm, events, registers })))
+    }
+}
+
+/// The fixed ports.
+struct Ports {
+    reset: Region,
+    apm: Region,
+    port_92: Region,
+    post: Region,
+}
+
+struct Lpc {
+    config: Region,
+    ports: Ports,
+    window: Arc<Window>,
+    pm: pm::Block,
+    events: Events,
+    registers: Registers,
+}
+
+/// What of the bridge changes, but for the PM block.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Registers {
+    /// Configuration space; the header's part is unused.
+    config: Bytes<0x100>,
+    reset: u8,
+    apm: [u8; 2],
+    port_92: u8,
+    post: u8,
+}
+
+impl Default for Registers {
+    fn default() -> Self {
+        let mut config = Bytes::default();
+        config[PMBASE] = 1;
+        for at in PIRQ {
+            config[at] = PIRQ_OFF;
+        }
+        Self { config, reset: 0, apm: [0; 2], port_92: A20, post: 0 }
+    }
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct State {
+    registers: Registers,
+    pm: pm::State,
+}
+
+/// Which bits of a byte of configuration space can be written.
+fn writable(at: usize) -> u8 {
+    const PMBASE_1: usize = PMBASE + 1;
+    const GEN_PMCON_1_1: usize = GEN_PMCON_1 + 1;
+    const RCBA_1: usize = RCBA + 1;
+    const RCBA_2: usize = RCBA + 2;
+    const RCBA_3: usize = RCBA + 3;
+    match at {
+        PMBASE => 0x80,
+        ACPI_CNTL => ACPI_EN | 0x07,
+        at if PIRQ.contains(&at) => PIRQ_OFF | 0x0f,
+        RCBA => 0x01,
+        RCBA_1 => 0xc0,
+        PMBASE_1 | GEN_PMCON_1 | GEN_PMCON_1_1 | RCBA_2 | RCBA_3 => 0xff,
+        _ => 0,
+    }
+}
+
+impl Registers {
+    /// Where the PM block lies, when it is decoded.
+    fn pm_base(&self) -> Option<u64> {
+        let base = u64::from(u16::from_le_bytes([self.config[PMBASE], self.config[PMBASE + 1]]));
+        let base = base & !(pm::SIZE - 1);
+        (self.config[ACPI_CNTL] & ACPI_EN != 0 && base != 0).then_some(base)
+    }
+
+    fn is_smi_locked(&self) -> bool {
+        self.config[GEN_PMCON_1] & SMI_LOCK != 0
+    }
+
+    fn write_config(&mut self, at: usize, byte: u8) {
+        let mask = writable(at);
+        let sticky = if at == GEN_PMCON_1 { self.config[at] & SMI_LOCK } else { 0 };
+        self.config[at] = self.config[at] & !mask | byte & mask | sticky;
+    }
+}
+
+impl Lpc {
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        for (at, byte) in (usize::try_from(offset).unwrap_or(usize::MAX)..).zip(data) {
+            if at < self.registers.config.len() {
+                self.registers.write_config(at, *byte);
+            }
+        }
+        if self.registers.is_smi_locked() {
+            self.pm.lock_smi();
+        }
+        self.window.place(self.registers.pm_base());
+    }
+
+    /// A byte register that resets the machine when one of its bits rises.
+    fn raise(events: &Events, (old, new): (u8, u8), bit: u8) -> u8 {
+        if new & !old & bit != 0 {
+            events(Event::Reset);
+        }
+        new
+    }
+}
+
+impl Device for Lpc {
+    fn read(&mut self, region: Region, offset: u64, data: &mut [u8]) -> Access {
+        if region == self.window.region() {
+            return self.pm.read(offset, data);
+        }
+        let registers = &self.registers;
+        let from = if region == self.config {
+            &registers.config[..]
+        } else if region == self.ports.apm {
+            &registers.apm[..]
+        } else if region == self.ports.reset {
+            &[registers.reset]
+        } else if region == self.ports.port_92 {
+            &[registers.port_92]
+        } else {
+            &[registers.post]
+        };
+        for (at, byte) in (usize::try_from(offset).unwrap_or(usize::MAX)..).zip(data) {
+            // Behind the last register of configuration space: all-ones.
+            *byte = from.get(at).copied().unwrap_or(0xff);
+        }
+        Access::Done
+    }
+
+    fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
+        if region == self.window.region() {
+            return self.pm.write(offset, data);
+        }
+        if region == self.config {
+            self.write_config(offset, data);
+            return Access::Done;
+        }
+        let (registers, events) = (&mut self.registers, &self.events);
+        if region == self.ports.apm {
+            for (at, byte) in (offset..).zip(data) {
+                registers.apm[usize::from(at != 0)] = *byte;
+            }
+            return Access::Done;
+        }
+        // The other ports are one byte each, and the bus cuts no access.
+        let &[byte] = data else { return Access::Ignored };
+        if region == self.ports.reset {
+            let new = byte & RESET_KEPT;
+            registers.reset = Self::raise(events, (registers.reset, new), RST_CPU);
+        } else if region == self.ports.port_92 {
+            let new = byte | A20;
+            registers.port_92 = Self::raise(events, (registers.port_92, new), INIT_NOW);
+        } else if region == self.ports.post {
+            registers.post = byte;
+        }
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        Saved::of(&State { registers: self.registers.clone(), pm: self.pm.park() })
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let State { registers, pm } = saved.take()?;
+        self.registers = Registers::default();
+        for (at, byte) in registers.config.iter().enumerate() {
+            self.registers.write_config(at, *byte);
+        }
+        self.registers =
+            Registers { config: std::mem::take(&mut self.registers.config), ..registers };
+        self.window.place(self.registers.pm_base());
+        self.pm.run(&pm, self.registers.is_smi_locked())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::testutil::{Bench, lpc_bench};
+
+    fn config<const N: usize>(bench: &Bench, at: usize) -> [u8; N] {
+        bench.read(Kind::Config, AT.config() + at as u64)
+    }
+
+    fn set(bench: &Bench, at: usize, data: &[u8]) {
+        bench.write(Kind::Config, AT.config() + at as u64, data);
+    }
+
+    #[test]
+    fn is_the_bridge_that_firmware_looks_for() {
+        let bench = lpc_bench();
+        assert_eq!(config(&bench, 0), [0x86, 0x80, 0x18, 0x29]);
+        assert_eq!(config(&bench, 8), [2, 0, 1, 6]);
+        assert_eq!(config(&bench, 0x0e), [0x80], "more functions may follow");
+        assert_eq!(config(&bench, 0x2c), [0xf4, 0x1a, 0x00, 0x11]);
+        assert_eq!(config(&bench, PMBASE), [1, 0, 0, 0, 0]);
+        assert_eq!(config(&bench, 0x60), [0x80; 4]);
+        assert_eq!(config(&bench, 0x68), [0x80; 4]);
+        assert_eq!(config(&bench, 0x100), [0xff; 4]);
+    }
+
+    #[test]
+    fn the_block_lies_where_firmware_puts_it_and_only_while_it_is_enabled() {
+        let bench = lpc_bench();
+        set(&bench, PMBASE, &0xffff_ffff_u32.to_le_bytes());
+        assert_eq!(config(&bench, PMBASE), [0x81, 0xff, 0, 0]);
+        set(&bench, PMBASE, &0x601_u32.to_le_bytes());
+        assert_eq!(bench.read(Kind::Port, 0x604), [0xff; 2], "not enabled");
+        set(&bench, ACPI_CNTL, &[0xff]);
+        assert_eq!(config(&bench, ACPI_CNTL), [0x87]);
+        assert_eq!(bench.read(Kind::Port, 0x604), [0; 2]);
+        set(&bench, PMBASE, &[0x80, 0xb0]);
+        assert_eq!(bench.read(Kind::Port, 0x604), [0xff; 2]);
+        assert_eq!(bench.read(Kind::Port, 0xb084), [0; 2]);
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        assert_eq!(bench.read(Kind::Port, 0xb084), [0; 2]);
+        set(&bench, PMBASE, &[0, 0]);
+        assert_eq!(bench.read(Kind::Port, 4), [0xff; 2], "never at 0");
+    }
+
+    #[test]
+    fn routes_and_rcba_are_storage() {
+        let bench = lpc_bench();
+        set(&bench, 0x60, &[0x0a, 0x0a, 0x0b, 0xff]);
+        set(&bench, 0x68, &[0x0a, 0x0a, 0x0b, 0x7f]);
+        set(&bench, RCBA, &0xfed1_ffff_u32.to_le_bytes());
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        assert_eq!(config(&bench, 0x60), [0x0a, 0x0a, 0x0b, 0x8f]);
+        assert_eq!(config(&bench, 0x68), [0x0a, 0x0a, 0x0b, 0x0f]);
+        assert_eq!(config(&bench, RCBA), 0xfed1_c001_u32.to_le_bytes());
+        bench.board.reset().unwrap();
+        assert_eq!(config(&bench, RCBA), [0; 4]);
+        assert_eq!(config(&bench, 0x60), [0x80; 4]);
+    }
+
+    #[test]
+    fn a_reset_is_a_rising_bit_in_either_port() {
+        for (port, values, resets) in [
+            (0xcf9, &[0x00, 0x02, 0x0a, 0xf1][..], 0),
+            (0xcf9, &[0x02, 0x06], 1),
+            (0xcf9, &[0x0f], 1),
+            (0xcf9, &[0x0e, 0x0e], 1),
+            (0xcf9, &[0x04, 0x00, 0x06], 2),
+            (0x92, &[0x00, 0x02, 0xfe], 0),
+            (0x92, &[0x03, 0x03], 1),
+            (0x92, &[0x01], 1),
+        ] {
+            let bench = lpc_bench();
+            values.iter().for_each(|value| bench.write(Kind::Port, port, &[*value]));
+            assert_eq!(*bench.events.lock().unwrap(), vec![Event::Reset; resets], "{values:x?}");
+        }
+    }
+
+    #[test]
+    fn the_small_ports_keep_what_they_are_given() {
+        let bench = lpc_bench();
+        assert_eq!(bench.read(Kind::Port, 0x92), [2]);
+        bench.write(Kind::Port, 0x92, &[0x40]);
+        bench.write(Kind::Port, 0xb3, &[0x77]);
+        bench.write(Kind::Port, 0xb2, &[0x02]);
+        bench.write(Kind::Port, 0x80, &[0xa5]);
+        bench.write(Kind::Port, 0xcf9, &[0x02]);
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        assert_eq!(bench.read(Kind::Port, 0xb2), [0x02, 0x77]);
+        assert_eq!([0x92, 0x80, 0xcf9].map(|at| bench.read(Kind::Port, at)), [[0x42], [0xa5], [2]]);
+        bench.write(Kind::Port, 0xb2, &[3, 4]);
+        assert_eq!(bench.read(Kind::Port, 0xb3), [4]);
+        bench.board.reset().unwrap();
+        assert_eq!([0x92, 0x80, 0xcf9].map(|at| bench.read(Kind::Port, at)), [[2], [0], [0]]);
+    }
+
+    #[test]
+    fn refuses_a_saved_state_that_is_damaged() {
+        let bench = lpc_bench();
+        let mut json = serde_json::to_value(bench.board.park()).unwrap();
+        json[0][1]["device"]["registers"]["config"] = "00".into();
+        let error = bench.board.run(serde_json::from_value(json).unwrap()).unwrap_err();
+        assert!(format!("{error:#}").contains("2 hexadecimal digits instead of 512"), "{error:#}");
+    }
+}

@@ -1,0 +1,542 @@
+//! The power management block of the ICH9: fixed events, timer, general-purpose events, SMI enables
+//! and TCO (I/O Controller Hub 9 datasheet 316972, 13.8.3 and 13.9; ACPI 6.5, 4.8).
+//!
+//! Threats: the guest hammers the timer, so a read takes no system call that sleeps, makes nothing
+//! and logs nothing. Its overflow drives a thread only while the guest has enabled that event,
+//! which wakes less than once in two seconds. Switching off is the guest's to ask, sleeping is not
+//! offered. Saved states are masked as a guest's writes are.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::alarm::Alarm;
+use crate::board::{Event, Events};
+use crate::device::Access;
+use crate::line::Line;
+use crate::power::Buttons;
+
+/// Bytes of the block; PMBASE is aligned to as many.
+pub(crate) const SIZE: u64 = 128;
+
+// Offsets of the first and of the last byte. All but the timer are written byte by byte: each
+// field that acts lies within one byte, so that accesses of any width mean what they say.
+const PM1_STS: u64 = 0x00;
+const PM1_STS_END: u64 = 0x01;
+const PM1_EN: u64 = 0x02;
+const PM1_EN_END: u64 = 0x03;
+const PM1_CNT: u64 = 0x04;
+const PM1_CNT_END: u64 = 0x05;
+/// The upper half of PM1_CNT, which is 32 bits wide here and 16 in the FADT: reserved.
+const PM1_CNT_UPPER: u64 = 0x06;
+const PM1_CNT_UPPER_END: u64 = 0x07;
+const PM1_TMR: u64 = 0x08;
+const PM1_TMR_END: u64 = 0x0b;
+const GPE0_STS: u64 = 0x20;
+const GPE0_STS_END: u64 = 0x27;
+const GPE0_EN: u64 = 0x28;
+const GPE0_EN_END: u64 = 0x2f;
+const SMI_EN: u64 = 0x30;
+const SMI_EN_END: u64 = 0x33;
+const SMI_STS: u64 = 0x34;
+const SMI_STS_END: u64 = 0x37;
+/// The watchdog. It reads as halted and stays so.
+const TCO: u64 = 0x60;
+const TCO_END: u64 = 0x7f;
+const TCO1_CNT_UPPER: u64 = 0x69;
+/// TCO_TMR_HLT of TCO1_CNT, in its upper byte.
+const TCO_TMR_HLT: u8 = 1 << 3;
+
+/// PM1_STS and PM1_EN: timer overflow, global lock, power button, real-time clock.
+const TMROF: u16 = 1 << 0;
+const PWRBTN: u16 = 1 << 8;
+const PM1_EVENTS: u16 = TMROF | 1 << 5 | PWRBTN | 1 << 10;
+/// PM1_EN's bits that are kept: the events, and "PCI Express wake disable".
+const PM1_EN_KEPT: u16 = PM1_EVENTS | 1 << 14;
+/// PM1_CNT: SCI instead of SMI, and the bits that are kept. SLP_EN and GBL_RLS read as zero.
+const SCI_EN: u16 = 1 << 0;
+const PM1_CNT_KEPT: u16 = SCI_EN | 1 << 1 | 7 << 10;
+/// SLP_TYP and SLP_EN, in the upper byte of PM1_CNT. Type 0 is S5: firmware that knows no `_S5`
+/// package writes that.
+const SLP_TYP: u8 = 7 << 2;
+const SLP_EN: u8 = 1 << 5;
+/// SMI_EN: all of SMM may be used, and writes to APM_CNT make an SMI.
+const GBL_SMI_EN: u32 = 1 << 0;
+const APMC_EN: u32 = 1 << 5;
+
+/// ACPI's timer: 24 bits at this rate. It overflows when its uppermost bit changes either way.
+const HERTZ: u32 = 3_579_545;
+const TIMER_MASK: u32 = 0xff_ffff;
+const OVERFLOW: u64 = 1 << 23;
+
+/// What of the block changes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// PM1_STS without TMROF.
+    status: u16,
+    enable: u16,
+    control: u16,
+    timer: u32,
+    /// TMROF.
+    overflow: bool,
+    gpe_status: [u8; 8],
+    gpe_enable: [u8; 8],
+    smi_enable: u32,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            status: 0,
+            enable: 0,
+            control: 0,
+            timer: 0,
+            overflow: false,
+            gpe_status: [0; 8],
+            gpe_enable: [0; 8],
+            // Firmware that would use SMM sees by this bit that somebody else has it: there is
+            // no SMM in this machine.
+            smi_enable: APMC_EN,
+        }
+    }
+}
+
+/// Ticks since power-on of a clock that stands while the machine is parked.
+#[derive(Clone, Copy, Default)]
+struct Clock {
+    base: u64,
+    since: Option<Instant>,
+}
+
+impl Clock {
+    fn ticks(self) -> u64 {
+        let passed = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        let (hertz, nanos) = (u64::from(HERTZ), u64::from(passed.subsec_nanos()));
+        self.base + passed.as_secs() * hertz + nanos * hertz / 1_000_000_000
+    }
+
+    /// When so many ticks will have passed.
+    fn at(self, ticks: u64) -> Option<Instant> {
+        let (left, hertz) = (ticks.saturating_sub(self.base), u64::from(HERTZ));
+        let nanos = (left % hertz * 1_000_000_000).div_ceil(hertz);
+        let wait = Duration::from_secs(left / hertz) + Duration::from_nanos(nanos);
+        self.since?.checked_add(wait)
+    }
+}
+
+/// The registers; the timer's thread and the operator's reach them too.
+struct Registers {
+    state: State,
+    clock: Clock,
+    /// The tick at which TMROF is, or was, set. Nothing has to happen at that moment.
+    overflow_at: u64,
+    /// SMI_LOCK: GBL_SMI_EN stays as it is.
+    smi_locked: bool,
+    /// The button was pressed while the machine was parked.
+    pressed: bool,
+    /// A sleep state that is not offered was asked for, and that was logged.
+    told: bool,
+    line: Arc<Line>,
+    events: Events,
+}
+
+impl Registers {
+    fn status(&self, ticks: u64) -> u16 {
+        self.state.status | if ticks >= self.overflow_at { TMROF } else { 0 }
+    }
+
+    /// The byte at `at`, if there is a register.
+    fn byte(&self, at: u64, ticks: u64) -> Option<u8> {
+        let state = &self.state;
+        let of_word = |word: u16| word.to_le_bytes()[usize::from(at & 1 == 1)];
+        Some(match at {
+            PM1_STS..=PM1_STS_END => of_word(self.status(ticks)),
+            PM1_EN..=PM1_EN_END => of_word(state.enable),
+            PM1_CNT..=PM1_CNT_END => of_word(state.control),
+            PM1_TMR..=PM1_TMR_END => (ticks & u64::from(TIMER_MASK)).to_le_bytes()[lane(at, 4)],
+            GPE0_STS..=GPE0_STS_END => state.gpe_status[lane(at, 8)],
+            GPE0_EN..=GPE0_EN_END => state.gpe_enable[lane(at, 8)],
+            SMI_EN..=SMI_EN_END => state.smi_enable.to_le_bytes()[lane(at, 4)],
+            TCO1_CNT_UPPER => TCO_TMR_HLT,
+            PM1_CNT_UPPER..=PM1_CNT_UPPER_END | SMI_STS..=SMI_STS_END | TCO..=TCO_END => 0,
+            _ => return None,
+        })
+    }
+
+    fn set_byte(&mut self, at: u64, byte: u8) {
+        let shift = if at & 1 == 1 { 8 } else { 0 };
+        let (word, mask) = (u16::from(byte) << shift, 0xff_u16 << shift);
+        let state = &mut self.state;
+        match at {
+            PM1_STS..=PM1_STS_END => {
+                state.status &= !word;
+                if word & TMROF != 0 {
+                    let ticks = self.clock.ticks();
+                    if ticks >= self.overflow_at {
+                        self.overflow_at = next_overflow(ticks);
+                    }
+                }
+            }
+            PM1_EN..=PM1_EN_END => {
+                state.enable = (state.enable & !mask | word) & PM1_EN_KEPT;
+            }
+            PM1_CNT..=PM1_CNT_END => {
+                state.control = (state.control & !mask | word) & PM1_CNT_KEPT;
+                if at == PM1_CNT_END && byte & SLP_EN != 0 {
+                    self.sleep(byte & SLP_TYP);
+                }
+            }
+            GPE0_STS..=GPE0_STS_END => state.gpe_status[lane(at, 8)] &= !byte,
+            GPE0_EN..=GPE0_EN_END => state.gpe_enable[lane(at, 8)] = byte,
+            SMI_EN..=SMI_EN_END => {
+                let mut bytes = state.smi_enable.to_le_bytes();
+                bytes[lane(at, 4)] = byte;
+                let locked = if self.smi_locked { GBL_SMI_EN } else { 0 };
+                let new = u32::from_le_bytes(bytes);
+                state.smi_enable = state.smi_enable & locked | new & !locked;
+            }
+            _ => {}
+        }
+    }
+
+    fn sleep(&mut self, kind: u8) {
+        if kind == 0 {
+            (self.events)(Event::PowerOff);
+        } else if !self.told {
+            self.told = true;
+            tracing::info!("the guest asked for sleep type {}, which is not offered", kind >> 2);
+        }
+    }
+
+    /// Drives the wire, and says when the timer alone will change it.
+    fn settle(&self) -> Option<Instant> {
+        let state = &self.state;
+        let sci = state.control & SCI_EN != 0;
+        let fixed = self.status(self.clock.ticks()) & state.enable & PM1_EVENTS;
+        let general = state.gpe_status.iter().zip(&state.gpe_enable).any(|(it, on)| it & on != 0);
+        self.line.set(sci && (fixed != 0 || general));
+        let waits = sci && state.enable & TMROF != 0 && fixed & TMROF == 0;
+        waits.then(|| self.clock.at(self.overflow_at)).flatten()
+    }
+
+    fn press(&mut self) {
+        if self.clock.since.is_some() {
+            self.state.status |= PWRBTN;
+            self.settle();
+        } else {
+            self.pressed = true;
+        }
+    }
+}
+
+/// Which byte of a register that is `width` bytes wide, and aligned, lies at `at`.
+fn lane(at: u64, width: u64) -> usize {
+    usize::try_from(at % width).expect("less than eight")
+}
+
+fn next_overflow(ticks: u64) -> u64 {
+    (ticks / OVERFLOW + 1) * OVERFLOW
+}
+
+/// The block: registers, and the thread that raises timer overflows while they are enabled.
+pub(crate) struct Block {
+    registers: Arc<Mutex<Registers>>,
+    alarm: Option<Alarm>,
+    /// The host had no thread for the alarm, and that was logged.
+    refused: bool,
+}
+
+impl Block {
+    pub(crate) fn new(line: Arc<Line>, events: Events, buttons: &Buttons) -> Self {
+        let registers = Arc::new(Mutex::new(Registers {
+            state: State::default(),
+            clock: Clock::default(),
+            overflow_at: OVERFLOW,
+            smi_locked: false,
+            pressed: false,
+            told: false,
+            line,
+            events,
+        }));
+        let button = Arc::downgrade(&registers);
+        buttons.connect(move || {
+            let registers = button.upgrade();
+            registers.map(|it| it.lock().expect("no device panicked").press()).is_some()
+        });
+        Self { registers, alarm: None, refused: false }
+    }
+
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> Access {
+        if !matches!(data.len(), 1 | 2 | 4) {
+            return Access::Ignored;
+        }
+        let registers = self.registers.lock().expect("no device panicked");
+        let ticks = registers.clock.ticks();
+        for (at, to) in (offset..).zip(data) {
+            let Some(byte) = registers.byte(at, ticks) else { return Access::Ignored };
+            *to = byte;
+        }
+        Access::Done
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Access {
+        if !matches!(data.len(), 1 | 2 | 4) {
+            return Access::Ignored;
+        }
+        let mut registers = self.registers.lock().expect("no device panicked");
+        let bytes = || (offset..).zip(data);
+        if bytes().any(|(at, _)| registers.byte(at, 0).is_none()) {
+            return Access::Ignored;
+        }
+        bytes().for_each(|(at, byte)| registers.set_byte(at, *byte));
+        let due = registers.settle();
+        drop(registers);
+        if let Err(error) = self.arm(due)
+            && !self.refused
+        {
+            self.refused = true;
+            tracing::warn!("PM timer overflows will come late: {error:#}");
+        }
+        Access::Done
+    }
+
+    /// Sets the alarm; there is none before the guest first needs it.
+    fn arm(&mut self, due: Option<Instant>) -> anyhow::Result<()> {
+        if self.alarm.is_none() && due.is_some() {
+            let registers = self.registers.clone();
+            let ring = move || registers.lock().expect("no device panicked").settle();
+            self.alarm = Some(Alarm::spawn("pm-timer", ring)?);
+        }
+        if let Some(alarm) = &self.alarm {
+            alarm.set(due);
+        }
+        Ok(())
+    }
+
+    /// Makes GBL_SMI_EN read-only until the next power-on.
+    pub(crate) fn lock_smi(&self) {
+        self.registers.lock().expect("no device panicked").smi_locked = true;
+    }
+
+    pub(crate) fn park(&mut self) -> State {
+        self.alarm = None;
+        let mut registers = self.registers.lock().expect("no device panicked");
+        let ticks = registers.clock.ticks();
+        registers.clock = Clock { base: ticks, since: None };
+        State {
+            timer: u32::try_from(ticks & u64::from(TIMER_MASK)).expect("24 bits"),
+            overflow: ticks >= registers.overflow_at,
+            ..registers.state.clone()
+        }
+    }
+
+    pub(crate) fn run(&mut self, state: &State, smi_locked: bool) -> anyhow::Result<()> {
+        let mut registers = self.registers.lock().expect("no device panicked");
+        let base = u64::from(state.timer & TIMER_MASK);
+        registers.clock = Clock { base, since: Some(Instant::now()) };
+        registers.overflow_at = if state.overflow { 0 } else { next_overflow(base) };
+        registers.smi_locked = smi_locked;
+        registers.state = State {
+            status: state.status & PM1_EVENTS & !TMROF,
+            enable: state.enable & PM1_EN_KEPT,
+            control: state.control & PM1_CNT_KEPT,
+            timer: 0,
+            overflow: false,
+            ..state.clone()
+        };
+        if std::mem::take(&mut registers.pressed) {
+            registers.state.status |= PWRBTN;
+        }
+        let due = registers.settle();
+        drop(registers);
+        self.refused = false;
+        self.arm(due)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::device::Kind;
+    use crate::pci::lpc;
+    use crate::testutil::{Bench, lpc_bench};
+
+    const BASE: u64 = 0x600;
+
+    /// A machine whose firmware has placed the block.
+    fn bench() -> Bench {
+        let bench = lpc_bench();
+        bench.write(Kind::Config, lpc::AT.config() + 0x40, &0x601_u32.to_le_bytes());
+        bench.write(Kind::Config, lpc::AT.config() + 0x44, &[0x80]);
+        bench
+    }
+
+    fn word(bench: &Bench, at: u64) -> u16 {
+        u16::from_le_bytes(bench.read(Kind::Port, BASE + at))
+    }
+
+    fn set_word(bench: &Bench, at: u64, value: u16) {
+        bench.write(Kind::Port, BASE + at, &value.to_le_bytes());
+    }
+
+    fn ticks(bench: &Bench) -> u32 {
+        u32::from_le_bytes(bench.read(Kind::Port, BASE + PM1_TMR))
+    }
+
+    /// Parks, changes what was saved, and runs on.
+    fn tamper(bench: &Bench, change: impl Fn(&mut serde_json::Value)) {
+        let saved = bench.board.park();
+        let mut json = serde_json::to_value(saved).unwrap();
+        change(&mut json[0][1]["device"]["pm"]);
+        bench.board.run(serde_json::from_value(json).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn powers_on_quiet_and_without_smm() {
+        let bench = bench();
+        assert_eq!([0, 2, 4, 6].map(|at| word(&bench, at)), [0; 4]);
+        assert_eq!(bench.read(Kind::Port, BASE + GPE0_STS), [0; 4]);
+        assert_eq!(bench.read(Kind::Port, BASE + SMI_EN), [0x20, 0, 0, 0]);
+        assert_eq!(bench.read(Kind::Port, BASE + 0x68), [0, 8], "the watchdog is halted");
+        assert!(!bench.host.pins.is_high(9));
+    }
+
+    #[test]
+    fn holes_and_odd_widths_find_nobody() {
+        let bench = bench();
+        for at in [0x0c, 0x1e, 0x38, 0x5c] {
+            bench.write(Kind::Port, BASE + at, &[0; 4]);
+            assert_eq!(bench.read(Kind::Port, BASE + at), [0xff; 4], "{at:#x}");
+        }
+        assert_eq!(bench.read(Kind::Port, BASE), [0xff; 8]);
+        assert_eq!(bench.read(Kind::Port, BASE), [0xff; 3]);
+        bench.write(Kind::Port, BASE + 0x0a, &[0xff; 4]);
+        assert_eq!(bench.read(Kind::Port, BASE + 0x0a), [0xff; 4], "half of it is no register");
+    }
+
+    #[test]
+    fn the_timer_counts_at_its_rate_and_stands_while_parked() {
+        let bench = bench();
+        let (before, start) = (ticks(&bench), Instant::now());
+        std::thread::sleep(Duration::from_millis(50));
+        let (after, most) = (ticks(&bench), start.elapsed());
+        let counted = u128::from(after - before) * 1_000_000 / u128::from(HERTZ);
+        assert!((50_000..=most.as_micros() + 2_000).contains(&counted), "{counted} us");
+        let saved = bench.board.park();
+        std::thread::sleep(Duration::from_millis(1500));
+        bench.board.run(saved).unwrap();
+        assert!(ticks(&bench) - after < HERTZ, "it stood for a second and a half");
+        bench.write(Kind::Port, BASE + PM1_TMR, &[0xff; 4]);
+        assert!(ticks(&bench) < TIMER_MASK / 2, "it cannot be written");
+        tamper(&bench, |pm| pm["timer"] = 0xff_ffff.into());
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(ticks(&bench) < TIMER_MASK / 2, "24 bits wide");
+        bench.board.reset().unwrap();
+        assert_eq!(ticks(&bench), u32::MAX, "a reset takes the block away");
+    }
+
+    #[test]
+    fn an_overflow_is_there_when_it_is_looked_at_and_goes_when_it_is_cleared() {
+        let bench = bench();
+        tamper(&bench, |pm| pm["timer"] = 0x7f_ffff.into());
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(word(&bench, PM1_STS), TMROF);
+        assert!(!bench.host.pins.is_high(9), "not enabled");
+        set_word(&bench, PM1_EN, TMROF);
+        assert!(!bench.host.pins.is_high(9), "SCI_EN is off");
+        bench.write(Kind::Port, BASE + PM1_CNT, &[1]);
+        assert!(bench.host.pins.is_high(9));
+        set_word(&bench, PM1_STS, !TMROF);
+        assert!(bench.host.pins.is_high(9), "other bits were cleared");
+        bench.write(Kind::Port, BASE + PM1_STS, &[1]);
+        assert_eq!((word(&bench, PM1_STS), bench.host.pins.is_high(9)), (0, false));
+    }
+
+    #[test]
+    fn an_enabled_overflow_raises_the_wire_by_itself() {
+        let bench = bench();
+        // 10 ms before the uppermost bit changes.
+        tamper(&bench, |pm| pm["timer"] = (0x80_0000 - HERTZ / 100).into());
+        set_word(&bench, PM1_CNT, SCI_EN);
+        set_word(&bench, PM1_EN, TMROF);
+        let start = Instant::now();
+        while !bench.host.pins.is_high(9) {
+            assert!(start.elapsed() < Duration::from_secs(10), "it never came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        set_word(&bench, PM1_STS, TMROF);
+        assert!(!bench.host.pins.is_high(9));
+        tamper(&bench, |pm| pm["timer"] = (0x100_0000 - HERTZ / 100).into());
+        let start = Instant::now();
+        while !bench.host.pins.is_high(9) {
+            assert!(start.elapsed() < Duration::from_secs(10), "not after parking");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_power_button_is_an_event_and_waits_for_a_parked_machine() {
+        let bench = bench();
+        let buttons = bench.board.buttons().clone();
+        assert!(buttons.press());
+        assert_eq!((word(&bench, PM1_STS), bench.host.pins.is_high(9)), (PWRBTN, false));
+        set_word(&bench, PM1_CNT, SCI_EN);
+        set_word(&bench, PM1_EN, PWRBTN);
+        assert!(bench.host.pins.is_high(9));
+        set_word(&bench, PM1_STS, PWRBTN);
+        assert_eq!((word(&bench, PM1_STS), bench.host.pins.is_high(9)), (0, false));
+        let saved = bench.board.park();
+        assert!(buttons.press() && !bench.host.pins.is_high(9));
+        bench.board.run(saved).unwrap();
+        assert!(bench.host.pins.is_high(9), "the press was kept");
+        let pins = bench.host.pins.clone();
+        drop(bench);
+        assert!(!pins.is_high(9) && !buttons.press(), "nobody has that wire any more");
+    }
+
+    #[test]
+    fn type_0_switches_off_and_no_other_does() {
+        let bench = bench();
+        set_word(&bench, PM1_CNT, 5 << 10 | 1 << 13);
+        set_word(&bench, PM1_CNT, 0);
+        assert!(bench.events.lock().unwrap().is_empty());
+        set_word(&bench, PM1_CNT, SCI_EN | 1 << 13);
+        assert_eq!(*bench.events.lock().unwrap(), [Event::PowerOff]);
+        assert_eq!(word(&bench, PM1_CNT), SCI_EN, "SLP_EN is not kept");
+        bench.write(Kind::Port, BASE + PM1_CNT_END, &[0x20]);
+        bench.write(Kind::Port, BASE + PM1_CNT, &0x2001_u32.to_le_bytes());
+        assert_eq!(bench.events.lock().unwrap().len(), 3, "in any width");
+    }
+
+    #[test]
+    fn gbl_smi_en_is_locked_by_the_bridge_and_free_after_a_reset() {
+        let bench = bench();
+        let smi_en = BASE + SMI_EN;
+        bench.write(Kind::Port, smi_en, &0x21_u32.to_le_bytes());
+        let pmcon = lpc::AT.config() + 0xa0;
+        bench.write(Kind::Config, pmcon, &0x10_u16.to_le_bytes());
+        bench.write(Kind::Config, pmcon, &0_u16.to_le_bytes());
+        assert_eq!(bench.read(Kind::Config, pmcon), [0x10, 0]);
+        bench.write(Kind::Port, smi_en, &0x20_u32.to_le_bytes());
+        assert_eq!(bench.read(Kind::Port, smi_en), [0x21, 0, 0, 0]);
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        bench.write(Kind::Port, smi_en, &[0]);
+        assert_eq!(bench.read(Kind::Port, smi_en), [0x01], "locked still");
+    }
+
+    #[test]
+    fn registers_are_kept_through_park_and_run() {
+        let bench = bench();
+        set_word(&bench, PM1_EN, 0xffff);
+        set_word(&bench, PM1_CNT, 0x1c03);
+        bench.write(Kind::Port, BASE + GPE0_EN, &[1, 2, 3, 4]);
+        bench.write(Kind::Port, BASE + GPE0_EN + 7, &[9]);
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        assert_eq!([2, 4].map(|at| word(&bench, at)), [0x4521, 0x1c03]);
+        assert_eq!(bench.read(Kind::Port, BASE + GPE0_EN), [1, 2, 3, 4]);
+        assert_eq!(bench.read(Kind::Port, BASE + GPE0_EN + 4), [0, 0, 0, 9]);
+    }
+}

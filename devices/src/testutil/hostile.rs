@@ -1,0 +1,180 @@
+//! A guest that means no good: accesses made of arbitrary bytes, aimed at what devices were granted.
+
+use crate::device::{Claim, Kind};
+use crate::testutil::Bench;
+
+/// Bytes without end that are the same for the same seed (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Noise {
+    state: u64,
+    left: u64,
+    count: u8,
+}
+
+impl Noise {
+    /// The noise of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed, left: 0, count: 0 }
+    }
+}
+
+impl Iterator for Noise {
+    type Item = u8;
+
+    fn next(&mut self) -> Option<u8> {
+        if self.count == 0 {
+            self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut mixed = self.state;
+            mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            self.left = mixed ^ mixed >> 31;
+            self.count = 8;
+        }
+        let byte = self.left.to_le_bytes()[0];
+        self.left >>= 8;
+        self.count -= 1;
+        Some(byte)
+    }
+}
+
+/// The first registers of configuration space: commands, BARs, capabilities. Windows move by those.
+const HEADER: u64 = 0x60;
+
+/// The guest. It knows what every device was granted, and follows windows as they move.
+pub struct Guest<'a, B> {
+    bench: &'a Bench,
+    targets: Vec<&'a Claim>,
+    bytes: B,
+}
+
+impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
+    /// A guest of this machine that does what `bytes` say.
+    pub fn new(bench: &'a Bench, bytes: B) -> Self {
+        let claims = bench.board.claims().flat_map(|(_, claims)| claims);
+        let targets = claims.filter(|it| !matches!(it, Claim::Line(_) | Claim::Acpi(_)));
+        Self { bench, targets: targets.collect(), bytes }
+    }
+
+    /// Makes one access; false when the bytes are used up.
+    pub fn step(&mut self) -> bool {
+        self.access().is_some()
+    }
+
+    fn access(&mut self) -> Option<()> {
+        let target = usize::from(self.bytes.next()?);
+        let how = self.bytes.next()?;
+        let length = match how >> 1 & 7 {
+            odd @ 7 => usize::from(self.bytes.next()? & odd) + 1,
+            power => 1 << (power & 3),
+        };
+        let aim = self.aim(how >> 4 & 3)?;
+        // A machine without claims, and a window that lies nowhere, take no access.
+        let Some(target) = self.targets.get(target % self.targets.len().max(1)) else {
+            return Some(());
+        };
+        let (kind, start, size) = match target {
+            Claim::Fixed(kind, range) => (*kind, range.start, range.end - range.start),
+            Claim::Pci(address, _) => (Kind::Config, address.config(), HEADER),
+            Claim::Window(window) => {
+                let Some(at) = window.at() else { return Some(()) };
+                (window.kind(), at, window.size())
+            }
+            Claim::Line(_) | Claim::Acpi(_) => return Some(()),
+        };
+        let space = self.bench.board.spaces().of(kind);
+        // Mistakes at the end of configuration space are at its very end.
+        let size = if kind == Kind::Config && how >> 4 & 2 != 0 { 0x1000 } else { size };
+        let address = start.wrapping_add(aim % size);
+        let mut data = [0; 8];
+        if how & 1 == 0 {
+            space.read(address, &mut data[..length]);
+        } else {
+            data = self.value(how >> 6)?;
+            space.write(address, &data[..length]);
+        }
+        Some(())
+    }
+
+    /// An offset: most registers are near the start, most mistakes near the end.
+    fn aim(&mut self, how: u8) -> Option<u64> {
+        let byte = u64::from(self.bytes.next()?);
+        Some(match how {
+            0 => byte,
+            1 => byte * 4,
+            2 => u64::from(u32::from_le_bytes(self.take()?)),
+            _ => u64::MAX - byte,
+        })
+    }
+
+    fn value(&mut self, how: u8) -> Option<[u8; 8]> {
+        Some(match how {
+            0 => self.take()?,
+            1 => u64::from(self.bytes.next()?).to_le_bytes(),
+            2 => (1_u64 << (self.bytes.next()? & 63)).to_le_bytes(),
+            _ => [0xff; 8],
+        })
+    }
+
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        for byte in &mut bytes {
+            *byte = self.bytes.next()?;
+        }
+        Some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::device::{Access, Device, Region, Saved};
+
+    /// Notes where it was hit.
+    struct Target(Arc<Mutex<Vec<(u64, usize)>>>);
+
+    impl Device for Target {
+        fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
+            self.0.lock().unwrap().push((offset, data.len()));
+            Access::Done
+        }
+        fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
+            self.0.lock().unwrap().push((offset, data.len()));
+            Access::Ignored
+        }
+        fn park(&mut self) -> Saved {
+            Saved::default()
+        }
+        fn run(&mut self, _: Saved) -> anyhow::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn hits_every_byte_of_a_claim_in_every_width_and_the_same_ones_each_time() {
+        let rounds = [(); 2].map(|()| {
+            let (mut bench, hits) = (Bench::new(4096), Arc::<Mutex<Vec<_>>>::default());
+            let target = Target(hits.clone());
+            let build = |place: &mut dyn crate::device::Place| {
+                place.claim(Kind::Port, 0x100..0x110)?;
+                Ok(Box::new(target) as Box<dyn Device>)
+            };
+            bench.board.add("target", build).unwrap();
+            let mut guest = Guest::new(&bench, Noise::new(7));
+            assert!((0..2000).all(|_| guest.step()));
+            drop(bench);
+            Arc::into_inner(hits).unwrap().into_inner().unwrap()
+        });
+        assert_eq!(rounds[0], rounds[1]);
+        assert!((0..16).all(|at| rounds[0].contains(&(at, 1))));
+        assert!((1..=8).all(|length| rounds[0].iter().any(|hit| hit.1 == length)));
+    }
+
+    #[test]
+    fn stops_where_the_bytes_end() {
+        let bench = Bench::new(4096);
+        assert!(!Guest::new(&bench, [1, 2].into_iter()).step());
+    }
+}

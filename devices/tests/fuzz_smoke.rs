@@ -1,0 +1,69 @@
+//! All kinds on one board, and a guest that does anything at all to them.
+
+mod every_kind;
+
+use std::time::{Duration, Instant};
+
+use devices::device::Claim;
+use devices::registry::KINDS;
+use devices::testutil::Bench;
+use devices::testutil::hostile::{Guest, Noise};
+
+const ACCESSES: u32 = 1_000_000;
+/// Accesses between two looks at what piled up on the host's side.
+const ROUND: u32 = 10_000;
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// Bytes of memory that the process has resident.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+/// The one test of this process: it counts threads.
+#[test]
+fn a_million_accesses_reach_all_and_leave_no_thread_and_no_memory_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bench = Bench::new(1 << 20);
+    for kind in KINDS {
+        every_kind::add(&mut bench, kind, folder.path());
+    }
+    let before = threads();
+    bench.board.run(Vec::new()).unwrap();
+    let mut guest = Guest::new(&bench, Noise::new(1));
+    let windows: Vec<_> = bench.board.claims().flat_map(|(_, claims)| claims).collect();
+    let is_placed = |claim: &&Claim| matches!(claim, Claim::Window(it) if it.at().is_some());
+    let mut placed = vec![false; windows.len()];
+    let mut warm = 0;
+    for round in 0..ACCESSES / ROUND {
+        let start = Instant::now();
+        for access in 0..ROUND {
+            assert!(guest.step());
+            if access % 16 == 0 {
+                placed.iter_mut().zip(&windows).for_each(|(seen, it)| *seen |= is_placed(it));
+            }
+        }
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(10), "{ROUND} accesses took {took:?}");
+        bench.events.lock().unwrap().clear();
+        bench.host.sent.lock().unwrap().clear();
+        if round == ACCESSES / ROUND / 4 {
+            warm = resident();
+        }
+        if round % 10 == 9 {
+            let saved = bench.board.park();
+            assert_eq!(threads(), before, "threads that run while their device is parked");
+            bench.board.run(saved).unwrap();
+        }
+    }
+    for (claim, seen) in windows.iter().zip(placed) {
+        assert!(seen || !matches!(claim, Claim::Window(_)), "{claim} was never reached");
+    }
+    let grown = resident().saturating_sub(warm);
+    assert!(grown < 16 << 20, "{grown} bytes more than after a quarter of the accesses");
+    drop(bench);
+    assert_eq!(threads(), before);
+}
