@@ -56,6 +56,7 @@ macro_rules! registry {
 }
 
 registry! {
+    "flash" Flash: crate::platform::flash::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,
     "lpc" Lpc: crate::pci::lpc::Config,
     "edu" Edu: crate::pci::edu::Config,

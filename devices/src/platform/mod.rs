@@ -1,4 +1,6 @@
 //! The chips that a PC has had since its beginnings, and those that firmware expects of a Q35.
 
 pub(crate) mod pm;
+pub mod flash;
+pub mod fw_cfg;
 pub mod serial;
