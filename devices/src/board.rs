@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use crate::bus::{Seat, Spaces, Window};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
 use crate::host::Host;
+use crate::input::Hub;
 use crate::line::{Line, Wire};
 use crate::memory::Memory;
 use crate::pci;
@@ -36,6 +37,8 @@ pub struct Shared {
     pub spaces: Arc<Spaces>,
     /// How to reset, and how to switch off.
     pub events: Events,
+    /// Keyboards and mice: devices register here, the screen pushes here.
+    pub input: Arc<Hub>,
 }
 
 /// A device and what it was granted.
@@ -55,7 +58,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let shared = Shared { memory, host, spaces: Arc::default(), events };
+        let (spaces, input) = (Arc::default(), Arc::default());
+        let shared = Shared { memory, host, spaces, events, input };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -93,6 +97,11 @@ impl Board {
     /// The address spaces, for the processors.
     pub fn spaces(&self) -> &Arc<Spaces> {
         &self.shared.spaces
+    }
+
+    /// The keyboards and mice, for the screen.
+    pub fn input(&self) -> &Arc<Hub> {
+        &self.shared.input
     }
 
     /// What was granted, device by device.

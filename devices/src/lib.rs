@@ -10,6 +10,7 @@ pub mod board;
 pub mod bus;
 pub mod device;
 pub mod host;
+pub mod input;
 pub mod line;
 pub mod memory;
 pub mod pci;

@@ -56,6 +56,7 @@ macro_rules! registry {
 }
 
 registry! {
+    "debugcon" Debugcon: crate::platform::debugcon::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,
     "serial" Serial: crate::platform::serial::Config,
 }

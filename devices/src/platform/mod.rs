@@ -1,3 +1,4 @@
 //! The chips that a PC has had since its beginnings, and those that firmware expects of a Q35.
 
+pub mod debugcon;
 pub mod serial;
