@@ -58,5 +58,6 @@ macro_rules! registry {
 registry! {
     "debugcon" Debugcon: crate::platform::debugcon::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,
+    "i8042" I8042: crate::platform::i8042::Config,
     "serial" Serial: crate::platform::serial::Config,
 }

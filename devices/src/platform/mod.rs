@@ -1,4 +1,5 @@
 //! The chips that a PC has had since its beginnings, and those that firmware expects of a Q35.
 
 pub mod debugcon;
+pub mod i8042;
 pub mod serial;
