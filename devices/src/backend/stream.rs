@@ -161,6 +161,23 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
     })
 }
 
+/// Opens a stream that only goes out.
+///
+/// # Errors
+///
+/// When the file cannot be had, or the stream is a socket: its client comes in by the input half.
+pub fn output(stream: &Stream) -> anyhow::Result<Output> {
+    match stream {
+        // Nobody reads what is typed, so the terminal stays as it is.
+        Stream::Stdio => Ok(Box::new(Unbuffered)),
+        Stream::Socket(_) => anyhow::bail!(
+            "`{}` cannot be used for output alone: write `stdio`, `file:PATH` or `none`",
+            String::from(stream.clone())
+        ),
+        Stream::None | Stream::File(_) => Ok(open(stream)?.0),
+    }
+}
+
 /// Standard output without the line buffer: a prompt has no line end.
 struct Unbuffered;
 
