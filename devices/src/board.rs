@@ -39,13 +39,10 @@ pub struct Shared {
     pub spaces: Arc<Spaces>,
     /// How to reset, and how to switch off.
     pub events: Events,
-<<<<<<< HEAD
     /// The buttons on the case.
     pub buttons: Arc<Buttons>,
-=======
     /// Keyboards and mice: devices register here, the screen pushes here.
     pub input: Arc<Hub>,
->>>>>>> legacy
 }
 
 /// A device and what it was granted.
@@ -65,13 +62,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-<<<<<<< HEAD
-        let buttons = Arc::default();
-        let shared = Shared { memory, host, spaces: Arc::default(), events, buttons };
-=======
-        let (spaces, input) = (Arc::default(), Arc::default());
-        let shared = Shared { memory, host, spaces, events, input };
->>>>>>> legacy
+        let (spaces, buttons, input) = Default::default();
+        let shared = Shared { memory, host, spaces, events, buttons, input };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -111,15 +103,14 @@ impl Board {
         &self.shared.spaces
     }
 
-<<<<<<< HEAD
     /// The buttons on the case, for the operator.
     pub fn buttons(&self) -> &Arc<Buttons> {
         &self.shared.buttons
-=======
+    }
+
     /// The keyboards and mice, for the screen.
     pub fn input(&self) -> &Arc<Hub> {
         &self.shared.input
->>>>>>> legacy
     }
 
     /// What was granted, device by device.

@@ -408,7 +408,7 @@ impl Default for Smbios {
 }
 
 impl Smbios {
-    /// The UUID as SMBIOS stores it: the first three fields little-endian.
+    /// The UUID's bytes, as it is written.
     ///
     /// # Errors
     ///
@@ -419,11 +419,7 @@ impl Smbios {
         let number = number.with_context(|| {
             format!("--smbios uuid={}: a UUID is 32 hexadecimal digits", self.uuid)
         })?;
-        let mut bytes = number.to_be_bytes();
-        bytes[..4].reverse();
-        bytes[4..6].reverse();
-        bytes[6..8].reverse();
-        Ok(bytes)
+        Ok(number.to_be_bytes())
     }
 }
 

@@ -10,7 +10,7 @@ use boot::layout::Ram;
 use devices::board::{Board, Event};
 use devices::host::Host;
 use devices::memory::Memory;
-use devices::platform::{fw_cfg, serial};
+use devices::platform::{flash, fw_cfg, serial};
 use devices::power::Buttons;
 use devices::registry;
 use devices::backend::stream::Stream;
@@ -96,8 +96,9 @@ impl Plan {
             registry::Config::Serial(serial::Config { port: 1, to: serial }),
         ];
         if let Some(code) = &config.firmware {
-            let flash = devices::platform::flash::Config::new(code.clone(), config.vars.clone());
-            devices.push(registry::Config::Flash(flash));
+            let (code, vars) = (code.clone(), config.vars.clone());
+            let readonly = false;
+            devices.push(registry::Config::Flash(flash::Config { code, vars, readonly }));
         }
         devices.extend(config.device.iter().cloned());
         devices
