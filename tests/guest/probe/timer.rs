@@ -12,7 +12,6 @@ use crate::report::Finding;
 /// The local APIC where it is after a reset.
 pub(crate) const LOCAL_APIC: u64 = 0xfee0_0000;
 const IA32_APIC_BASE: u32 = 0x1b;
-const TASK_PRIORITY: u64 = 0x80;
 const SPURIOUS: u64 = 0xf0;
 const LVT_TIMER: u64 = 0x320;
 const LVT_LINT0: u64 = 0x350;
@@ -36,9 +35,9 @@ pub(crate) fn enable(session: &mut Session) -> bool {
     let base = read_msr(IA32_APIC_BASE);
     let usable = base & 0xf_ffff_f000 == LOCAL_APIC && base >> 10 & 3 == 2;
     if usable {
+        // The task priority is 0 already, and QEMU rewrites the code that it sees writing there.
         for (register, value) in [
             (SPURIOUS, 0x100 | u32::from(SPURIOUS_VECTOR)),
-            (TASK_PRIORITY, 0),
             (LVT_LINT0, MASKED),
             (LVT_LINT1, MASKED),
         ] {
