@@ -1,1 +1,3 @@
 //! The `vmm` library.
+
+pub mod probe;

@@ -389,8 +389,9 @@ pub(crate) fn fill_interrupt_table() {
         };
         let privilege = if vector == GATE_VECTOR { 3 } else { 0 };
         let low = stub & 0xffff | 8 << 16 | privilege << 45 | 0x8e00 << 32 | stub >> 16 << 48;
+        let entry = (&raw mut idt).cast::<[u64; 2]>().wrapping_add(vector as usize);
         // SAFETY: 128 entries are reserved, and no interrupt arrives before this is done.
-        unsafe { (&raw mut idt).cast::<[u64; 2]>().add(vector as usize).write_volatile([low, 0]) };
+        unsafe { entry.write_volatile([low, 0]) };
     }
 }
 
