@@ -129,9 +129,7 @@ fn enter(start: &Start, regs: &mut kvm_regs, sregs: &mut kvm_sregs) {
     sregs.cs = segment(start, linux::CODE_SELECTOR);
     sregs.tr = segment(start, linux::TASK_SELECTOR);
     let data = segment(start, linux::DATA_SELECTOR);
-    for register in
-        [&mut sregs.ds, &mut sregs.es, &mut sregs.fs, &mut sregs.gs, &mut sregs.ss]
-    {
+    for register in [&mut sregs.ds, &mut sregs.es, &mut sregs.fs, &mut sregs.gs, &mut sregs.ss] {
         *register = data;
     }
 }

@@ -41,9 +41,10 @@ struct Found {
 pub fn examine() -> Findings {
     let situation = Situation::of_this_host();
     let kvm = kvm::open();
-    let checked = kvm.as_ref().map_err(ToString::to_string).and_then(|kvm| {
-        kvm::check(kvm).map_err(|error| error.to_string())
-    });
+    let checked = kvm
+        .as_ref()
+        .map_err(ToString::to_string)
+        .and_then(|kvm| kvm::check(kvm).map_err(|error| error.to_string()));
     let says = match (&checked, situation) {
         (Err(error), _) => error.clone(),
         (Ok(()), Situation::Paravirtual) => kvm::PARAVIRTUAL.to_owned(),

@@ -12,11 +12,8 @@ use crate::machine::Plan;
 
 /// Room for the ACPI files: their sizes are told before their contents are known, and what is left
 /// over reads as zeros, which loaders skip.
-const ROOM: [(&str, u32); 3] = [
-    (acpi::TABLES_FILE, 128 << 10),
-    (acpi::RSDP_FILE, 4 << 10),
-    (acpi::SCRIPT_FILE, 8 << 10),
-];
+const ROOM: [(&str, u32); 3] =
+    [(acpi::TABLES_FILE, 128 << 10), (acpi::RSDP_FILE, 4 << 10), (acpi::SCRIPT_FILE, 8 << 10)];
 
 /// The files of one machine.
 pub struct Source {
@@ -54,10 +51,8 @@ impl fw_cfg::Source for Source {
     fn files(&mut self) -> Vec<File> {
         let fixed = self.files.drain(..);
         let fixed = fixed.map(|(name, bytes)| File { name, content: Content::Fixed(bytes) });
-        let lazy = ROOM.map(|(name, size)| File {
-            name: name.to_owned(),
-            content: Content::Acpi(size),
-        });
+        let lazy =
+            ROOM.map(|(name, size)| File { name: name.to_owned(), content: Content::Acpi(size) });
         fixed.chain(lazy).collect()
     }
 

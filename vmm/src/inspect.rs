@@ -86,7 +86,7 @@ fn claims(board: &Board) -> Vec<Value> {
 fn acpi_facts(platform: &acpi::Platform) -> anyhow::Result<Value> {
     let range = |range: &std::ops::Range<u64>| format!("{:#x}-{:#x}", range.start, range.end - 1);
     let nodes = platform.nodes.iter().map(|node| {
-        let ports: Vec<_> =
+        let ports =
             node.ports.iter().map(|ports| format!("{:#x}-{:#x}", ports.start, ports.end - 1));
         json!({
             "hid": node.hid,

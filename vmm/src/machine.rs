@@ -7,13 +7,13 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use boot::layout::Ram;
+use devices::backend::stream::Stream;
 use devices::board::{Board, Event};
 use devices::host::Host;
 use devices::memory::Memory;
 use devices::platform::{flash, fw_cfg, serial};
 use devices::power::Buttons;
 use devices::registry;
-use devices::backend::stream::Stream;
 use kvm_ioctls::Kvm;
 use vm_memory::GuestMemoryMmap;
 
@@ -91,7 +91,6 @@ impl Plan {
         let mut devices = vec![
             registry::Config::HostBridge(Default::default()),
             registry::Config::Lpc(Default::default()),
-            registry::Config::Rtc(Default::default()),
             registry::Config::I8042(Default::default()),
             registry::Config::Serial(serial::Config { port: 1, to: serial }),
         ];
@@ -170,10 +169,12 @@ fn direct(
     let open = |what: &str, path: &Path| {
         File::open(path).with_context(|| format!("--{what} {}", path.display()))
     };
-    let command_line = config.cmdline.clone().unwrap_or_default();
+    let command_line = config.cmdline.clone();
     let Some(kernel) = &config.kernel else {
-        return Ok(Some(Direct::image(probe::IMAGE, command_line, description)));
+        let words = command_line.unwrap_or_else(|| "then=poweroff".into());
+        return Ok(Some(Direct::image(probe::IMAGE, words, description)));
     };
+    let command_line = command_line.unwrap_or_default();
     let initrd = config.initrd.as_deref().map(|path| open("initrd", path)).transpose()?;
     let kernel = (kernel.display().to_string(), open("kernel", kernel)?);
     Ok(Some(Direct::files(kernel, initrd, command_line, description)))

@@ -219,6 +219,8 @@ pub fn restore_terminal() {
 #[derive(Default)]
 pub struct Escape {
     seen: bool,
+    /// Standard input is at its end: asking again would be answered at once, for ever.
+    ended: bool,
 }
 
 const CTRL_A: u8 = 1;
@@ -319,7 +321,7 @@ impl Input {
         let stdin = rustix::stdio::stdin();
         let source: Option<BorrowedFd<'_>> = match (&*self, &client) {
             _ if !waiting.is_empty() => None,
-            (Self::Stdin(_), _) => Some(stdin),
+            (Self::Stdin(escape), _) => (!escape.ended).then_some(stdin),
             (Self::Socket(..), Some(client)) => Some(client.as_fd()),
             (Self::Socket(bound, _), None) => Some(bound.listener.as_fd()),
         };
@@ -343,8 +345,9 @@ impl Input {
         match (self, client) {
             (Self::Stdin(escape), _) => {
                 let count = rustix::io::read(rustix::stdio::stdin(), &mut buffer).unwrap_or(0);
+                escape.ended = count == 0;
                 waiting.extend(&buffer[..count]);
-                if count > 0 && escape.filter(waiting) {
+                if escape.filter(waiting) {
                     let us = rustix::process::getpid();
                     rustix::process::kill_process(us, rustix::process::Signal::TERM).ok();
                 }

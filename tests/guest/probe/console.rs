@@ -34,12 +34,13 @@ impl Console {
         console
     }
 
-    fn wait(&self) {
+    fn wait(&mut self) {
         for _ in 0..PATIENCE {
             if in8(LSR) & TRANSMITTER_EMPTY != 0 {
                 break;
             }
         }
+        self.room = self.fifo;
     }
 }
 
@@ -48,7 +49,6 @@ impl Write for Console {
         for byte in text.bytes() {
             if self.room == 0 {
                 self.wait();
-                self.room = self.fifo;
             }
             out8(COM1, byte);
             self.room -= 1;

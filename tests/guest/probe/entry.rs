@@ -183,7 +183,7 @@ exception_stubs:
     # The first exception is shown by ring 3; a second one ends the machine.
 exception:
     cmpl $0, fault_count
-    jne gate_triple
+    jne second_exception
     incl fault_count
     movq %rax, fault_record + 24
     popq %rax
@@ -201,6 +201,11 @@ exception:
     pushq $0x23
     pushq $fault_entry
     iretq
+
+second_exception:
+    popq %rax
+    popq %rax
+    jmp gate_triple
 
 fault_entry:
     movl $fault_record, %edi
@@ -245,7 +250,9 @@ gate_stub:
     je gate_halt
 gate_triple:
     lidt no_idt
-    int3
+    movl $tss + 4096, %eax              # zeros of the I/O bitmap: nothing is mapped any more
+    movq %rax, %cr3
+    iretq
 gate_halt_once:
     sti
     hlt
@@ -382,8 +389,9 @@ pub(crate) fn fill_interrupt_table() {
         };
         let privilege = if vector == GATE_VECTOR { 3 } else { 0 };
         let low = stub & 0xffff | 8 << 16 | privilege << 45 | 0x8e00 << 32 | stub >> 16 << 48;
+        let entry = (&raw mut idt).cast::<[u64; 2]>().wrapping_add(vector as usize);
         // SAFETY: 128 entries are reserved, and no interrupt arrives before this is done.
-        unsafe { (&raw mut idt).cast::<[u64; 2]>().add(vector as usize).write_volatile([low, 0]) };
+        unsafe { entry.write_volatile([low, 0]) };
     }
 }
 
@@ -466,5 +474,6 @@ pub(crate) fn halt() -> ! {
 /// Takes an exception without an interrupt table: the processor shuts down.
 pub(crate) fn triple_fault() -> ! {
     gate(6, 0, 0);
-    unreachable!()
+    // SAFETY: raises an exception, which ends the machine.
+    unsafe { asm!("ud2", options(noreturn)) }
 }

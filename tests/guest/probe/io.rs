@@ -31,42 +31,49 @@ ports! {
     in32 out32 u32, "eax";
 }
 
-/// Reads `width` bytes (1, 2, 4 or 8) of device memory, or of RAM that another party also writes.
+macro_rules! memory {
+    ($($read:ident $write:ident $type:ty, $load:tt, $store:tt, $class:ident;)*) => {$(
+        #[doc = concat!("Reads a ", stringify!($type), " of device memory, aligned or not.")]
+        pub(crate) fn $read(address: u64) -> $type {
+            let value;
+            // SAFETY: the caller names device memory or RAM that is mapped; reading changes neither.
+            unsafe { asm!($load, a = in(reg) address, v = out($class) value, options(nostack)) };
+            value
+        }
+
+        #[doc = concat!("Writes a ", stringify!($type), " of device memory, aligned or not.")]
+        pub(crate) fn $write(address: u64, value: $type) {
+            // SAFETY: the caller names device memory, or RAM that no variable of ours lives in.
+            unsafe { asm!($store, a = in(reg) address, v = in($class) value, options(nostack)) };
+        }
+    )*};
+}
+
+memory! {
+    read8 write8 u8, "mov {v}, [{a}]", "mov [{a}], {v}", reg_byte;
+    read16 write16 u16, "mov {v:x}, [{a}]", "mov [{a}], {v:x}", reg;
+    read32 write32 u32, "mov {v:e}, [{a}]", "mov [{a}], {v:e}", reg;
+    read64 write64 u64, "mov {v}, [{a}]", "mov [{a}], {v}", reg;
+}
+
+/// Reads `width` bytes: 1, 2, 4 or 8.
 pub(crate) fn read_memory(address: u64, width: usize) -> u64 {
-    let value: u64;
-    // SAFETY: the caller names device memory or RAM in the identity map; reading changes neither.
-    unsafe {
-        match width {
-            1 => asm!("movzx {v:e}, byte ptr [{a}]", a = in(reg) address, v = out(reg) value),
-            2 => asm!("movzx {v:e}, word ptr [{a}]", a = in(reg) address, v = out(reg) value),
-            4 => asm!("mov {v:e}, [{a}]", a = in(reg) address, v = out(reg) value),
-            _ => asm!("mov {v}, [{a}]", a = in(reg) address, v = out(reg) value),
-        }
+    match width {
+        1 => read8(address).into(),
+        2 => read16(address).into(),
+        4 => read32(address).into(),
+        _ => read64(address),
     }
-    value
 }
 
-/// Writes `width` bytes (1, 2, 4 or 8) of device memory, or of RAM that is not ours.
+/// Writes the low `width` bytes of `value`: 1, 2, 4 or 8.
 pub(crate) fn write_memory(address: u64, width: usize, value: u64) {
-    // SAFETY: the caller names device memory, or RAM outside of this image, in the identity map.
-    unsafe {
-        match width {
-            1 => asm!("mov byte ptr [{a}], {v}", a = in(reg) address, v = in(reg_byte) value as u8),
-            2 => asm!("mov word ptr [{a}], {v:x}", a = in(reg) address, v = in(reg) value),
-            4 => asm!("mov dword ptr [{a}], {v:e}", a = in(reg) address, v = in(reg) value),
-            _ => asm!("mov qword ptr [{a}], {v}", a = in(reg) address, v = in(reg) value),
-        }
+    match width {
+        1 => write8(address, value as u8),
+        2 => write16(address, value as u16),
+        4 => write32(address, value as u32),
+        _ => write64(address, value),
     }
-}
-
-/// Reads 4 bytes of device memory.
-pub(crate) fn read32(address: u64) -> u32 {
-    read_memory(address, 4) as u32
-}
-
-/// Writes 4 bytes of device memory.
-pub(crate) fn write32(address: u64, value: u32) {
-    write_memory(address, 4, value.into());
 }
 
 /// The time stamp counter, after all that comes before it.

@@ -57,12 +57,15 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     let console = Console::open();
     entry::fill_interrupt_table();
     let start = Start::read(start_info);
-    // SAFETY: the one use of each of these; there is one thread.
-    let (line, text) = unsafe { (&mut *&raw mut COMMAND_LINE, &mut *&raw mut TEXT) };
+    let (line, text) = (&raw mut COMMAND_LINE, &raw mut TEXT);
+    // SAFETY: the one use of this variable; there is one thread.
+    let line = unsafe { &mut *line };
+    // SAFETY: the same.
+    let text = unsafe { &mut *text };
     let words = Words(start.command_line(line));
     let pm_base = pci::pm_base();
     // SAFETY: there is one thread; a fault reads it after this or not at all.
-    unsafe { (&raw mut END).write((words, pm_base)) };
+    unsafe { END = (words, pm_base) };
     let mut session = Session { console, report: Report::new(), store: Store::new(text) };
     checks(&mut session, &start, words, pm_base);
     session.report.json(&mut session.console).ok();
@@ -110,6 +113,6 @@ fn panic(info: &PanicInfo) -> ! {
 
 fn stop() -> ! {
     // SAFETY: there is one thread, and it is here.
-    let (words, pm_base) = unsafe { (&raw const END).read() };
+    let (words, pm_base) = unsafe { END };
     end::end(words, pm_base)
 }

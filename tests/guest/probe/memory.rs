@@ -144,11 +144,11 @@ fn map(range: &Range, cpu: &Cpu) -> Range {
 
 fn map_gib(gib: u64, gib_pages: bool) {
     let entry = if gib_pages {
-        gib * GIB | LARGE_PAGE
+        (gib * GIB) | LARGE_PAGE
     } else {
         let directory = (&raw mut HIGH).cast::<Directory>().wrapping_add(gib as usize - 4) as u64;
         for page in 0..512 {
-            write_memory(directory + page * 8, 8, gib * GIB + (page << 21) | LARGE_PAGE);
+            write_memory(directory + page * 8, 8, (gib * GIB + (page << 21)) | LARGE_PAGE);
         }
         directory | 7
     };

@@ -6,10 +6,10 @@ pub(crate) struct Random(u64);
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
         let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         // Zero is the one state that xorshift cannot leave.
-        Self((z ^ z >> 31).max(1))
+        Self((z ^ (z >> 31)).max(1))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
@@ -21,6 +21,6 @@ impl Random {
 
     /// A number below `limit`, which is not 0.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        (self.next() >> 32) * limit >> 32
+        ((self.next() >> 32) * limit) >> 32
     }
 }

@@ -12,7 +12,6 @@ use crate::report::Finding;
 /// The local APIC where it is after a reset.
 pub(crate) const LOCAL_APIC: u64 = 0xfee0_0000;
 const IA32_APIC_BASE: u32 = 0x1b;
-const TASK_PRIORITY: u64 = 0x80;
 const SPURIOUS: u64 = 0xf0;
 const LVT_TIMER: u64 = 0x320;
 const LVT_LINT0: u64 = 0x350;
@@ -36,9 +35,9 @@ pub(crate) fn enable(session: &mut Session) -> bool {
     let base = read_msr(IA32_APIC_BASE);
     let usable = base & 0xf_ffff_f000 == LOCAL_APIC && base >> 10 & 3 == 2;
     if usable {
+        // The task priority is 0 already, and QEMU rewrites the code that it sees writing there.
         for (register, value) in [
             (SPURIOUS, 0x100 | u32::from(SPURIOUS_VECTOR)),
-            (TASK_PRIORITY, 0),
             (LVT_LINT0, MASKED),
             (LVT_LINT1, MASKED),
         ] {
@@ -62,39 +61,36 @@ pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
     let before = timer_interrupts();
     let arrived = || timer_interrupts().wrapping_sub(before);
     write32(LOCAL_APIC + LVT_TIMER, PERIODIC | u32::from(TIMER_VECTOR));
-    write32(LOCAL_APIC + INITIAL_COUNT, count.max(1));
     set_interrupts(true);
     let start = tsc();
-    let patience = cpu.counts(PATIENCE_US);
-    while arrived() == 0 && tsc() - start < patience {
+    write32(LOCAL_APIC + INITIAL_COUNT, count.max(1));
+    while arrived() < TICKS && tsc() - start < cpu.counts(PATIENCE_US) {
         spin_loop();
     }
-    let (first, base) = (tsc(), arrived());
-    while arrived() < base + TICKS && tsc() - start < patience {
-        spin_loop();
-    }
-    let (ticks, elapsed) = (arrived() - base, cpu.nanoseconds(tsc() - first) / 1000);
-    let (mut halts, halted) = (0, tsc());
+    let running = cpu.nanoseconds(tsc() - start) / 1000;
+    let ticks = arrived();
+    let mut halts = 0;
     // A halt without a timer would be for ever.
     while ticks >= TICKS && halts < TICKS {
         halt_once();
         halts += 1;
     }
-    let halted = cpu.nanoseconds(tsc() - halted) / 1000;
+    let all = u64::from(arrived());
+    let elapsed = cpu.nanoseconds(tsc() - start) / 1000;
     set_interrupts(false);
     write32(LOCAL_APIC + LVT_TIMER, MASKED);
     write32(LOCAL_APIC + INITIAL_COUNT, 0);
-    // A busy host delays ticks, and never makes them early. One period is lost to the phase.
-    let due = u64::from(TICKS) * PERIOD_US;
-    let right = |elapsed: u64| (due - PERIOD_US * 11 / 10..due * 4).contains(&elapsed);
+    // A busy host delays ticks, or delivers some of them at once; it never makes them early.
+    let due = all * PERIOD_US;
+    let right = (due * 85 / 100..due * 5).contains(&elapsed);
     session.add(
-        Finding::check("timer", ticks >= TICKS && right(elapsed) && right(halted))
+        Finding::check("timer", ticks >= TICKS && right)
             .number("hz", hz)
             .number("period_us", PERIOD_US)
-            .number("ticks", ticks.into())
+            .number("ticks", all)
             .number("elapsed_us", elapsed)
-            .number("halts", halts.into())
-            .number("halted_us", halted),
+            .number("running_us", running)
+            .number("halts", halts.into()),
     );
 }
 
