@@ -3,7 +3,7 @@
 //! It is freestanding code for the processor at hand, so that the compiler that builds the rest
 //! will do: no target has to be installed.
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
@@ -35,7 +35,17 @@ const LINK: [&str; 6] = [
     "-Wl,--gc-sections",
 ];
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match embed_probe() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn embed_probe() -> Result<()> {
     let package = PathBuf::from(env::var("CARGO_MANIFEST_DIR").context("not started by cargo")?);
     let sources = package.join(SOURCES);
     rerun_for_changes(&sources)?;
@@ -60,6 +70,8 @@ fn compile(sources: &Path, image: &Path) -> Result<()> {
     let mut command = Command::new(&rustc);
     command.args(FLAGS).args(LINK.map(|argument| format!("-Clink-arg={argument}")));
     command.arg(format!("-Clink-arg=-Wl,-T,{}", script.display()));
+    // Paths show in panic messages; the image is the same wherever it is built.
+    command.arg(format!("--remap-path-prefix={}=probe", sources.display()));
     command.arg("-o").arg(image).arg(sources.join("main.rs"));
     // Flags for the host's programs (sanitizers, coverage) mean nothing to a guest.
     command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");

@@ -36,7 +36,7 @@ macro_rules! memory {
         #[doc = concat!("Reads a ", stringify!($type), " of device memory, aligned or not.")]
         pub(crate) fn $read(address: u64) -> $type {
             let value;
-            // SAFETY: the caller names device memory or RAM that is mapped; reading changes neither.
+            // SAFETY: the caller names mapped device memory or RAM; reading changes neither.
             unsafe { asm!($load, a = in(reg) address, v = out($class) value, options(nostack)) };
             value
         }
