@@ -59,5 +59,6 @@ registry! {
     "debugcon" Debugcon: crate::platform::debugcon::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,
     "i8042" I8042: crate::platform::i8042::Config,
+    "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
 }

@@ -2,4 +2,5 @@
 
 pub mod debugcon;
 pub mod i8042;
+pub mod rtc;
 pub mod serial;
