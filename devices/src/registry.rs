@@ -58,6 +58,7 @@ macro_rules! registry {
 registry! {
     "debugcon" Debugcon: crate::platform::debugcon::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,
+    "hpet" Hpet: crate::platform::hpet::Config,
     "i8042" I8042: crate::platform::i8042::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,

@@ -1,6 +1,7 @@
 //! The chips that a PC has had since its beginnings, and those that firmware expects of a Q35.
 
 pub mod debugcon;
+pub mod hpet;
 pub mod i8042;
 pub mod rtc;
 pub mod serial;
