@@ -396,8 +396,7 @@ mod test {
         bench.write(Kind::Memory, address, &value.to_le_bytes());
     }
 
-    fn wait(bench: &Bench, edges: u32) -> Duration {
-        let began = Instant::now();
+    fn wait(bench: &Bench, edges: u32, began: Instant) -> Duration {
         while bench.host.pins.edges(20) < edges {
             assert!(began.elapsed() < Duration::from_secs(5), "no interrupt came");
             std::thread::sleep(Duration::from_micros(200));
@@ -449,9 +448,10 @@ mod test {
         let bench = bench();
         write(&bench, TIMER0, ROUTE_20 | TN_INT_ENB);
         write(&bench, TIMER0 + 8, 2_000_000);
+        let began = Instant::now();
         write(&bench, BASE + GEN_CONF, ENABLE_CNF);
-        let took = wait(&bench, 1);
-        assert!(took > Duration::from_millis(18), "{took:?}");
+        let took = wait(&bench, 1, began);
+        assert!(took >= Duration::from_millis(20), "{took:?}");
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(bench.host.pins.edges(20), 1);
         assert_eq!(read(&bench, BASE + GINTR_STA), 0, "edges leave no status");
@@ -464,11 +464,12 @@ mod test {
         write(&bench, BASE + GEN_CONF, ENABLE_CNF);
         write32(&bench, TIMER0, u32::try_from(config).unwrap());
         let now: u32 = u32::from_le_bytes(bench.read(Kind::Memory, BASE + MAIN_CNT));
+        let began = Instant::now();
         // 5 ms.
         write32(&bench, TIMER0 + 8, now + 500_000);
         write32(&bench, TIMER0 + 8, 500_000);
         assert_eq!(read(&bench, TIMER0) & TN_VAL_SET, 0);
-        let took = wait(&bench, 10);
+        let took = wait(&bench, 10, began);
         assert!(took > Duration::from_millis(40), "{took:?}");
         write32(&bench, TIMER0, 0);
         let edges = bench.host.pins.edges(20);
@@ -483,7 +484,7 @@ mod test {
         write(&bench, timer2, ROUTE_20 | TN_INT_ENB | TN_INT_TYPE_LEVEL);
         write(&bench, timer2 + 8, 1000);
         write(&bench, BASE + GEN_CONF, ENABLE_CNF);
-        wait(&bench, 1);
+        wait(&bench, 1, Instant::now());
         assert!(bench.host.pins.is_high(20));
         assert_eq!(read(&bench, BASE + GINTR_STA), 4);
         write(&bench, timer2, ROUTE_20 | TN_INT_TYPE_LEVEL);
@@ -532,14 +533,18 @@ mod test {
         let fresh = bench.board.park();
         bench.board.run(fresh.clone()).unwrap();
         write(&bench, TIMER0, ROUTE_20 | TN_INT_ENB);
-        write(&bench, TIMER0 + 8, 3_000_000);
+        // 200 ms.
+        write(&bench, TIMER0 + 8, 20_000_000);
         write(&bench, BASE + GEN_CONF, ENABLE_CNF);
+        let (began, before) = (Instant::now(), read(&bench, BASE + MAIN_CNT));
         let saved = bench.board.park();
-        std::thread::sleep(Duration::from_millis(40));
+        let nap = Duration::from_millis(250);
+        std::thread::sleep(nap);
         assert_eq!(bench.host.pins.edges(20), 0, "parked");
         bench.board.run(saved).unwrap();
-        let took = wait(&bench, 1);
-        assert!(took > Duration::from_millis(20), "{took:?}");
+        let counted = Duration::from_nanos(10 * (read(&bench, BASE + MAIN_CNT) - before));
+        assert!(counted + nap <= began.elapsed(), "{counted:?} without the nap");
+        wait(&bench, 1, Instant::now());
         bench.board.reset().unwrap();
         assert_eq!(bench.board.park(), fresh);
     }
