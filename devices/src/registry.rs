@@ -60,7 +60,9 @@ registry! {
     "edu" Edu: crate::pci::edu::Config,
     "flash" Flash: crate::platform::flash::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,
+    "hpet" Hpet: crate::platform::hpet::Config,
     "i8042" I8042: crate::platform::i8042::Config,
     "lpc" Lpc: crate::pci::lpc::Config,
+    "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
 }

@@ -91,6 +91,7 @@ impl Plan {
         let mut devices = vec![
             registry::Config::HostBridge(Default::default()),
             registry::Config::Lpc(Default::default()),
+            registry::Config::Rtc(Default::default()),
             registry::Config::I8042(Default::default()),
             registry::Config::Serial(serial::Config { port: 1, to: serial }),
         ];

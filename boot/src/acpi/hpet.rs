@@ -11,7 +11,7 @@ const HID: &str = "PNP0103";
 
 /// The event timer block's ID, the upper bits of which are those of the capability register: vendor
 /// 8086, legacy replacement, 64-bit counter, three timers.
-const BLOCK_ID: u32 = 0x8086_A201;
+const BLOCK_ID: u32 = 0x8086_2201;
 
 /// The table, if a node says that the machine has an HPET.
 pub(super) fn hpet(platform: &Platform) -> Result<Option<Vec<u8>>> {

@@ -3,6 +3,8 @@
 pub mod debugcon;
 pub mod flash;
 pub mod fw_cfg;
+pub mod hpet;
 pub mod i8042;
 pub(crate) mod pm;
+pub mod rtc;
 pub mod serial;

@@ -1,0 +1,569 @@
+//! The high precision event timers (IA-PC HPET Specification 1.0a) at 0xFED00000: one counter of
+//! 100 MHz, three timers of 64 bits, each periodic or not, on IOAPIC pins 16 to 23.
+//!
+//! Off unless asked for: guests that find it prefer it to clocks that cost no exit. It does not
+//! offer "legacy replacement" (timer 0 instead of the PIT): the PIT is the kernel's, drives the
+//! same pin, and no device can silence it. Nor does it offer interrupts by FSB messages.
+//!
+//! Threats: the guest sets any period, down to 10 ns; a periodic timer rings 10 000 times a second
+//! at most, and one whose level-triggered interrupt waits does not ring at all. Any comparator is
+//! some moment, at worst one that never comes.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::alarm::Alarm;
+use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::line::Line;
+
+/// `--device hpet`
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {}
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        place.claim(Kind::Memory, 0xfed0_0000..0xfed0_0400)?;
+        place.acpi("PNP0103");
+        // The guest chooses among the pins, so they are not in the `_CRS`.
+        let lines = PINS.map(|pin| place.line(pin)).into_iter().collect::<Result<_, _>>()?;
+        let registers = Registers { state: State::default(), lines, epoch: Instant::now() };
+        Ok(Box::new(Hpet { registers: Arc::new(Mutex::new(registers)), timer: None }))
+    }
+}
+
+/// Those of QEMU's Q35 that are not legacy pins.
+const PINS: [u32; 8] = [16, 17, 18, 19, 20, 21, 22, 23];
+const ROUTES: u64 = 0x00ff_0000;
+
+/// Nanoseconds per count.
+const PERIOD: u64 = 10;
+/// The period in femtoseconds, vendor 8086, counter of 64 bits, three timers, revision 1.
+const CAPABILITIES: u64 = (PERIOD * 1_000_000) << 32 | 0x8086_2201;
+
+// 2.3.4: registers by their offset.
+const GCAP_ID: u64 = 0x000;
+const GEN_CONF: u64 = 0x010;
+const GINTR_STA: u64 = 0x020;
+const MAIN_CNT: u64 = 0x0f0;
+const TIMERS: u64 = 0x100;
+
+/// General configuration: the counter counts, and timers may interrupt.
+const ENABLE_CNF: u64 = 1 << 0;
+
+// 2.3.8: timer configuration.
+const TN_INT_TYPE_LEVEL: u64 = 1 << 1;
+const TN_INT_ENB: u64 = 1 << 2;
+const TN_PERIODIC: u64 = 1 << 3;
+const TN_PER_INT_CAP: u64 = 1 << 4;
+const TN_SIZE_CAP: u64 = 1 << 5;
+const TN_VAL_SET: u64 = 1 << 6;
+const TN_32MODE: u64 = 1 << 8;
+const TN_INT_ROUTE: u64 = 0x1f << 9;
+const TN_WRITABLE: u64 = TN_INT_TYPE_LEVEL | TN_INT_ENB | TN_PERIODIC | TN_VAL_SET | TN_32MODE;
+const TN_CAPABILITIES: u64 = ROUTES << 32 | TN_PER_INT_CAP | TN_SIZE_CAP;
+
+/// A periodic timer does not ring more often.
+const SHORTEST_PERIOD: Duration = Duration::from_micros(100);
+/// Comparators that are far away are looked at again.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Timer {
+    config: u64,
+    comparator: u64,
+    period: u64,
+}
+
+impl Default for Timer {
+    fn default() -> Self {
+        Self { config: TN_CAPABILITIES, comparator: u64::MAX, period: 0 }
+    }
+}
+
+impl Timer {
+    fn is(&self, bit: u64) -> bool {
+        self.config & bit != 0
+    }
+
+    fn mask(&self) -> u64 {
+        if self.is(TN_32MODE) { u64::from(u32::MAX) } else { u64::MAX }
+    }
+
+    /// Counts after `from` until the match, less one: the counter where it is does not match again.
+    fn distance(&self, from: u64) -> u64 {
+        self.comparator.wrapping_sub(from).wrapping_sub(1) & self.mask()
+    }
+
+    /// Whether a match lies in the `counts` after `from`; a periodic timer goes on behind it.
+    fn passes(&mut self, from: u64, counts: u64) -> bool {
+        let distance = self.distance(from);
+        if distance >= counts {
+            return false;
+        }
+        let period = self.period & self.mask();
+        if self.is(TN_PERIODIC) && period != 0 {
+            let matches = (counts - distance - 1) / period + 1;
+            let next = self.comparator.wrapping_add(matches.wrapping_mul(period));
+            self.comparator = next & self.mask();
+        }
+        true
+    }
+
+    /// Where its interrupt goes, if anywhere.
+    fn pin(&self) -> Option<usize> {
+        let route = usize::try_from((self.config & TN_INT_ROUTE) >> 9).ok()?;
+        route.checked_sub(16).filter(|pin| *pin < PINS.len())
+    }
+
+    fn configure(&mut self, value: u64) {
+        let route = (value & TN_INT_ROUTE) >> 9;
+        // A pin that is not offered reads back as the one before.
+        let keep = if ROUTES >> route & 1 == 1 { 0 } else { TN_INT_ROUTE };
+        let writable = (TN_WRITABLE | TN_INT_ROUTE) & !keep;
+        self.config = self.config & !writable | value & writable;
+        self.comparator &= self.mask();
+        self.period &= self.mask();
+    }
+
+    /// 2.3.9.2.2: in periodic mode a write is the period, and with "set value" the comparator too.
+    fn compare(&mut self, part: Part) {
+        let mask = self.mask();
+        if !self.is(TN_PERIODIC) || self.is(TN_VAL_SET) {
+            self.comparator = part.over(self.comparator) & mask;
+        }
+        if self.is(TN_PERIODIC) {
+            self.period = part.over(self.period) & mask;
+        }
+        // It falls by itself; software that writes halves writes the low one first.
+        self.config &= !TN_VAL_SET;
+    }
+}
+
+/// A write to all or half of a register.
+#[derive(Clone, Copy)]
+struct Part {
+    value: u64,
+    mask: u64,
+}
+
+impl Part {
+    fn of(offset: u64, data: &[u8]) -> Option<Self> {
+        match data.len() {
+            4 => {
+                let value = u64::from(u32::from_le_bytes(data.try_into().ok()?));
+                let shift = (offset & 4) * 8;
+                Some(Self { value: value << shift, mask: u64::from(u32::MAX) << shift })
+            }
+            8 => Some(Self { value: u64::from_le_bytes(data.try_into().ok()?), mask: u64::MAX }),
+            _ => None,
+        }
+    }
+
+    fn over(self, old: u64) -> u64 {
+        old & !self.mask | self.value
+    }
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct State {
+    config: u64,
+    /// Level-triggered interrupts that were not acknowledged.
+    status: u64,
+    /// The counter, at the epoch while it counts.
+    count: u64,
+    /// The count until which matches were worked out.
+    seen: u64,
+    timers: [Timer; 3],
+}
+
+struct Registers {
+    state: State,
+    lines: Vec<Arc<Line>>,
+    epoch: Instant,
+}
+
+impl Registers {
+    fn counts(&self) -> bool {
+        self.state.config & ENABLE_CNF != 0
+    }
+
+    fn count(&self) -> u64 {
+        if !self.counts() {
+            return self.state.count;
+        }
+        let passed = self.epoch.elapsed().as_nanos() / u128::from(PERIOD);
+        self.state.count.wrapping_add(u64::try_from(passed).unwrap_or(u64::MAX))
+    }
+
+    /// Sets the counter, whether or not it counts.
+    fn set_count(&mut self, count: u64) {
+        (self.state.count, self.state.seen, self.epoch) = (count, count, Instant::now());
+    }
+
+    fn read(&mut self, register: u64) -> u64 {
+        match register {
+            GCAP_ID => CAPABILITIES,
+            GEN_CONF => self.state.config,
+            GINTR_STA => {
+                self.advance();
+                self.state.status
+            }
+            MAIN_CNT => self.count(),
+            _ => {
+                self.advance();
+                let timer = timer_of(register).map(|(number, of)| (&self.state.timers[number], of));
+                match timer {
+                    Some((timer, 0x00)) => timer.config,
+                    Some((timer, 0x08)) => timer.comparator,
+                    _ => 0,
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, register: u64, part: Part) {
+        self.advance();
+        match register {
+            GEN_CONF => {
+                self.state.config = part.over(self.state.config) & ENABLE_CNF;
+                // On from where the matches were worked out, so that none is passed over.
+                self.set_count(self.state.seen);
+            }
+            GINTR_STA => self.state.status &= !part.value,
+            MAIN_CNT => self.set_count(part.over(self.count())),
+            _ => {
+                if let Some((number, of)) = timer_of(register) {
+                    let timer = &mut self.state.timers[number];
+                    match of {
+                        0x00 => timer.configure(part.over(timer.config)),
+                        0x08 => timer.compare(part),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        self.drive();
+    }
+
+    /// Finds the matches since it looked last, and interrupts for them.
+    fn advance(&mut self) {
+        let now = self.count();
+        let (from, counts) = (self.state.seen, now.wrapping_sub(self.state.seen));
+        for (number, timer) in self.state.timers.iter_mut().enumerate() {
+            if !timer.passes(from, counts) {
+                continue;
+            }
+            if timer.is(TN_INT_TYPE_LEVEL) {
+                self.state.status |= 1 << number;
+            } else if timer.is(TN_INT_ENB)
+                && let Some(pin) = timer.pin()
+            {
+                self.lines[pin].pulse();
+            }
+        }
+        self.state.seen = now;
+        self.drive();
+    }
+
+    /// Makes the wires what the level-triggered timers say.
+    fn drive(&self) {
+        for (pin, line) in self.lines.iter().enumerate() {
+            let asks = |(number, timer): (usize, &Timer)| {
+                self.state.status >> number & 1 == 1
+                    && timer.is(TN_INT_TYPE_LEVEL)
+                    && timer.is(TN_INT_ENB)
+                    && timer.pin() == Some(pin)
+            };
+            line.set(self.counts() && self.state.timers.iter().enumerate().any(asks));
+        }
+    }
+
+    /// When the next interrupt comes, if one can.
+    fn due(&self) -> Option<Instant> {
+        let after = |(number, timer): (usize, &Timer)| {
+            let waits = timer.is(TN_INT_TYPE_LEVEL) && self.state.status >> number & 1 == 1;
+            if !timer.is(TN_INT_ENB) || timer.pin().is_none() || waits {
+                return None;
+            }
+            let counts = timer.distance(self.state.seen).saturating_add(1);
+            let after = Duration::from_nanos(counts.saturating_mul(PERIOD));
+            let shortest = if timer.is(TN_PERIODIC) { SHORTEST_PERIOD } else { Duration::ZERO };
+            Some(after.clamp(shortest, LONGEST_SLEEP))
+        };
+        let soonest = self.state.timers.iter().enumerate().filter_map(after).min()?;
+        self.counts().then(|| Instant::now() + soonest)
+    }
+}
+
+/// Which timer a register belongs to, and which of its registers it is.
+fn timer_of(register: u64) -> Option<(usize, u64)> {
+    let offset = register.checked_sub(TIMERS)?;
+    let number = usize::try_from(offset / 0x20).ok().filter(|number| *number < 3)?;
+    Some((number, offset % 0x20))
+}
+
+struct Hpet {
+    registers: Arc<Mutex<Registers>>,
+    timer: Option<Alarm>,
+}
+
+impl Device for Hpet {
+    fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
+        if !is_register(offset, data.len()) {
+            return Access::Ignored;
+        }
+        let value = self.registers.lock().expect("no device panicked").read(offset & !7);
+        let start = if offset & 4 == 0 { 0 } else { 4 };
+        data.copy_from_slice(&value.to_le_bytes()[start..][..data.len()]);
+        Access::Done
+    }
+
+    fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
+        let (true, Some(part)) = (is_register(offset, data.len()), Part::of(offset, data)) else {
+            return Access::Ignored;
+        };
+        let mut registers = self.registers.lock().expect("no device panicked");
+        registers.write(offset & !7, part);
+        if let Some(timer) = &self.timer {
+            timer.set(registers.due());
+        }
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        // The thread may want the registers to come to its end.
+        drop(self.timer.take());
+        let mut registers = self.registers.lock().expect("no device panicked");
+        registers.advance();
+        // The counter stands still with the guest.
+        let seen = registers.state.seen;
+        registers.set_count(seen);
+        Saved::of(&registers.state)
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let mut registers = self.registers.lock().expect("no device panicked");
+        registers.state = saved.take()?;
+        registers.epoch = Instant::now();
+        registers.drive();
+        let due = registers.due();
+        drop(registers);
+        let registers = self.registers.clone();
+        let timer = Alarm::spawn("hpet", move || {
+            let mut registers = registers.lock().expect("no device panicked");
+            registers.advance();
+            registers.due()
+        })?;
+        timer.set(due);
+        self.timer = Some(timer);
+        Ok(())
+    }
+}
+
+/// 2.3.1: registers are read and written whole, or by halves.
+fn is_register(offset: u64, length: usize) -> bool {
+    matches!((length, offset % 8), (8, 0) | (4, 0 | 4))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::testutil::Bench;
+
+    const BASE: u64 = 0xfed0_0000;
+    const TIMER0: u64 = BASE + TIMERS;
+    const ROUTE_20: u64 = 20 << 9;
+
+    fn bench() -> Bench {
+        let mut bench = Bench::new(4096);
+        bench.board.add("hpet", |place| Config::default().build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        bench
+    }
+
+    fn read(bench: &Bench, address: u64) -> u64 {
+        u64::from_le_bytes(bench.read(Kind::Memory, address))
+    }
+
+    fn write(bench: &Bench, address: u64, value: u64) {
+        bench.write(Kind::Memory, address, &value.to_le_bytes());
+    }
+
+    fn write32(bench: &Bench, address: u64, value: u32) {
+        bench.write(Kind::Memory, address, &value.to_le_bytes());
+    }
+
+    fn wait(bench: &Bench, edges: u32, began: Instant) -> Duration {
+        while bench.host.pins.edges(20) < edges {
+            assert!(began.elapsed() < Duration::from_secs(5), "no interrupt came");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        began.elapsed()
+    }
+
+    #[test]
+    fn it_says_what_it_is_and_takes_whole_registers_and_halves() {
+        let bench = bench();
+        assert_eq!(read(&bench, BASE), 0x0098_9680_8086_2201);
+        assert_eq!(bench.read(Kind::Memory, BASE + 4), 0x0098_9680_u32.to_le_bytes());
+        assert_eq!(read(&bench, TIMER0), 0x00ff_0000_0000_0030);
+        assert_eq!(read(&bench, TIMER0 + 8), u64::MAX);
+        for length in [1, 2, 3] {
+            let mut data = [0; 3];
+            bench.board.spaces().memory.read(BASE, &mut data[..length]);
+            assert!(data[..length].iter().all(|byte| *byte == 0xff), "{length}");
+        }
+        assert_eq!(bench.read(Kind::Memory, BASE + 2), [0xff; 4]);
+        write(&bench, TIMER0, 2 << 9 | u64::from(u32::MAX) & !TN_INT_ROUTE);
+        assert_eq!(read(&bench, TIMER0), 0x00ff_0000_0000_017e, "pin 2 is not offered");
+        write32(&bench, BASE + MAIN_CNT + 4, 7);
+        write32(&bench, BASE + MAIN_CNT, 9);
+        assert_eq!(read(&bench, BASE + MAIN_CNT), 7 << 32 | 9, "it stands still");
+        write(&bench, BASE + GEN_CONF, u64::MAX);
+        assert_eq!(read(&bench, BASE + GEN_CONF), ENABLE_CNF, "no legacy replacement");
+    }
+
+    #[test]
+    fn the_counter_counts_hundred_million_a_second_while_it_is_on() {
+        let bench = bench();
+        let began = Instant::now();
+        write(&bench, BASE + GEN_CONF, ENABLE_CNF);
+        let inside = Instant::now();
+        std::thread::sleep(Duration::from_millis(20));
+        let least = inside.elapsed().as_nanos() / 10;
+        let count = u128::from(read(&bench, BASE + MAIN_CNT));
+        let most = began.elapsed().as_nanos() / 10;
+        assert!((least..=most).contains(&count), "{least} {count} {most}");
+        write(&bench, BASE + GEN_CONF, 0);
+        let halted = read(&bench, BASE + MAIN_CNT);
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(read(&bench, BASE + MAIN_CNT), halted);
+    }
+
+    #[test]
+    fn a_single_shot_is_one_edge_at_its_time() {
+        let bench = bench();
+        write(&bench, TIMER0, ROUTE_20 | TN_INT_ENB);
+        write(&bench, TIMER0 + 8, 2_000_000);
+        let began = Instant::now();
+        write(&bench, BASE + GEN_CONF, ENABLE_CNF);
+        let took = wait(&bench, 1, began);
+        assert!(took >= Duration::from_millis(20), "{took:?}");
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(bench.host.pins.edges(20), 1);
+        assert_eq!(read(&bench, BASE + GINTR_STA), 0, "edges leave no status");
+    }
+
+    #[test]
+    fn linux_makes_it_periodic_and_gets_a_rate() {
+        let bench = bench();
+        let config = ROUTE_20 | TN_INT_ENB | TN_PERIODIC | TN_VAL_SET | TN_32MODE;
+        write(&bench, BASE + GEN_CONF, ENABLE_CNF);
+        write32(&bench, TIMER0, u32::try_from(config).unwrap());
+        let now: u32 = u32::from_le_bytes(bench.read(Kind::Memory, BASE + MAIN_CNT));
+        let began = Instant::now();
+        // 5 ms.
+        write32(&bench, TIMER0 + 8, now + 500_000);
+        write32(&bench, TIMER0 + 8, 500_000);
+        assert_eq!(read(&bench, TIMER0) & TN_VAL_SET, 0);
+        let took = wait(&bench, 10, began);
+        assert!(took > Duration::from_millis(40), "{took:?}");
+        write32(&bench, TIMER0, 0);
+        let edges = bench.host.pins.edges(20);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(bench.host.pins.edges(20), edges);
+    }
+
+    #[test]
+    fn a_level_stays_until_it_is_acknowledged_and_goes_with_its_enable() {
+        let bench = bench();
+        let timer2 = BASE + TIMERS + 0x40;
+        write(&bench, timer2, ROUTE_20 | TN_INT_ENB | TN_INT_TYPE_LEVEL);
+        write(&bench, timer2 + 8, 1000);
+        write(&bench, BASE + GEN_CONF, ENABLE_CNF);
+        wait(&bench, 1, Instant::now());
+        assert!(bench.host.pins.is_high(20));
+        assert_eq!(read(&bench, BASE + GINTR_STA), 4);
+        write(&bench, timer2, ROUTE_20 | TN_INT_TYPE_LEVEL);
+        assert!(!bench.host.pins.is_high(20));
+        write(&bench, timer2, ROUTE_20 | TN_INT_ENB | TN_INT_TYPE_LEVEL);
+        assert!(bench.host.pins.is_high(20));
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        write(&bench, BASE + GINTR_STA, 3);
+        assert!(bench.host.pins.is_high(20), "that was for others");
+        write32(&bench, BASE + GINTR_STA, 4);
+        assert!(!bench.host.pins.is_high(20) && read(&bench, BASE + GINTR_STA) == 0);
+    }
+
+    #[test]
+    fn the_shortest_period_does_not_keep_the_host_busy() {
+        let bench = bench();
+        write(&bench, TIMER0, ROUTE_20 | TN_INT_ENB | TN_PERIODIC | TN_VAL_SET);
+        write(&bench, TIMER0 + 8, 1);
+        write(&bench, BASE + GEN_CONF, ENABLE_CNF);
+        let began = Instant::now();
+        std::thread::sleep(Duration::from_millis(50));
+        let edges = u128::from(bench.host.pins.edges(20));
+        let most = began.elapsed().as_micros() / 100 + 10;
+        assert!(edges > 0 && edges <= most, "{edges} edges, {most} at most");
+    }
+
+    #[test]
+    fn comparators_match_once_around_their_width() {
+        let mut timer = Timer { comparator: 5, ..Timer::default() };
+        assert_eq!(timer.distance(4), 0);
+        assert_eq!(timer.distance(5), u64::MAX, "not the same count again");
+        timer.configure(TN_32MODE);
+        assert_eq!(timer.distance(5), u64::from(u32::MAX));
+        assert_eq!(timer.distance(0x7_ffff_ffff), 5);
+        timer.configure(TN_32MODE | TN_PERIODIC);
+        timer.period = 10;
+        assert!(timer.passes(0, 26));
+        assert_eq!(timer.comparator, 35, "5, 15 and 25 are over");
+        assert!(!timer.passes(26, 8));
+    }
+
+    #[test]
+    fn park_keeps_all_and_stops_the_counter_and_reset_is_power_on() {
+        let bench = bench();
+        let fresh = bench.board.park();
+        bench.board.run(fresh.clone()).unwrap();
+        write(&bench, TIMER0, ROUTE_20 | TN_INT_ENB);
+        // 200 ms.
+        write(&bench, TIMER0 + 8, 20_000_000);
+        write(&bench, BASE + GEN_CONF, ENABLE_CNF);
+        let (began, before) = (Instant::now(), read(&bench, BASE + MAIN_CNT));
+        let saved = bench.board.park();
+        let nap = Duration::from_millis(250);
+        std::thread::sleep(nap);
+        assert_eq!(bench.host.pins.edges(20), 0, "parked");
+        bench.board.run(saved).unwrap();
+        let counted = Duration::from_nanos(10 * (read(&bench, BASE + MAIN_CNT) - before));
+        assert!(counted + nap <= began.elapsed(), "{counted:?} without the nap");
+        wait(&bench, 1, Instant::now());
+        bench.board.reset().unwrap();
+        assert_eq!(bench.board.park(), fresh);
+    }
+
+    #[test]
+    fn random_accesses_are_survived() {
+        let bench = bench();
+        let mut seed = 1_u64;
+        for _ in 0..50_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let address = BASE + (seed >> 40 & 0x17c);
+            if seed >> 60 & 1 == 0 {
+                write(&bench, address, seed.rotate_left(7));
+            } else {
+                write32(&bench, address, u32::try_from(seed >> 33).unwrap());
+            }
+            read(&bench, address);
+        }
+        bench.board.reset().unwrap();
+        assert_eq!(read(&bench, BASE + MAIN_CNT), 0);
+    }
+}

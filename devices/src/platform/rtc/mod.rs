@@ -1,0 +1,323 @@
+//! The clock and CMOS memory of a PC: Motorola MC146818A at ports 0x70 and 0x71, with 128 bytes.
+//!
+//! The time is the host's, moved by what the guest set. Flags of register C are worked out when
+//! they are read; a timer runs only while an interrupt is enabled whose flag is down.
+//!
+//! Threats: the guest writes any byte to any register; whatever the registers say is some time.
+//! The fastest interrupt is 8192 a second, and one that the guest does not acknowledge (register C)
+//! stops the timer. The guest learns the host's clock and the offset of its time zone.
+
+mod calendar;
+mod registers;
+mod wall;
+
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use crate::alarm::Alarm;
+use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use registers::{Registers, State};
+use wall::Wall;
+
+/// `--device rtc,base=utc`
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What the clock shows: `local` time by `TZ`, as Windows expects it, or `utc`.
+    #[serde(default)]
+    pub base: Base,
+    /// The moment at which the clock starts instead of now, for tests: `2026-03-29T00:59:59Z`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<String>,
+}
+
+/// What the clock shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Base {
+    /// Local time by `TZ`, with its summer time.
+    #[default]
+    Local,
+    /// Universal time.
+    Utc,
+}
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        place.claim(Kind::Port, 0x70..0x72)?;
+        let line = place.line(8)?;
+        place.acpi("PNP0B00");
+        let ram = place.shared().memory.ram().ok().context("the guest has no memory yet")?;
+        let wall = Wall::new(self.base, self.start.as_deref())?;
+        let registers = Registers::new(State::power_on(ram), wall, line);
+        let power_on = registers.state().clone();
+        Ok(Box::new(Rtc { registers: Arc::new(Mutex::new(registers)), power_on, timer: None }))
+    }
+}
+
+struct Rtc {
+    registers: Arc<Mutex<Registers>>,
+    power_on: State,
+    timer: Option<Alarm>,
+}
+
+impl Rtc {
+    /// Lets `act` work on the registers, and sets the timer for what comes next.
+    fn with<T>(&mut self, act: impl FnOnce(&mut Registers) -> T) -> T {
+        let mut registers = self.registers.lock().expect("no device panicked");
+        let done = act(&mut registers);
+        if registers.has_new_due()
+            && let Some(timer) = &self.timer
+        {
+            timer.set(registers.due());
+        }
+        done
+    }
+}
+
+impl Device for Rtc {
+    fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
+        let [byte] = data else { return Access::Ignored };
+        *byte = self.with(|it| if offset == 0 { it.index() } else { it.read() });
+        Access::Done
+    }
+
+    fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
+        let [byte] = *data else { return Access::Ignored };
+        self.with(|it| if offset == 0 { it.select(byte) } else { it.write(byte) });
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        // The thread may want the registers to come to its end.
+        drop(self.timer.take());
+        Saved::of(self.registers.lock().expect("no device panicked").state())
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let state: Option<State> = saved.take()?;
+        let state = state.unwrap_or_else(|| self.power_on.clone());
+        self.registers.lock().expect("no device panicked").restore(state)?;
+        let registers = self.registers.clone();
+        let ring = move || registers.lock().expect("no device panicked").ring();
+        self.timer = Some(Alarm::spawn("rtc", ring)?);
+        self.with(|_| ());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::testutil::Bench;
+
+    fn bench(start: &str) -> Bench {
+        let mut bench = Bench::new(64 << 20);
+        let config = Config { base: Base::Utc, start: Some(start.into()) };
+        bench.board.add("rtc", |place| config.build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        bench
+    }
+
+    fn read(bench: &Bench, index: u8) -> u8 {
+        bench.write(Kind::Port, 0x70, &[index]);
+        bench.read::<1>(Kind::Port, 0x71)[0]
+    }
+
+    fn write(bench: &Bench, index: u8, byte: u8) {
+        bench.write(Kind::Port, 0x70, &[index]);
+        bench.write(Kind::Port, 0x71, &[byte]);
+    }
+
+    fn time(bench: &Bench) -> [u8; 7] {
+        [0x32, 9, 8, 7, 4, 2, 0].map(|index| read(bench, index))
+    }
+
+    /// Waits for edges of the clock's pin; how long it took.
+    fn wait(bench: &Bench, edges: u32) -> Duration {
+        let began = Instant::now();
+        while bench.host.pins.edges(8) < edges {
+            assert!(began.elapsed() < Duration::from_secs(5), "no interrupt came");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        began.elapsed()
+    }
+
+    #[test]
+    fn firmware_reads_the_time_with_the_nmi_bit_in_the_index() {
+        let bench = bench("2026-03-29T23:58:07Z");
+        assert_eq!(read(&bench, 0x8d), 0x80, "the battery is good");
+        assert_eq!(bench.read(Kind::Port, 0x70), [0x8d]);
+        write(&bench, 0x8a, 0x26);
+        write(&bench, 0x8b, 0x02);
+        assert_eq!(read(&bench, 0x0b), 0x02);
+        assert_eq!(time(&bench), [0x20, 0x26, 0x03, 0x29, 0x23, 0x58, 0x07]);
+        assert_eq!(read(&bench, 6), 1, "a Sunday");
+        write(&bench, 0x0b, 0x04);
+        assert_eq!(time(&bench), [20, 26, 3, 29, 0x80 | 11, 58, 7], "binary, 12 hours");
+        assert_eq!(bench.read(Kind::Port, 0x71), [0xff, 0xff]);
+        assert_eq!(read(&bench, 0x8a) & 0x7f, 0x26);
+    }
+
+    #[test]
+    fn the_guest_sets_the_clock_as_linux_does_and_it_goes_on_from_there() {
+        let bench = bench("2026-03-29T23:58:07Z");
+        write(&bench, 0x0b, 0x82);
+        write(&bench, 0x0a, 0x76);
+        for (index, byte) in [(0x32, 0x19), (9, 0x99), (8, 0x12), (7, 0x31), (4, 0x23)] {
+            write(&bench, index, byte);
+        }
+        write(&bench, 2, 0x59);
+        write(&bench, 0, 0x59);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(read(&bench, 0), 0x59, "it stands still");
+        write(&bench, 0x0b, 0x02);
+        write(&bench, 0x0a, 0x26);
+        assert_eq!(time(&bench), [0x19, 0x99, 0x12, 0x31, 0x23, 0x59, 0x59]);
+        assert_eq!(bench.host.pins.edges(8), 0);
+        // The first second after the divider starts is half a second.
+        let released = Instant::now();
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        std::thread::sleep(Duration::from_millis(510).saturating_sub(released.elapsed()));
+        assert_eq!(time(&bench)[..6], [0x20, 0x00, 0x01, 0x01, 0x00, 0x00]);
+        bench.board.reset().unwrap();
+        assert_eq!(time(&bench)[..4], [0x20, 0x26, 0x03, 0x29], "power-on is the host's time");
+    }
+
+    #[test]
+    fn a_time_that_was_promised_to_hold_is_read_as_a_whole() {
+        let ms = Duration::from_millis;
+        let on_time = |_| {
+            let began = Instant::now();
+            let bench = bench("2026-12-31T23:59:59.992Z");
+            let first = read(&bench, 0x0a);
+            let asked = Instant::now();
+            std::thread::sleep(ms(9));
+            let held = time(&bench);
+            // A busy host may take the time away that this is about: then again.
+            let on_time = asked - began < ms(3) && asked.elapsed() < ms(10);
+            on_time.then_some((bench, first, held))
+        };
+        let (bench, first, held) = (0..100).find_map(on_time).expect("a quiet moment");
+        assert_eq!(first, 0x26, "no update for 244 us");
+        assert_eq!(held, [0x20, 0x26, 0x12, 0x31, 0x23, 0x59, 0x59]);
+        assert_eq!(read(&bench, 0x0a), 0x26);
+        assert_eq!(time(&bench)[..6], [0x20, 0x27, 0x01, 0x01, 0x00, 0x00]);
+    }
+
+    #[test]
+    fn an_update_is_announced_and_ends_with_its_flag() {
+        let bench = bench("2026-01-01T00:00:00.9Z");
+        let update = |_| {
+            let updating = || read(&bench, 0x0a) & 0x80 != 0;
+            while !updating() {}
+            read(&bench, 0x0c);
+            let before = read(&bench, 0);
+            // Unless a busy host slept through it.
+            updating().then(|| {
+                while updating() {}
+                (before, read(&bench, 0), read(&bench, 0x0c), read(&bench, 0x0c))
+            })
+        };
+        let (before, after, flags, cleared) = (0..10).find_map(update).expect("an update");
+        assert_ne!(before, after);
+        assert_eq!((flags & 0x90, cleared & 0x90), (0x10, 0));
+        assert_eq!(bench.host.pins.edges(8), 0, "no interrupt was enabled");
+    }
+
+    #[test]
+    fn the_alarm_and_the_update_interrupt_ring() {
+        let bench = bench("2026-01-01T11:59:59.900Z");
+        for (index, byte) in [(1, 0x00), (3, 0x00), (5, 0x12), (0x0b, 0x22)] {
+            write(&bench, index, byte);
+        }
+        wait(&bench, 1);
+        assert!(bench.host.pins.is_high(8));
+        assert_eq!(read(&bench, 0x0c) & 0xb0, 0xb0, "IRQF, AF and UF");
+        assert!(!bench.host.pins.is_high(8));
+        write(&bench, 0x0b, 0x12);
+        let took = wait(&bench, 2);
+        assert!(took > Duration::from_millis(300), "{took:?}");
+        assert_eq!(read(&bench, 0x0c) & 0xb0, 0x90);
+    }
+
+    #[test]
+    fn the_periodic_interrupt_keeps_its_rate_and_stops_when_it_is_not_read() {
+        let bench = bench("2026-01-01T00:00:00Z");
+        // 256 a second.
+        write(&bench, 0x0a, 0x28);
+        write(&bench, 0x0b, 0x42);
+        let began = Instant::now();
+        for edge in 1..=64 {
+            wait(&bench, edge);
+            assert_eq!(read(&bench, 0x0c) & 0xc0, 0xc0);
+        }
+        // On the grid: delays of single interrupts do not add up, unless one takes a whole period.
+        let took = began.elapsed();
+        assert!(took > Duration::from_millis(240), "{took:?}");
+        wait(&bench, 65);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(bench.host.pins.edges(8), 65, "it waits to be acknowledged");
+        write(&bench, 0x0b, 0x02);
+        read(&bench, 0x0c);
+        let edges = bench.host.pins.edges(8);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(bench.host.pins.edges(8), edges);
+    }
+
+    #[test]
+    fn memory_is_told_and_bytes_are_kept_until_reset() {
+        let bench = bench("2026-01-01T00:00:00Z");
+        // 64 MiB: 768 units of 64 KiB above 16 MiB; 63 MiB above 1 MiB.
+        let told = [0x34, 0x35, 0x5b, 0x5c, 0x5d, 0x15, 0x16, 0x17, 0x18, 0x30, 0x31];
+        let told = told.map(|index| read(&bench, index));
+        assert_eq!(told, [0x00, 0x03, 0, 0, 0, 0x80, 0x02, 0x00, 0xfc, 0x00, 0xfc]);
+        write(&bench, 0x0f, 0xfe);
+        write(&bench, 0x7f, 0x5a);
+        write(&bench, 0x0c, 0xff);
+        write(&bench, 0x0d, 0x00);
+        let saved = bench.board.park();
+        bench.board.run(saved.clone()).unwrap();
+        assert_eq!(bench.read::<1>(Kind::Port, 0x70), [0x0d], "the index too");
+        assert_eq!((read(&bench, 0x0f), read(&bench, 0xff)), (0xfe, 0x5a));
+        assert_eq!((read(&bench, 0x0c), read(&bench, 0x0d)), (0, 0x80), "they are read-only");
+        bench.board.reset().unwrap();
+        assert_eq!((read(&bench, 0x0f), read(&bench, 0x7f)), (0, 0));
+        let damaged = serde_json::json!({"index": 0, "bytes": [1], "offset": 0, "seen": 0});
+        let damaged: Saved = serde_json::from_value(damaged).unwrap();
+        bench.board.park();
+        assert!(bench.board.run(vec![("rtc".into(), damaged)]).is_err());
+    }
+
+    #[test]
+    fn refuses_a_start_that_is_no_time() {
+        let mut bench = Bench::new(4096);
+        let config = Config { base: Base::Utc, start: Some("yesterday".into()) };
+        let error = bench.board.add("rtc", |place| config.build(place)).unwrap_err();
+        assert!(format!("{error:#}").contains("`yesterday`"), "{error:#}");
+    }
+
+    #[test]
+    fn random_accesses_are_survived() {
+        let bench = bench("2026-01-01T00:00:00Z");
+        let mut seed = 1_u64;
+        for _ in 0..100_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let [index, byte, what, ..] = seed.rotate_left(24).to_le_bytes();
+            if what & 1 == 0 {
+                write(&bench, index & 0x3f, byte);
+            } else {
+                read(&bench, index & 0x3f);
+            }
+        }
+        let saved = bench.board.park();
+        bench.board.run(saved.clone()).unwrap();
+        bench.board.reset().unwrap();
+        assert_eq!(read(&bench, 0x0b), 0x02);
+    }
+}
