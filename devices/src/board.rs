@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
 use crate::host::Host;
+use crate::input::Hub;
 use crate::line::{Line, Wire};
 use crate::memory::Memory;
 use crate::pci;
@@ -40,6 +41,8 @@ pub struct Shared {
     pub events: Events,
     /// The buttons on the case.
     pub buttons: Arc<Buttons>,
+    /// Keyboards and mice: devices register here, the screen pushes here.
+    pub input: Arc<Hub>,
 }
 
 /// A device and what it was granted.
@@ -59,8 +62,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let buttons = Arc::default();
-        let shared = Shared { memory, host, spaces: Arc::default(), events, buttons };
+        let (spaces, buttons, input) = Default::default();
+        let shared = Shared { memory, host, spaces, events, buttons, input };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -103,6 +106,11 @@ impl Board {
     /// The buttons on the case, for the operator.
     pub fn buttons(&self) -> &Arc<Buttons> {
         &self.shared.buttons
+    }
+
+    /// The keyboards and mice, for the screen.
+    pub fn input(&self) -> &Arc<Hub> {
+        &self.shared.input
     }
 
     /// What was granted, device by device.

@@ -100,7 +100,9 @@ pub trait Place {
     ///
     /// When the slot is taken, or the host runs out of interrupt routes.
     fn pci(&mut self, identity: pci::Identity) -> anyhow::Result<pci::Slot>;
-    /// Tells ACPI of this device: all that it was granted so far is its `_CRS`.
+    /// Tells ACPI of a device: what was granted since the last call of this is its `_CRS`. So one
+    /// chip can be two devices (keyboard and mouse), and what is claimed after the last call is
+    /// nobody's; see `Claim::nodes`.
     fn acpi(&mut self, hid: &'static str);
     /// What all devices of the machine share.
     fn shared(&self) -> &Shared;
@@ -127,8 +129,20 @@ pub enum Claim {
     Line(u32),
     /// A PCI function: where, and as what.
     Pci(pci::Address, pci::Id),
-    /// A name in the ACPI namespace.
+    /// A name in the ACPI namespace, for the claims between the last such and this.
     Acpi(&'static str),
+}
+
+impl Claim {
+    /// The ACPI devices in one device's claims: name, and what belongs into its `_CRS`.
+    pub fn nodes(claims: &[Self]) -> impl Iterator<Item = (&'static str, &[Self])> {
+        claims.split_inclusive(|claim| matches!(claim, Self::Acpi(_))).filter_map(|part| match part
+            .split_last()
+        {
+            Some((Self::Acpi(hid), granted)) => Some((*hid, granted)),
+            _ => None,
+        })
+    }
 }
 
 impl fmt::Display for Claim {

@@ -11,6 +11,7 @@ pub mod bus;
 pub mod bytes;
 pub mod device;
 pub mod host;
+pub mod input;
 pub mod line;
 pub mod memory;
 pub mod pci;

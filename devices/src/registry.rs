@@ -56,8 +56,11 @@ macro_rules! registry {
 }
 
 registry! {
-    "host-bridge" HostBridge: crate::pci::host::Config,
-    "lpc" Lpc: crate::pci::lpc::Config,
+    "debugcon" Debugcon: crate::platform::debugcon::Config,
     "edu" Edu: crate::pci::edu::Config,
+    "flash" Flash: crate::platform::flash::Config,
+    "host-bridge" HostBridge: crate::pci::host::Config,
+    "i8042" I8042: crate::platform::i8042::Config,
+    "lpc" Lpc: crate::pci::lpc::Config,
     "serial" Serial: crate::platform::serial::Config,
 }

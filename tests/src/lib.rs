@@ -1,1 +1,2 @@
 //! The tests.
+#![forbid(unsafe_code)]

@@ -1,3 +1,4 @@
 //! The host's side of devices: files, sockets, terminals. Nothing here knows of the guest.
 
+pub mod lock;
 pub mod stream;

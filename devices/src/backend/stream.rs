@@ -161,6 +161,23 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
     })
 }
 
+/// Opens a stream that only goes out.
+///
+/// # Errors
+///
+/// When the file cannot be had, or the stream is a socket: its client comes in by the input half.
+pub fn output(stream: &Stream) -> anyhow::Result<Output> {
+    match stream {
+        // Nobody reads what is typed, so the terminal stays as it is.
+        Stream::Stdio => Ok(Box::new(Unbuffered)),
+        Stream::Socket(_) => anyhow::bail!(
+            "`{}` cannot be used for output alone: write `stdio`, `file:PATH` or `none`",
+            String::from(stream.clone())
+        ),
+        Stream::None | Stream::File(_) => Ok(open(stream)?.0),
+    }
+}
+
 /// Standard output without the line buffer: a prompt has no line end.
 struct Unbuffered;
 
@@ -202,6 +219,8 @@ pub fn restore_terminal() {
 #[derive(Default)]
 pub struct Escape {
     seen: bool,
+    /// Standard input is at its end: asking again would be answered at once, for ever.
+    ended: bool,
 }
 
 const CTRL_A: u8 = 1;
@@ -302,7 +321,7 @@ impl Input {
         let stdin = rustix::stdio::stdin();
         let source: Option<BorrowedFd<'_>> = match (&*self, &client) {
             _ if !waiting.is_empty() => None,
-            (Self::Stdin(_), _) => Some(stdin),
+            (Self::Stdin(escape), _) => (!escape.ended).then_some(stdin),
             (Self::Socket(..), Some(client)) => Some(client.as_fd()),
             (Self::Socket(bound, _), None) => Some(bound.listener.as_fd()),
         };
@@ -326,8 +345,9 @@ impl Input {
         match (self, client) {
             (Self::Stdin(escape), _) => {
                 let count = rustix::io::read(rustix::stdio::stdin(), &mut buffer).unwrap_or(0);
+                escape.ended = count == 0;
                 waiting.extend(&buffer[..count]);
-                if count > 0 && escape.filter(waiting) {
+                if escape.filter(waiting) {
                     let us = rustix::process::getpid();
                     rustix::process::kill_process(us, rustix::process::Signal::TERM).ok();
                 }

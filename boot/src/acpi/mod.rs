@@ -1,0 +1,267 @@
+//! The ACPI tables, from one description of the machine, in the two forms that guests take.
+//!
+//! The tables are laid out once, in two blobs (the RSDP, and all else) with the steps that make
+//! them whole: pointers to add, checksums to compute. For firmware the steps become the loader
+//! script of QEMU's fw_cfg; for direct boot they are carried out here.
+//!
+//! The machine is a full-hardware ACPI one (PM1 block, PM timer, SCI on line 9), since that is the
+//! path that guests know best. No S3, no S4; the power button is the fixed one.
+
+mod dsdt;
+mod facs;
+mod fadt;
+mod hpet;
+mod madt;
+mod mcfg;
+mod node;
+mod script;
+mod table;
+mod waet;
+
+use std::ops::Range;
+
+use anyhow::{Result, ensure};
+
+pub use self::dsdt::intx_line;
+pub use self::node::Node;
+use self::script::Layout;
+pub use self::script::{RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables};
+
+/// The line of the system control interrupt.
+pub const SCI: u8 = 9;
+
+/// What `_S5` says: the sleep type that turns the machine off.
+///
+/// Firmware turns off with this number too, and does not read it anywhere.
+pub const S5_SLEEP_TYPE: u8 = 0;
+
+/// The length of the power management block.
+const PM_LENGTH: u16 = 0x80;
+
+/// More processors than any hypervisor takes; what they need in the tables is checked with it.
+const CPUS_MAX: usize = 4096;
+
+/// One processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// Its local APIC's ID.
+    pub apic_id: u32,
+}
+
+/// What the tables describe.
+///
+/// Under firmware, `pcie` is what the guest has programmed into PCIEXBAR, so the tables are to be
+/// built when the firmware asks for them and not before. A guest can program nonsense there, so an
+/// error from [`tables`] is then the guest's mistake and not the machine's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Platform {
+    /// Every processor. A processor's place here is its ACPI processor UID.
+    pub cpus: Vec<Cpu>,
+    /// PCIEXBAR: the configuration space of as many buses as it has MiB.
+    pub pcie: Range<u64>,
+    /// Where 32-bit BARs may be.
+    pub windows: Vec<Range<u64>>,
+    /// Where 64-bit BARs may be.
+    pub window64: Option<Range<u64>>,
+    /// The I/O base of the power management block.
+    pub pm_base: u16,
+    /// What is neither PCI nor described by a table of its own.
+    pub nodes: Vec<Node>,
+}
+
+impl Platform {
+    fn node(&self, hid: &str) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.hid == hid)
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(!self.cpus.is_empty(), "a machine without a processor");
+        ensure!(self.cpus.len() <= CPUS_MAX, "{} processors are too many", self.cpus.len());
+        let mut ids: Vec<_> = self.cpus.iter().map(|cpu| cpu.apic_id).collect();
+        ids.sort_unstable();
+        for pair in ids.windows(2) {
+            ensure!(pair[0] != pair[1], "two processors with APIC ID {}", pair[0]);
+        }
+        let bus = 1 << 20;
+        ensure!(
+            !self.pcie.is_empty()
+                && self.pcie.start.is_multiple_of(bus)
+                && self.pcie.end.is_multiple_of(bus)
+                && self.pcie.end - self.pcie.start <= 256 * bus,
+            "PCIEXBAR at {:#x?}, which is not 1 to 256 aligned buses of 1 MiB",
+            self.pcie
+        );
+        ensure!(
+            self.pm_base.is_multiple_of(PM_LENGTH) && self.pm_base < 0xCF8 - PM_LENGTH,
+            "a power management block at port {:#x}",
+            self.pm_base
+        );
+        for window in &self.windows {
+            ensure!(
+                !window.is_empty() && window.end <= 1 << 32,
+                "a 32-bit PCI window at {window:#x?}"
+            );
+        }
+        let mut ranges: Vec<_> = self.windows.iter().chain(&self.window64).collect();
+        ranges.push(&self.pcie);
+        ranges.sort_unstable_by_key(|range| range.start);
+        for pair in ranges.windows(2) {
+            ensure!(
+                pair[0].end <= pair[1].start,
+                "PCI address ranges that overlap: {:#x?} and {:#x?}",
+                pair[0],
+                pair[1]
+            );
+        }
+        self.nodes.iter().try_for_each(Node::check)
+    }
+}
+
+/// Lays out every table of `platform`.
+///
+/// # Errors
+///
+/// A description that no table can hold, or that would make a guest refuse the tables.
+pub fn tables(platform: &Platform) -> Result<Tables> {
+    platform.check()?;
+    let mut layout = Layout::default();
+    let facs = layout.facs(&facs::facs());
+    let dsdt = layout.table(&dsdt::dsdt(platform)?, &[])?;
+    let (bytes, pointers) = fadt::fadt(platform, facs, dsdt);
+    let mut roots = vec![layout.table(&bytes, &pointers)?];
+    let mut others = vec![madt::madt(platform)?, mcfg::mcfg(platform)?, waet::waet()?];
+    others.extend(hpet::hpet(platform)?);
+    for bytes in others {
+        roots.push(layout.table(&bytes, &[])?);
+    }
+    layout.finish(&roots)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::layout::{self, Ram};
+
+    fn platform(cpus: u32) -> Platform {
+        let ram = Ram::new(1 << 30);
+        Platform {
+            cpus: (0..cpus).map(|apic_id| Cpu { apic_id }).collect(),
+            pcie: layout::PCIEXBAR,
+            windows: layout::pci_windows(ram, &layout::PCIEXBAR),
+            window64: layout::pci_window64(ram, 40),
+            pm_base: 0x600,
+            nodes: vec![],
+        }
+    }
+
+    fn node(hid: &str) -> Node {
+        Node { hid: hid.into(), ports: vec![0x3F8..0x400; 1], ..Node::default() }
+    }
+
+    /// Why a platform is refused that `change` was made to.
+    fn refusal(change: impl Fn(&mut Platform)) -> String {
+        let mut platform = platform(2);
+        change(&mut platform);
+        tables(&platform).unwrap_err().to_string()
+    }
+
+    fn blob(platform: &Platform) -> Vec<u8> {
+        tables(platform).unwrap().files()[0].bytes.clone()
+    }
+
+    fn count(haystack: &[u8], needle: &[u8]) -> usize {
+        haystack.windows(needle.len()).filter(|window| *window == needle).count()
+    }
+
+    fn find<'a>(blob: &'a [u8], signature: &[u8; 4]) -> &'a [u8] {
+        let at = blob.windows(4).position(|window| window == signature).unwrap();
+        let length = u32::from_le_bytes(blob[at + 4..at + 8].try_into().unwrap());
+        &blob[at..at + length as usize]
+    }
+
+    #[test]
+    fn wires_pins_as_the_chip_set_does() {
+        let lines = |slot| [0, 1, 2, 3].map(|pin| intx_line(slot, pin));
+        assert_eq!(lines(0), [20, 21, 22, 23]);
+        assert_eq!(lines(1), [21, 22, 23, 20]);
+        assert_eq!(lines(24), [20, 21, 22, 23]);
+        assert_eq!(lines(25), [16, 17, 18, 19]);
+        assert_eq!(lines(30), [20, 21, 22, 23]);
+        assert_eq!(lines(31), [16, 17, 18, 19]);
+    }
+
+    #[test]
+    fn numbers_devices_of_a_kind() {
+        let mut platform = platform(1);
+        platform.nodes = vec![node("PNP0501"), node("PNP0501"), node("ABCD0001"), node("PNP0501")];
+        let blob = blob(&platform);
+        for (name, times) in [("COM1", 1), ("COM2", 1), ("COM3", 1), ("COM4", 0), ("DEV1", 1)] {
+            assert_eq!(count(&blob, name.as_bytes()), times, "{name}");
+        }
+    }
+
+    #[test]
+    fn tells_the_keyboard_controller_and_the_clock_in_the_fadt() {
+        let boot_arch = |platform: &Platform| find(&blob(platform), b"FACP")[109];
+        let mut platform = platform(1);
+        assert_eq!(boot_arch(&platform), 1 << 5);
+        platform.nodes = vec![node("PNP0B00"), node("PNP0303")];
+        assert_eq!(boot_arch(&platform), 1 << 1);
+    }
+
+    #[test]
+    fn uses_x2apic_entries_only_from_255_on() {
+        let madt = |platform: &Platform| find(&blob(platform), b"APIC").to_vec();
+        let narrow = madt(&platform(255));
+        assert_eq!((narrow[8], narrow.len()), (1, 44 + 255 * 8 + 12 + 5 * 10 + 6));
+        assert_eq!(madt(&platform(256))[8], 3);
+        let wide = madt(&platform(300));
+        let entry = |id: u32| [u32::from_le_bytes([9, 16, 0, 0]), id, 1, id];
+        let x2apic: Vec<_> = (255..300).flat_map(entry).flat_map(u32::to_le_bytes).collect();
+        assert_eq!(count(&wide, &x2apic), 1);
+        // Few processors with sparse IDs.
+        let mut sparse = platform(2);
+        sparse.cpus[1].apic_id = 256;
+        assert_eq!(count(&madt(&sparse), &[9, 16, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]), 1);
+    }
+
+    #[test]
+    fn has_room_for_a_thousand_processors_in_direct_boot() {
+        assert!(tables(&platform(1024)).unwrap().image().is_ok());
+        let error = tables(&platform(4096)).unwrap().image().unwrap_err().to_string();
+        assert!(error.contains("where direct boot has room for 65472"), "{error}");
+    }
+
+    #[test]
+    fn refuses_what_no_table_can_say() {
+        assert!(refusal(|p| p.cpus.clear()).contains("without a processor"));
+        assert!(refusal(|p| p.cpus.resize(4097, Cpu { apic_id: 1 })).contains("4097"));
+        assert!(refusal(|p| p.cpus[1].apic_id = 0).contains("APIC ID 0"));
+        assert!(refusal(|p| p.pcie = 0..0).contains("PCIEXBAR"));
+        assert!(refusal(|p| p.pcie = 0xE000_1000..0xE010_1000).contains("PCIEXBAR"));
+        assert!(refusal(|p| p.pcie = 0xC000_0000..0xE000_0000).contains("PCIEXBAR"));
+        assert!(refusal(|p| p.pcie = 0xD000_0000..0xE000_0000).contains("overlap"));
+        assert!(refusal(|p| p.windows[0].start = 1 << 33).contains("0x200000000"));
+        assert!(refusal(|p| p.window64 = Some(0xFE00_0000..1 << 40)).contains("overlap"));
+        assert!(refusal(|p| p.pm_base = 0xCF8).contains("0xcf8"));
+        assert!(refusal(|p| p.pm_base = 0xFFFF).contains("0xffff"));
+    }
+
+    #[test]
+    fn refuses_nodes_that_would_make_a_guest_refuse_the_tables() {
+        for hid in ["", "PNP", "pnp0501", "PNP05G1", "ABC00001x", "é00000"] {
+            assert!(refusal(|p| p.nodes = vec![node(hid)]).contains("neither an EISA"), "{hid}");
+        }
+        let changed = |change: fn(&mut Node)| {
+            refusal(|p| {
+                p.nodes = vec![node("PNP0501")];
+                change(&mut p.nodes[0]);
+            })
+        };
+        assert!(changed(|n| n.lines = vec![24]).contains("line 24"));
+        assert!(changed(|n| n.ports = vec![0x80..0x80; 1]).contains("no port at 0x80"));
+        assert!(changed(|n| n.memory = vec![0..1 << 33; 1]).contains("not below 4 GiB"));
+        assert!(refusal(|p| p.nodes = vec![node("PNP0501"); 36]).contains("36 devices"));
+        assert!(refusal(|p| p.nodes = vec![node("PNP0103")]).contains("without memory"));
+    }
+}

@@ -1,0 +1,183 @@
+//! A device that neither PCI nor a table of its own describes, and its resources as ACPI says them.
+
+use std::ops::Range;
+
+use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, ResourceTemplate};
+use acpi_tables::{Aml, AmlSink};
+use anyhow::{Context, Result, ensure};
+
+/// What one device of the machine claims.
+///
+/// A device with memory is put below `\_SB`, any other below the LPC bridge. The name and the _UID
+/// follow from its place among those of the same _HID, so they are unique and start at 1.
+///
+/// A keyboard controller is two nodes: PNP0303 with the ports and line 1, PNP0F13 with line 12.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// What it is: an EISA ID (`PNP0501`) or an ACPI ID (`QEMU0002`).
+    pub hid: String,
+    /// Its I/O ports.
+    pub ports: Vec<Range<u16>>,
+    /// Its interrupt lines.
+    pub lines: Vec<u32>,
+    /// Its memory.
+    pub memory: Vec<Range<u64>>,
+}
+
+/// The names of known devices; the last letter is a number.
+const NAMES: [(&str, &str); 8] = [
+    ("PNP0103", "HPT"),
+    ("PNP0303", "KBD"),
+    ("PNP0501", "COM"),
+    ("PNP0B00", "RTC"),
+    ("PNP0F13", "MOU"),
+    ("MSFT0101", "TPM"),
+    ("QEMU0001", "PVP"),
+    ("QEMU0002", "FWC"),
+];
+
+/// What a device without a name of its own is called.
+const OTHER: &str = "DEV";
+
+/// Present, enabled, shown, functioning (ACPI 6.5, 6.3.7).
+const STATUS: u8 = 0x0F;
+/// The same, but not shown: there is no driver to ask a user for.
+const STATUS_HIDDEN: u8 = 0x0B;
+
+/// Lines of the I/O APIC.
+const LINES: u32 = 24;
+
+/// Lines below 16 that are wired as level triggered; see the overrides in the MADT.
+const LEVEL_ISA: [u32; 4] = [5, 9, 10, 11];
+
+impl Node {
+    pub(super) fn check(&self) -> Result<()> {
+        let hid = &self.hid;
+        ensure!(is_id(hid), "{hid:?} is neither an EISA nor an ACPI ID");
+        for ports in &self.ports {
+            ensure!(!ports.is_empty(), "{hid} with no port at {:#x}", ports.start);
+        }
+        for line in &self.lines {
+            ensure!(*line < LINES, "{hid} on line {line}, where the I/O APIC has {LINES}");
+        }
+        for memory in &self.memory {
+            ensure!(
+                !memory.is_empty() && memory.end < 1 << 32,
+                "{hid} with memory at {memory:#x?}, which is not below 4 GiB"
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether it belongs below `\_SB`.
+    pub(super) fn is_on_system_bus(&self) -> bool {
+        !self.memory.is_empty()
+    }
+
+    fn status(&self) -> u8 {
+        if self.hid.starts_with("QEMU") { STATUS_HIDDEN } else { STATUS }
+    }
+
+    fn prefix(&self) -> &'static str {
+        NAMES.iter().find(|(hid, _)| *hid == self.hid).map_or(OTHER, |(_, name)| name)
+    }
+
+    fn resources(&self) -> Result<Bytes> {
+        let mut bytes = Vec::new();
+        for ports in &self.ports {
+            port_resource(ports, &mut bytes);
+        }
+        for memory in &self.memory {
+            let base = u32::try_from(memory.start)?;
+            let length = u32::try_from(memory.end - memory.start)?;
+            Memory32Fixed::new(true, base, length).to_aml_bytes(&mut bytes);
+        }
+        // The lines of the HPET's legacy mode are the timer's and the RTC's, who claim them.
+        if self.hid != "PNP0103" {
+            self.lines.iter().for_each(|line| line_resource(*line, &mut bytes));
+        }
+        Ok(Bytes(bytes))
+    }
+}
+
+/// All nodes of `nodes` for which `take` holds, as AML devices. Names and _UIDs count all `nodes`.
+pub(super) fn devices(nodes: &[Node], take: impl Fn(&Node) -> bool) -> Result<Bytes> {
+    let mut bytes = Vec::new();
+    for (i, node) in nodes.iter().enumerate() {
+        if !take(node) {
+            continue;
+        }
+        let uid = 1 + nodes[..i].iter().filter(|other| other.hid == node.hid).count();
+        let prefix = node.prefix();
+        let number = 1 + nodes[..i].iter().filter(|other| other.prefix() == prefix).count();
+        let digit = u32::try_from(number).ok().and_then(|number| char::from_digit(number, 36));
+        let digit = digit.with_context(|| format!("{number} devices {}", node.hid))?;
+        let name = format!("{prefix}{}", digit.to_ascii_uppercase());
+        let resources = node.resources()?;
+        Device::new(
+            name.as_str().into(),
+            vec![
+                &id("_HID", &node.hid),
+                &Name::new("_UID".into(), &uid),
+                &Name::new("_STA".into(), &node.status()),
+                &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&resources])),
+            ],
+        )
+        .to_aml_bytes(&mut bytes);
+    }
+    Ok(Bytes(bytes))
+}
+
+/// `_HID` or `_CID`, in the form that the ID has. `id` was checked.
+pub(super) fn id(name: &str, id: &str) -> Name {
+    if id.len() == 7 {
+        Name::new(name.into(), &EISAName::new(id))
+    } else {
+        Name::new(name.into(), &id.to_owned())
+    }
+}
+
+/// Three capitals and four capital hexadecimal digits, or four capitals or digits and four digits
+/// (ACPI 6.5, 6.1.5).
+fn is_id(id: &str) -> bool {
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte);
+    let id = id.as_bytes();
+    match id.len() {
+        7 => id[..3].iter().all(u8::is_ascii_uppercase) && id[3..].iter().all(|b| hex(*b)),
+        8 => {
+            let vendor = |byte: &u8| byte.is_ascii_uppercase() || byte.is_ascii_digit();
+            id[..4].iter().all(vendor) && id[4..].iter().all(|b| hex(*b))
+        }
+        _ => false,
+    }
+}
+
+/// I/O ports, in runs that the descriptor's 8-bit length can say.
+pub(super) fn port_resource(ports: &Range<u16>, sink: &mut dyn AmlSink) {
+    let mut start = ports.start;
+    while start < ports.end {
+        let length = u8::try_from(ports.end - start).unwrap_or(0x80);
+        IO::new(start, start, 1, length).to_aml_bytes(sink);
+        start += u16::from(length);
+    }
+}
+
+/// An interrupt line: the short form where it is wired as ISA lines are (edge, active high).
+fn line_resource(line: u32, sink: &mut dyn AmlSink) {
+    if line < 16 && !LEVEL_ISA.contains(&line) {
+        // IRQNoFlags (ACPI 6.5, 6.4.2.1).
+        sink.byte(0x22);
+        sink.word(1 << line);
+    } else {
+        Interrupt::new(true, false, false, true, line).to_aml_bytes(sink);
+    }
+}
+
+/// AML that is already bytes. (Of no bytes it is nothing at all.)
+pub(super) struct Bytes(pub(super) Vec<u8>);
+
+impl Aml for Bytes {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
+}

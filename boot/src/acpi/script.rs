@@ -1,0 +1,288 @@
+//! Where the tables are, what is left to fill in once their address is known, and the two ways of
+//! doing that.
+
+use anyhow::{Context, Result, ensure};
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::table;
+use crate::Image;
+use crate::fw_cfg::File;
+
+/// The fw_cfg file that holds the loader script.
+pub const SCRIPT_FILE: &str = "etc/table-loader";
+/// The fw_cfg file that holds every table.
+pub const TABLES_FILE: &str = "etc/acpi/tables";
+/// The fw_cfg file that holds the RSDP.
+pub const RSDP_FILE: &str = "etc/acpi/rsdp";
+
+/// The FACS must be on a multiple of 64 (ACPI 6.5, 5.2.10); it is the blob's first table.
+const TABLES_ALIGN: u32 = 64;
+const RSDP_ALIGN: u32 = 16;
+
+/// Where the legacy search for the RSDP looks (ACPI 6.5, 5.2.5.1), and where we put it.
+const RSDP_AREA: u64 = 0xE_0000;
+/// Direct boot's tables lie behind the RSDP, below where SMBIOS has its place.
+const TABLES_AREA: std::ops::Range<u64> = 0xE_0040..0xF_0000;
+const _: () = assert!(TABLES_AREA.start.is_multiple_of(TABLES_ALIGN as u64));
+
+/// Which of the two blobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blob {
+    Rsdp,
+    Tables,
+}
+
+impl Blob {
+    fn file(self) -> &'static str {
+        match self {
+            Self::Rsdp => RSDP_FILE,
+            Self::Tables => TABLES_FILE,
+        }
+    }
+}
+
+/// A field inside a table that holds another table's address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pointer {
+    /// Where in the table the field is.
+    pub(super) field: usize,
+    /// How wide it is: 4 or 8.
+    pub(super) size: u8,
+}
+
+/// Something to be done once addresses are known. The same two things that the script can say.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Adds the address of the tables to the field.
+    Pointer { blob: Blob, offset: u32, size: u8 },
+    /// Makes the sum of the range 0.
+    Checksum { blob: Blob, result: u32, start: u32, length: u32 },
+}
+
+/// The Root System Description Pointer (ACPI 6.5, 5.2.5.3), 36 bytes.
+#[derive(IntoBytes, Immutable)]
+#[repr(C, packed)]
+struct Rsdp {
+    signature: [u8; 8],
+    checksum: u8,
+    oem_id: [u8; 6],
+    revision: u8,
+    rsdt: U32,
+    length: U32,
+    xsdt: U64,
+    extended_checksum: u8,
+    reserved: [u8; 3],
+}
+
+/// The checksum of the first 20 bytes, which are what ACPI 1.0 knew.
+const RSDP_CHECKSUM: u32 = 8;
+const RSDP_V1_LENGTH: u32 = 20;
+const RSDP_RSDT: u32 = 16;
+const RSDP_XSDT: u32 = 24;
+const RSDP_EXTENDED_CHECKSUM: u32 = 32;
+const RSDP_LENGTH: u32 = 36;
+
+/// The blob of tables while it grows.
+#[derive(Default)]
+pub(super) struct Layout {
+    tables: Vec<u8>,
+    steps: Vec<Step>,
+}
+
+impl Layout {
+    /// Puts the FACS, which has no checksum, first.
+    pub(super) fn facs(&mut self, bytes: &[u8]) -> u32 {
+        debug_assert!(self.tables.is_empty(), "only the blob's start is aligned for the FACS");
+        self.tables.extend(bytes);
+        0
+    }
+
+    /// Puts a table behind the others. `pointers` are its fields that already hold another table's
+    /// place in the blob.
+    pub(super) fn table(&mut self, bytes: &[u8], pointers: &[Pointer]) -> Result<u32> {
+        // No table needs it; but whoever maps one likes its integers aligned.
+        self.tables.resize(self.tables.len().next_multiple_of(16), 0);
+        let start = offset(self.tables.len())?;
+        let length = offset(bytes.len())?;
+        for pointer in pointers {
+            let offset = start + offset(pointer.field)?;
+            self.steps.push(Step::Pointer { blob: Blob::Tables, offset, size: pointer.size });
+        }
+        let result = start + table::CHECKSUM;
+        self.steps.push(Step::Checksum { blob: Blob::Tables, result, start, length });
+        self.tables.extend(bytes);
+        offset(self.tables.len())?;
+        Ok(start)
+    }
+
+    /// Adds the RSDT and XSDT that point to `roots`, and the RSDP that points to them.
+    pub(super) fn finish(mut self, roots: &[u32]) -> Result<Tables> {
+        let narrow: Vec<u8> = roots.iter().flat_map(|at| at.to_le_bytes()).collect();
+        let wide: Vec<u8> = roots.iter().flat_map(|at| u64::from(*at).to_le_bytes()).collect();
+        let fields = |size: u8| -> Vec<Pointer> {
+            (0..roots.len())
+                .map(|i| Pointer { field: table::HEADER + i * usize::from(size), size })
+                .collect()
+        };
+        let rsdt = self.table(&table::table(*b"RSDT", 1, &narrow)?, &fields(4))?;
+        let xsdt = self.table(&table::table(*b"XSDT", 1, &wide)?, &fields(8))?;
+        let rsdp = Rsdp {
+            signature: *b"RSD PTR ",
+            checksum: 0,
+            oem_id: table::OEM_ID,
+            revision: 2,
+            rsdt: rsdt.into(),
+            length: RSDP_LENGTH.into(),
+            xsdt: u64::from(xsdt).into(),
+            extended_checksum: 0,
+            reserved: [0; 3],
+        };
+        let blob = Blob::Rsdp;
+        self.steps.extend([
+            Step::Pointer { blob, offset: RSDP_RSDT, size: 4 },
+            Step::Pointer { blob, offset: RSDP_XSDT, size: 8 },
+            Step::Checksum { blob, result: RSDP_CHECKSUM, start: 0, length: RSDP_V1_LENGTH },
+            Step::Checksum { blob, result: RSDP_EXTENDED_CHECKSUM, start: 0, length: RSDP_LENGTH },
+        ]);
+        Ok(Tables { rsdp: rsdp.as_bytes().to_vec(), tables: self.tables, steps: self.steps })
+    }
+}
+
+/// Script and tables count in 32 bits.
+fn offset(value: usize) -> Result<u32> {
+    u32::try_from(value).with_context(|| format!("ACPI tables of {value} bytes"))
+}
+
+/// All tables, with addresses and checksums still to be filled in.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    rsdp: Vec<u8>,
+    tables: Vec<u8>,
+    steps: Vec<Step>,
+}
+
+impl Tables {
+    /// The three fw_cfg files. The firmware carries the script out.
+    ///
+    /// How long the script is does not depend on any address, only on which tables there are; so a
+    /// directory that was read before the addresses were known stays right about it.
+    #[must_use]
+    pub fn files(&self) -> [File; 3] {
+        let mut script = Vec::new();
+        script.extend(allocate(Blob::Rsdp, RSDP_ALIGN, Zone::Fseg));
+        script.extend(allocate(Blob::Tables, TABLES_ALIGN, Zone::High));
+        script.extend(self.steps.iter().flat_map(|step| step.command()));
+        [
+            File::new(TABLES_FILE, self.tables.clone()),
+            File::new(RSDP_FILE, self.rsdp.clone()),
+            File::new(SCRIPT_FILE, script),
+        ]
+    }
+
+    /// The finished tables for a guest without firmware, and the address of the RSDP.
+    ///
+    /// They are below 1 MiB, in what [`crate::e820::for_direct_boot`] reserves, so that also a
+    /// kernel that is not told the address finds them.
+    ///
+    /// # Errors
+    ///
+    /// Tables that are too large for that place.
+    pub fn image(&self) -> Result<(Image, u64)> {
+        let room = TABLES_AREA.end - TABLES_AREA.start;
+        ensure!(
+            self.tables.len() as u64 <= room,
+            "ACPI tables of {} bytes, where direct boot has room for {room}",
+            self.tables.len()
+        );
+        let mut rsdp = self.rsdp.clone();
+        let mut tables = self.tables.clone();
+        for step in &self.steps {
+            let bytes = match step.blob() {
+                Blob::Rsdp => &mut rsdp,
+                Blob::Tables => &mut tables,
+            };
+            step.carry_out(bytes, TABLES_AREA.start);
+        }
+        Ok((vec![(RSDP_AREA, rsdp), (TABLES_AREA.start, tables)], RSDP_AREA))
+    }
+}
+
+impl Step {
+    fn blob(self) -> Blob {
+        match self {
+            Self::Pointer { blob, .. } | Self::Checksum { blob, .. } => blob,
+        }
+    }
+
+    /// Does to `bytes` what firmware does, with the tables at `address`.
+    fn carry_out(self, bytes: &mut [u8], address: u64) {
+        match self {
+            Self::Pointer { offset, size, .. } => {
+                let field = &mut bytes[offset as usize..][..usize::from(size)];
+                let mut value = [0; 8];
+                value[..field.len()].copy_from_slice(field);
+                let value = u64::from_le_bytes(value) + address;
+                field.copy_from_slice(&value.to_le_bytes()[..field.len()]);
+            }
+            Self::Checksum { result, start, length, .. } => {
+                let sum = table::sum(&bytes[start as usize..][..length as usize]);
+                bytes[result as usize] = bytes[result as usize].wrapping_sub(sum);
+            }
+        }
+    }
+
+    /// The step as the script says it.
+    fn command(self) -> [u8; COMMAND] {
+        match self {
+            Self::Pointer { blob, offset, size } => {
+                let mut payload = name(blob).to_vec();
+                payload.extend(name(Blob::Tables));
+                payload.extend(offset.to_le_bytes());
+                payload.push(size);
+                command(ADD_POINTER, &payload)
+            }
+            Self::Checksum { blob, result, start, length } => {
+                let mut payload = name(blob).to_vec();
+                payload.extend([result, start, length].iter().flat_map(|v| v.to_le_bytes()));
+                command(ADD_CHECKSUM, &payload)
+            }
+        }
+    }
+}
+
+/// Every command of the script is this long.
+const COMMAND: usize = 128;
+const ALLOCATE: u32 = 1;
+const ADD_POINTER: u32 = 2;
+const ADD_CHECKSUM: u32 = 3;
+
+/// Where the firmware should put a blob.
+#[derive(Clone, Copy)]
+enum Zone {
+    High = 1,
+    /// Where the legacy search for the RSDP looks. UEFI does not care.
+    Fseg = 2,
+}
+
+fn allocate(blob: Blob, align: u32, zone: Zone) -> [u8; COMMAND] {
+    let mut payload = name(blob).to_vec();
+    payload.extend(align.to_le_bytes());
+    payload.push(zone as u8);
+    command(ALLOCATE, &payload)
+}
+
+fn command(kind: u32, payload: &[u8]) -> [u8; COMMAND] {
+    let mut command = [0; COMMAND];
+    command[..4].copy_from_slice(&kind.to_le_bytes());
+    command[4..4 + payload.len()].copy_from_slice(payload);
+    command
+}
+
+/// A file's name in a field of 56 bytes, the last of which is 0.
+fn name(blob: Blob) -> [u8; 56] {
+    let mut field = [0; 56];
+    let name = blob.file().as_bytes();
+    field[..name.len()].copy_from_slice(name);
+    field
+}

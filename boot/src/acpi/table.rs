@@ -1,0 +1,76 @@
+//! What all tables have in common (ACPI 6.5, 5.2.6).
+
+use anyhow::{Context, Result};
+use zerocopy::byteorder::little_endian::U32;
+use zerocopy::{Immutable, IntoBytes};
+
+/// The length of [`Header`].
+pub(super) const HEADER: usize = 36;
+/// Where in a table the checksum is.
+pub(super) const CHECKSUM: u32 = 9;
+
+/// Who made the tables.
+pub(super) const OEM_ID: [u8; 6] = *b"TRNSOM";
+
+/// The header of every table but the FACS.
+#[derive(IntoBytes, Immutable)]
+#[repr(C, packed)]
+struct Header {
+    signature: [u8; 4],
+    length: U32,
+    revision: u8,
+    checksum: u8,
+    oem_id: [u8; 6],
+    oem_table_id: [u8; 8],
+    oem_revision: U32,
+    creator_id: [u8; 4],
+    creator_revision: U32,
+}
+
+/// A table with the header of ours, whose checksum is still 0: the loader script wants it so.
+pub(super) fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Result<Vec<u8>> {
+    let length = u32::try_from(HEADER + body.len())
+        .with_context(|| format!("an ACPI table with {} bytes", body.len()))?;
+    let header = Header {
+        signature,
+        length: length.into(),
+        revision,
+        checksum: 0,
+        oem_id: OEM_ID,
+        oem_table_id: *b"TRANSOM ",
+        oem_revision: 1.into(),
+        creator_id: *b"TRSM",
+        creator_revision: 1.into(),
+    };
+    let mut bytes = header.as_bytes().to_vec();
+    bytes.extend(body);
+    Ok(bytes)
+}
+
+/// What a checksum makes 0.
+pub(super) fn sum(bytes: &[u8]) -> u8 {
+    bytes.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte))
+}
+
+/// A register's place (Generic Address Structure, ACPI 6.5, 5.2.3.2).
+#[derive(Clone, Copy, Default, IntoBytes, Immutable)]
+#[repr(C, packed)]
+pub(super) struct Register {
+    space: u8,
+    bits: u8,
+    bit_offset: u8,
+    access: u8,
+    address: [u8; 8],
+}
+
+impl Register {
+    /// A register of `bits` bits at an I/O port, accessed `1 << (access - 1)` bytes at a time.
+    pub(super) fn port(port: u16, bits: u8, access: u8) -> Self {
+        Self { space: 1, bits, access, bit_offset: 0, address: u64::from(port).to_le_bytes() }
+    }
+
+    /// A 64-bit register in memory, of which no access size is stated.
+    pub(super) fn memory(address: u64, bits: u8) -> Self {
+        Self { space: 0, bits, access: 0, bit_offset: 0, address: address.to_le_bytes() }
+    }
+}

@@ -1,0 +1,161 @@
+//! The files and numbers that stock firmware looks up in fw_cfg.
+//!
+//! Only contents: the ports, the directory and the transfers are the device's. The ACPI files are
+//! not among [`files`], because they depend on what the firmware does to PCI; see
+//! [`crate::acpi::Tables::files`].
+
+use anyhow::{Result, ensure};
+
+use crate::e820::{self, Entry};
+use crate::smbios::Smbios;
+
+/// The longest name that the directory has room for: 56 bytes, of which the last is 0.
+pub const NAME_MAX: usize = 55;
+
+/// A named file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// What the firmware asks for.
+    pub name: String,
+    /// What it gets.
+    pub bytes: Vec<u8>,
+}
+
+impl File {
+    pub(crate) fn new(name: &str, bytes: Vec<u8>) -> Self {
+        debug_assert!(name.len() <= NAME_MAX, "{name}");
+        Self { name: name.to_owned(), bytes }
+    }
+}
+
+/// What the files say.
+#[derive(Clone, Debug)]
+pub struct Files<'a> {
+    /// The memory map.
+    pub e820: &'a [Entry],
+    /// What the firmware publishes as SMBIOS.
+    pub smbios: &'a Smbios,
+    /// OpenFirmware paths of what to boot, first the first. Empty: whatever the firmware finds.
+    pub boot_order: &'a [String],
+    /// For how long to show the boot menu's prompt.
+    pub boot_menu_ms: Option<u16>,
+}
+
+/// S-states: bit 7 says that there is one, the low bits are its sleep type. Only S0 and S5.
+const SYSTEM_STATES: [u8; 6] = [0x80, 0, 0, 0, 0, 0x80 | crate::acpi::S5_SLEEP_TYPE];
+
+/// Every file but those of ACPI.
+///
+/// # Errors
+///
+/// A boot order that cannot be a list of lines, or SMBIOS contents that have no encoding.
+pub fn files(files: &Files<'_>) -> Result<Vec<File>> {
+    let [anchor, tables] = files.smbios.files()?;
+    let mut all = vec![
+        File::new("etc/e820", e820::bytes(files.e820)),
+        anchor,
+        tables,
+        File::new("etc/system-states", SYSTEM_STATES.to_vec()),
+    ];
+    if !files.boot_order.is_empty() {
+        for path in files.boot_order {
+            ensure!(
+                path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic()),
+                "{path:?} is not the path of something to boot"
+            );
+        }
+        // The firmware ignores the file if its last byte is not 0.
+        let list = files.boot_order.join("\n") + "\n\0";
+        all.push(File::new("bootorder", list.into_bytes()));
+    }
+    if let Some(wait) = files.boot_menu_ms {
+        all.push(File::new("etc/boot-menu-wait", wait.to_le_bytes().to_vec()));
+    }
+    Ok(all)
+}
+
+/// UUID of the machine.
+pub const KEY_UUID: u16 = 0x0002;
+/// How many processors start: the firmware waits for exactly so many.
+pub const KEY_CPU_COUNT: u16 = 0x0005;
+/// Whether to prompt for a boot menu.
+pub const KEY_BOOT_MENU: u16 = 0x000E;
+/// How many processors there can be.
+pub const KEY_CPU_COUNT_MAX: u16 = 0x000F;
+
+/// The values of the numeric keys. Those that are not here (no kernel, no initrd…) read as zeros,
+/// and signature and features are the device's own.
+///
+/// # Errors
+///
+/// A number of processors that the key cannot hold, or none.
+pub fn numbers(cpus: usize, uuid: [u8; 16], boot_menu: bool) -> Result<Vec<(u16, Vec<u8>)>> {
+    ensure!(cpus > 0, "a machine without a processor");
+    let count = u16::try_from(cpus).map_err(|_| anyhow::anyhow!("{cpus} processors"))?;
+    Ok(vec![
+        (KEY_UUID, uuid.to_vec()),
+        (KEY_CPU_COUNT, count.to_le_bytes().to_vec()),
+        (KEY_BOOT_MENU, u16::from(boot_menu).to_le_bytes().to_vec()),
+        (KEY_CPU_COUNT_MAX, count.to_le_bytes().to_vec()),
+    ])
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::layout::Ram;
+    use crate::smbios::Processors;
+
+    fn all(order: &[&str], wait: Option<u16>) -> Result<Vec<File>> {
+        let processors = Processors { sockets: 1, cores: 1, threads: 1, ..Processors::default() };
+        let smbios = Smbios { processors, ..Smbios::default() };
+        let boot_order: Vec<_> = order.iter().map(|path| (*path).to_owned()).collect();
+        let e820 = e820::for_firmware(Ram::new(5 << 30));
+        let (smbios, boot_order) = (&smbios, boot_order.as_slice());
+        files(&Files { e820: &e820, smbios, boot_order, boot_menu_ms: wait })
+    }
+
+    fn get(files: &[File], name: &str) -> Option<Vec<u8>> {
+        files.iter().find(|file| file.name == name).map(|file| file.bytes.clone())
+    }
+
+    #[test]
+    fn ends_the_boot_order_as_firmware_demands() {
+        let files = all(&["/pci@i0cf8/scsi@2/disk@0,0", "/pci@i0cf8/ethernet@3"], None).unwrap();
+        assert_eq!(
+            get(&files, "bootorder").unwrap(),
+            b"/pci@i0cf8/scsi@2/disk@0,0\n/pci@i0cf8/ethernet@3\n\0"
+        );
+        assert_eq!(get(&all(&[], None).unwrap(), "bootorder"), None);
+    }
+
+    #[test]
+    fn refuses_a_boot_order_that_would_be_another() {
+        for path in ["", "disk", "/a\nb", "/a b", "/a\0"] {
+            assert!(all(&[path], None).unwrap_err().to_string().contains("path"), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn offers_neither_s3_nor_s4() {
+        let states = get(&all(&[], None).unwrap(), "etc/system-states").unwrap();
+        assert_eq!(states.iter().map(|state| state >> 7).collect::<Vec<_>>(), [1, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn gives_the_memory_map_and_the_menu_time() {
+        let files = all(&[], Some(0x1234)).unwrap();
+        assert_eq!(get(&files, "etc/e820").unwrap().len(), 3 * 20);
+        assert_eq!(get(&files, "etc/boot-menu-wait").unwrap(), [0x34, 0x12]);
+        assert!(files.iter().all(|file| file.name.len() <= NAME_MAX));
+    }
+
+    #[test]
+    fn counts_processors_in_sixteen_bits() {
+        let numbers = numbers(300, [7; 16], true).unwrap();
+        assert!(numbers.contains(&(KEY_CPU_COUNT, vec![0x2C, 0x01])));
+        assert!(numbers.contains(&(KEY_BOOT_MENU, vec![1, 0])));
+        assert!(super::numbers(0, [0; 16], false).is_err());
+        assert!(super::numbers(65536, [0; 16], false).is_err());
+    }
+}

@@ -1,0 +1,207 @@
+//! Where everything is in guest-physical memory.
+//!
+//! The machine is a Q35, and stock firmware of different ages programs that chip set differently.
+//! What is fixed here holds for all of them; what the firmware decides (PCIEXBAR, BARs) is an
+//! argument.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result, bail, ensure};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// RAM below this is low RAM; the rest goes to [`HIGH_RAM`].
+///
+/// 2 GiB, because firmware of 2022 puts PCIEXBAR at 0xB000_0000 and PCI memory behind it, and that
+/// of 2025 wants all from 0x8000_0000 on for PCI. 3 GiB would break the first.
+pub const LOW_RAM_END_MAX: u64 = 2 * GIB;
+
+/// Where the RAM that does not fit below continues.
+pub const HIGH_RAM: u64 = 4 * GIB;
+
+/// What PCIEXBAR decodes: 256 buses of 1 MiB.
+pub const PCIEXBAR_SIZE: u64 = 256 * MIB;
+
+/// PCIEXBAR where no firmware programs it (direct boot): where firmware of 2025 puts it.
+pub const PCIEXBAR: Range<u64> = 0xE000_0000..0xE000_0000 + PCIEXBAR_SIZE;
+
+/// The end of the 32-bit PCI windows: the I/O APIC and everything fixed lie above.
+pub const PCI_MEMORY_END: u64 = IOAPIC.start;
+
+/// The VGA window, decoded by the display and never RAM.
+pub const VGA: Range<u64> = 0xA_0000..0xC_0000;
+
+/// The I/O APIC's register page.
+pub const IOAPIC: Range<u64> = 0xFEC0_0000..0xFEC0_1000;
+
+/// The HPET's registers.
+pub const HPET: Range<u64> = 0xFED0_0000..0xFED0_0400;
+
+/// The TPM's localities, and its physical presence page at the end.
+pub const TPM: Range<u64> = 0xFED4_0000..0xFED4_6000;
+
+/// The local APICs, and the addresses that message signalled interrupts are written to.
+pub const LAPIC: Range<u64> = 0xFEE0_0000..0xFEF0_0000;
+
+/// What the hypervisor needs in the guest on processors that cannot run real mode natively: an
+/// identity-mapped page table, and after it [`TSS`]. Reserved in every memory map.
+pub const IDENTITY_MAP: Range<u64> = 0xFEFF_C000..0xFF00_0000;
+
+/// Three pages inside [`IDENTITY_MAP`], for the real-mode task state.
+pub const TSS: u64 = 0xFEFF_D000;
+
+/// The lowest address that a flash image may reach down to.
+pub const FLASH_START_MIN: u64 = IDENTITY_MAP.end;
+
+/// The erase block of the flash chips: every image is a whole number of them.
+pub const FLASH_BLOCK: u64 = 0x1000;
+
+/// RAM, split as the chip set wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ram {
+    /// Bytes from address 0.
+    pub low: u64,
+    /// Bytes from [`HIGH_RAM`].
+    pub high: u64,
+}
+
+impl Ram {
+    /// Splits `total` bytes.
+    #[must_use]
+    pub fn new(total: u64) -> Self {
+        let low = total.min(LOW_RAM_END_MAX);
+        Self { low, high: total - low }
+    }
+
+    /// All of it, in bytes.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.low.saturating_add(self.high)
+    }
+
+    /// One past the last byte of RAM.
+    #[must_use]
+    pub fn end(self) -> u64 {
+        if self.high == 0 { self.low } else { HIGH_RAM.saturating_add(self.high) }
+    }
+
+    /// One or two ranges, lowest first.
+    #[must_use]
+    pub fn ranges(self) -> Vec<Range<u64>> {
+        let high = HIGH_RAM..HIGH_RAM.saturating_add(self.high);
+        [0..self.low, high].into_iter().filter(|range| !range.is_empty()).collect()
+    }
+}
+
+/// Where 32-bit BARs may be: from the end of low RAM to [`PCI_MEMORY_END`], around PCIEXBAR.
+///
+/// Both sides of PCIEXBAR are given, since firmware of 2022 uses the upper and that of 2025 the
+/// lower.
+#[must_use]
+pub fn pci_windows(ram: Ram, pciexbar: &Range<u64>) -> Vec<Range<u64>> {
+    let below = ram.low..pciexbar.start.clamp(ram.low, PCI_MEMORY_END);
+    let above = pciexbar.end.clamp(ram.low, PCI_MEMORY_END)..PCI_MEMORY_END;
+    [below, above].into_iter().filter(|window| !window.is_empty()).collect()
+}
+
+/// Where 64-bit BARs may be: everything that the processor can address above RAM.
+///
+/// Firmware takes the top eighth of that space, but counts at most 47 address bits, so more would
+/// never be used. `None` if RAM leaves no room.
+#[must_use]
+pub fn pci_window64(ram: Ram, physical_bits: u8) -> Option<Range<u64>> {
+    let end = 1u64 << physical_bits.min(47);
+    let start = ram.end().max(HIGH_RAM).checked_next_multiple_of(GIB)?;
+    (start < end).then_some(start..end)
+}
+
+/// Where the two flash images are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flash {
+    /// Firmware code. Ends at 4 GiB, so that the reset vector is its last 16 bytes.
+    pub code: Range<u64>,
+    /// The variable store, directly below.
+    pub variables: Range<u64>,
+}
+
+/// Places a firmware image of `code` bytes and a variable store of `variables` bytes (0: none).
+///
+/// # Errors
+///
+/// A size that no flash chip has, or more than there is room for.
+pub fn flash(code: u64, variables: u64) -> Result<Flash> {
+    ensure!(code > 0, "the firmware image is empty");
+    for (what, size) in [("firmware image", code), ("variable store", variables)] {
+        if size % FLASH_BLOCK != 0 {
+            bail!("the {what} is {size} bytes, which is not a multiple of {FLASH_BLOCK}");
+        }
+    }
+    let room = HIGH_RAM - FLASH_START_MIN;
+    let size = code.checked_add(variables).context("flash sizes beyond 64 bits")?;
+    ensure!(
+        size <= room,
+        "the firmware image ({code} bytes) and its variable store ({variables} bytes) \
+         need more than the {room} bytes that there are for flash"
+    );
+    let start = HIGH_RAM - code;
+    Ok(Flash { code: start..HIGH_RAM, variables: start - variables..start })
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn keeps_all_ram_low_up_to_two_gib() {
+        assert_eq!(Ram::new(256 * MIB), Ram { low: 256 * MIB, high: 0 });
+        assert_eq!(Ram::new(2 * GIB), Ram { low: 2 * GIB, high: 0 });
+        let odd = Ram::new(2 * GIB + MIB);
+        assert_eq!(odd, Ram { low: 2 * GIB, high: MIB });
+        assert_eq!(odd.ranges(), [0..2 * GIB, 4 * GIB..4 * GIB + MIB]);
+        assert_eq!((odd.total(), odd.end()), (2 * GIB + MIB, 4 * GIB + MIB));
+        assert_eq!(Ram::new(256 * MIB).end(), 256 * MIB);
+    }
+
+    #[test]
+    fn puts_pci_windows_around_pciexbar_wherever_firmware_put_it() {
+        let ram = Ram::new(5 * GIB);
+        assert_eq!(
+            pci_windows(ram, &(0xB000_0000..0xC000_0000)),
+            [0x8000_0000..0xB000_0000, 0xC000_0000..0xFEC0_0000]
+        );
+        assert_eq!(
+            pci_windows(Ram::new(256 * MIB), &PCIEXBAR),
+            [0x1000_0000..0xE000_0000, 0xF000_0000..0xFEC0_0000]
+        );
+        // A base that a confused guest chose.
+        for pciexbar in [0..0x1000_0000, 5 * GIB..6 * GIB] {
+            assert_eq!(pci_windows(ram, &pciexbar), vec![0x8000_0000..0xFEC0_0000; 1]);
+        }
+    }
+
+    #[test]
+    fn gives_64_bit_bars_what_is_above_ram() {
+        assert_eq!(pci_window64(Ram::new(MIB), 39), Some(4 * GIB..1 << 39));
+        assert_eq!(pci_window64(Ram::new(5 * GIB + MIB), 52), Some(8 * GIB..1 << 47));
+        assert_eq!(pci_window64(Ram::new(64 * GIB), 36), None);
+        assert_eq!(pci_window64(Ram::new(u64::MAX), 47), None);
+    }
+
+    #[test]
+    fn places_flash_below_four_gib() {
+        let flash = flash(0x37_C000, 0x8_4000).unwrap();
+        assert_eq!(flash.code, 0xFFC8_4000..0x1_0000_0000);
+        assert_eq!(flash.variables, 0xFFC0_0000..0xFFC8_4000);
+    }
+
+    #[test]
+    fn refuses_flash_images_of_impossible_sizes() {
+        assert!(flash(0, 0).unwrap_err().to_string().contains("empty"));
+        assert!(flash(0x1001, 0).unwrap_err().to_string().contains("4097 bytes"));
+        assert!(flash(0x1000, 7).unwrap_err().to_string().contains("variable store is 7 bytes"));
+        assert!(flash(0x100_0000, 0).is_ok());
+        assert!(flash(0x100_0000, 0x1000).unwrap_err().to_string().contains("16777216"));
+        assert!(flash(u64::MAX - 0xFFF, 0x1000).is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! A compressed Linux kernel (Linux, `Documentation/arch/x86/boot.rst`).
+
+use std::io::{Read, Seek};
+
+use anyhow::{Context, Result, ensure};
+use linux_loader::loader::{BzImage, KernelLoader};
+use vm_memory::{GuestAddress, GuestMemoryMmap, ReadVolatile};
+
+use super::{Entrance, KERNEL_MIN, Kernel, check_place, read_up_to};
+use crate::layout::Ram;
+
+/// The 64-bit entry, from where the protected-mode part is loaded.
+const ENTRY64: u64 = 0x200;
+/// The first version whose header says whether there is a 64-bit entry.
+const VERSION_MIN: u16 = 0x020C;
+/// There is one.
+const XLF_KERNEL_64: u16 = 1 << 0;
+/// A sector of the real-mode part.
+const SECTOR: u64 = 512;
+
+/// The header's fields, which start at 0x1F1 of the file.
+struct Header([u8; 0x26C]);
+
+impl Header {
+    fn number<const N: usize>(&self, at: usize) -> u64 {
+        let mut bytes = [0; 8];
+        bytes[..N].copy_from_slice(&self.0[at..at + N]);
+        u64::from_le_bytes(bytes)
+    }
+
+    /// The real-mode part, which is of no use here.
+    fn setup_length(&self) -> u64 {
+        let sectors = self.number::<1>(0x1F1);
+        // 0 stands for 4, and the boot sector is not counted.
+        (if sectors == 0 { 4 } else { sectors } + 1) * SECTOR
+    }
+
+    /// From where to where the kernel runs while it unpacks itself.
+    fn runtime(&self) -> Result<(u64, u64)> {
+        let alignment = self.number::<4>(0x230).max(1);
+        let (preferred, size) = (self.number::<8>(0x258), self.number::<4>(0x260));
+        ensure!(alignment.is_power_of_two(), "a bzImage with alignment {alignment:#x}");
+        let start = KERNEL_MIN.next_multiple_of(alignment).max(preferred);
+        let end = start
+            .checked_add(size)
+            .with_context(|| format!("a bzImage that runs at {start:#x} with {size:#x} bytes"))?;
+        Ok((start, end))
+    }
+}
+
+/// Loads the kernel of `length` bytes at 1 MiB; it moves itself to where it wants to be.
+pub(super) fn load<F>(
+    memory: &GuestMemoryMmap,
+    file: &mut F,
+    length: u64,
+    ram: Ram,
+) -> Result<Kernel>
+where
+    F: Read + ReadVolatile + Seek,
+{
+    let mut header = Header([0; 0x26C]);
+    read_up_to(file, &mut header.0).context("header of the bzImage")?;
+    let version = u16::try_from(header.number::<2>(0x206))?;
+    let flags = u16::try_from(header.number::<2>(0x236))?;
+    ensure!(
+        version >= VERSION_MIN && flags & XLF_KERNEL_64 != 0,
+        "a bzImage without a 64-bit entry (boot protocol {}.{:02})",
+        version >> 8,
+        version & 0xFF
+    );
+    let setup = header.setup_length();
+    ensure!(
+        length > setup + ENTRY64,
+        "a bzImage that ends after {length} bytes, where its header alone says {setup}"
+    );
+    let (_, end) = header.runtime()?;
+    let footprint = KERNEL_MIN..end.max(KERNEL_MIN + (length - setup));
+    check_place("the kernel", &footprint, ram)?;
+
+    let loaded =
+        BzImage::load(memory, Some(GuestAddress(KERNEL_MIN)), file, None).context("the bzImage")?;
+    let setup_header = loaded.setup_header.context("a bzImage without a header")?;
+    Ok(Kernel {
+        entry: Entrance::Linux64 { rip: KERNEL_MIN + ENTRY64, header: Box::new(setup_header) },
+        footprint,
+        command_line_max: header.number::<4>(0x238),
+        initrd_last: header.number::<4>(0x22C),
+    })
+}

@@ -1,0 +1,245 @@
+//! Direct boot: a Linux kernel put into memory without firmware.
+//!
+//! Two protocols, told apart by the file: a bzImage is entered at its 64-bit entry with a zero page
+//! (Linux, `Documentation/arch/x86/boot.rst`), an ELF file at its PVH entry with a start info (Xen,
+//! `docs/misc/pvh.pandoc`), or, if it is a vmlinux without one, at its 64-bit entry like a bzImage.
+//!
+//! The files come from the user and are not trusted to be what they say: every offset, size and
+//! address in them is checked before it is used.
+//!
+//! What firmware would have done to the chip set is the machine's to do: RAM at 0xC0000 to 1 MiB,
+//! PCIEXBAR at [`crate::layout::PCIEXBAR`], the power management block where ACPI says it is, and
+//! SCI_EN set, since there is no SMI command to set it with.
+//!
+//! | at | what |
+//! |---|---|
+//! | 0x500 | GDT |
+//! | 0x6000 | PVH start info, its module list and its memory map |
+//! | 0x7000 | zero page |
+//! | 0x9000 | page tables that map the first 4 GiB to themselves |
+//! | 0x20000 | command line |
+//! | 1 MiB | bzImage |
+//! | as linked | ELF |
+//! | top of low RAM | initrd |
+
+mod bzimage;
+mod elf;
+mod params;
+mod start;
+
+use std::fmt::Write as _;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+
+use anyhow::{Context, Result, bail, ensure};
+use linux_loader::loader::bootparam::setup_header;
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap, ReadVolatile};
+
+pub use self::start::{CODE_SELECTOR, DATA_SELECTOR, GDT_ENTRIES, Mode, Start, TASK_SELECTOR};
+use crate::Image;
+use crate::e820::{Entry, LEGACY_END};
+use crate::layout::Ram;
+
+const PAGE: u64 = 0x1000;
+
+const START_INFO: u64 = 0x6000;
+const ZERO_PAGE: u64 = 0x7000;
+const COMMAND_LINE: u64 = 0x2_0000;
+/// A command line beyond this would reach the legacy area; no kernel takes nearly as much.
+const COMMAND_LINE_MAX: u64 = 0x1_0000;
+
+/// No kernel may be below, where our own structures are.
+const KERNEL_MIN: u64 = LEGACY_END;
+
+/// What to boot, and the machine's part of what the kernel is told.
+///
+/// `F` is a file, or a cursor over bytes.
+#[derive(Debug)]
+pub struct Boot<'a, F> {
+    /// The kernel.
+    pub kernel: &'a mut F,
+    /// The initial RAM disk.
+    pub initrd: Option<&'a mut F>,
+    /// The command line.
+    pub command_line: &'a str,
+    /// The guest's RAM. `memory` must have it.
+    pub ram: Ram,
+    /// The memory map; see [`crate::e820::for_direct_boot`].
+    pub e820: &'a [Entry],
+    /// Where the RSDP is; see [`crate::acpi::Tables::image`].
+    pub rsdp: u64,
+}
+
+/// A kernel that is in memory.
+struct Kernel {
+    entry: Entrance,
+    /// All memory that it uses before it knows the memory map.
+    footprint: Range<u64>,
+    /// The longest command line, without the 0 at its end.
+    command_line_max: u64,
+    /// The last address that the initrd may have.
+    initrd_last: u64,
+}
+
+/// How it is entered.
+enum Entrance {
+    Linux64 { rip: u64, header: Box<setup_header> },
+    Pvh { rip: u64 },
+}
+
+/// Where something is in memory, and how long it is. Nothing if the length is 0.
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    address: u64,
+    length: u64,
+}
+
+/// Puts kernel, initrd, command line and all that the boot protocol wants into `memory`.
+///
+/// Returns what the first processor's registers need. To boot once more after a reset, call it
+/// again: a kernel overwrites what is here.
+///
+/// # Errors
+///
+/// A file that is no kernel, is damaged, or does not fit; a command line that is too long.
+pub fn load<F>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Start>
+where
+    F: Read + ReadVolatile + Seek,
+{
+    let kernel = load_kernel(memory, boot)?;
+    let command_line = load_command_line(memory, boot.command_line, kernel.command_line_max)?;
+    let initrd = match &mut boot.initrd {
+        Some(file) => load_initrd(memory, *file, &kernel, boot.ram)?,
+        None => Extent::default(),
+    };
+    let told = params::Told { command_line, initrd, e820: boot.e820, rsdp: boot.rsdp };
+    let start = match kernel.entry {
+        Entrance::Linux64 { rip, header } => {
+            write(memory, ZERO_PAGE, &params::zero_page(&header, &told)?)?;
+            Start::long64(rip, ZERO_PAGE)
+        }
+        Entrance::Pvh { rip } => {
+            let start_info = params::start_info(&told, START_INFO)?;
+            ensure!(
+                start_info.len() as u64 <= ZERO_PAGE - START_INFO,
+                "a memory map of {} entries",
+                boot.e820.len()
+            );
+            write(memory, START_INFO, &start_info)?;
+            Start::protected32(rip, START_INFO)
+        }
+    };
+    write_image(memory, &start.image())?;
+    Ok(start)
+}
+
+/// Writes every run of `image` to its place.
+///
+/// # Errors
+///
+/// A run that is not all in guest RAM.
+pub fn write_image(memory: &GuestMemoryMmap, image: &Image) -> Result<()> {
+    image.iter().try_for_each(|(address, bytes)| write(memory, *address, bytes))
+}
+
+fn write(memory: &GuestMemoryMmap, address: u64, bytes: &[u8]) -> Result<()> {
+    memory
+        .write_slice(bytes, GuestAddress(address))
+        .with_context(|| format!("{} bytes at {address:#x}, outside of RAM", bytes.len()))
+}
+
+fn load_kernel<F>(memory: &GuestMemoryMmap, boot: &mut Boot<'_, F>) -> Result<Kernel>
+where
+    F: Read + ReadVolatile + Seek,
+{
+    let length = boot.kernel.seek(SeekFrom::End(0)).context("length of the kernel")?;
+    let mut head = [0; 0x206];
+    let got = read_up_to(boot.kernel, &mut head).context("start of the kernel")?;
+    if head.starts_with(b"\x7FELF") {
+        elf::load(memory, boot.kernel, length, boot.ram)
+    } else if head[0x202..] == *b"HdrS" {
+        bzimage::load(memory, boot.kernel, length, boot.ram)
+    } else {
+        let mut shown = String::new();
+        for byte in &head[..got.min(4)] {
+            // Writing to a string cannot fail.
+            write!(shown, " {byte:02x}")?;
+        }
+        let starts = if got == 0 { ", it is empty".to_owned() } else { format!(":{shown}") };
+        bail!(
+            "not a Linux kernel: neither a bzImage nor an ELF file with a PVH entry \
+             ({length} bytes{starts})"
+        )
+    }
+}
+
+/// Reads from the file's start until `buffer` is full or the file ends.
+fn read_up_to<F: Read + Seek>(file: &mut F, buffer: &mut [u8]) -> Result<usize> {
+    file.rewind()?;
+    let limit = u64::try_from(buffer.len())?;
+    let mut bytes = Vec::with_capacity(buffer.len());
+    file.by_ref().take(limit).read_to_end(&mut bytes)?;
+    buffer[..bytes.len()].copy_from_slice(&bytes);
+    Ok(bytes.len())
+}
+
+fn load_command_line(memory: &GuestMemoryMmap, text: &str, longest: u64) -> Result<Extent> {
+    ensure!(!text.contains('\0'), "the command line {text:?} has a 0 in it");
+    let length = u64::try_from(text.len())?;
+    let longest = longest.min(COMMAND_LINE_MAX - 1);
+    ensure!(
+        length <= longest,
+        "the command line has {length} bytes, where this kernel takes {longest}"
+    );
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.push(0);
+    write(memory, COMMAND_LINE, &bytes)?;
+    Ok(Extent { address: COMMAND_LINE, length })
+}
+
+/// Puts the initrd as high as it may be, out of the kernel's way.
+fn load_initrd<F>(
+    memory: &GuestMemoryMmap,
+    file: &mut F,
+    kernel: &Kernel,
+    ram: Ram,
+) -> Result<Extent>
+where
+    F: ReadVolatile + Seek,
+{
+    let length = file.seek(SeekFrom::End(0)).context("length of the initrd")?;
+    ensure!(length > 0, "the initrd is empty");
+    file.rewind().context("start of the initrd")?;
+    let top = ram.low.min(kernel.initrd_last.saturating_add(1));
+    let address = top.checked_sub(length).map(|address| address / PAGE * PAGE);
+    let address =
+        address.filter(|address| *address >= kernel.footprint.end).with_context(|| {
+            format!(
+                "the initrd of {length} bytes does not fit between the kernel's end at {:#x} and \
+             {top:#x}",
+                kernel.footprint.end
+            )
+        })?;
+    memory
+        .read_exact_volatile_from(GuestAddress(address), file, usize::try_from(length)?)
+        .with_context(|| format!("the initrd, {length} bytes to {address:#x}"))?;
+    Ok(Extent { address, length })
+}
+
+/// Checks that the kernel's `range` is in low RAM and above our own structures.
+fn check_place(what: &str, range: &Range<u64>, ram: Ram) -> Result<()> {
+    ensure!(
+        range.start >= KERNEL_MIN && range.end <= ram.low,
+        "{what} needs memory from {:#x} to {:#x} ({} KiB), where low RAM is {KERNEL_MIN:#x} to \
+         {:#x} ({} KiB)",
+        range.start,
+        range.end,
+        (range.end - range.start).div_ceil(1024),
+        ram.low,
+        ram.low / 1024
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod test;

@@ -1,0 +1,88 @@
+//! Two machines that the tests describe: a small one, and one with all that there is.
+
+use boot::acpi::{self, Cpu, Node, Platform, Tables};
+use boot::layout::{self, Ram};
+use boot::smbios::{Processors, Smbios};
+
+const MIB: u64 = 1 << 20;
+
+/// A machine.
+pub(crate) struct Sample {
+    /// What its golden files are called.
+    pub(crate) name: &'static str,
+    /// Its RAM.
+    pub(crate) ram: Ram,
+    /// For ACPI.
+    pub(crate) platform: Platform,
+    /// For SMBIOS.
+    pub(crate) smbios: Smbios,
+}
+
+impl Sample {
+    /// Its tables.
+    pub(crate) fn tables(&self) -> Tables {
+        acpi::tables(&self.platform).unwrap()
+    }
+}
+
+/// One processor and 256 MiB, under firmware of 2022; eight processors, 5 GiB and an HPET, under
+/// firmware of 2025.
+pub(crate) fn samples() -> [Sample; 2] {
+    let mut large = sample("8cpu-5g-hpet", 8, 5120 * MIB, &layout::PCIEXBAR);
+    large.platform.nodes.push(Node {
+        hid: "PNP0103".into(),
+        memory: vec![layout::HPET],
+        lines: vec![2, 8],
+        ..Node::default()
+    });
+    large.platform.nodes.push(isa("PNP0501", 0x2F8..0x300, &[3]));
+    [sample("1cpu-256m", 1, 256 * MIB, &(0xB000_0000..0xC000_0000)), large]
+}
+
+fn sample(name: &'static str, cpus: u16, memory: u64, pcie: &std::ops::Range<u64>) -> Sample {
+    let ram = Ram::new(memory);
+    let platform = Platform {
+        cpus: (0..cpus.into()).map(|apic_id| Cpu { apic_id }).collect(),
+        pcie: pcie.clone(),
+        windows: layout::pci_windows(ram, pcie),
+        window64: layout::pci_window64(ram, 46),
+        pm_base: 0x600,
+        nodes: nodes(),
+    };
+    let smbios = Smbios {
+        manufacturer: "Transom".into(),
+        product: "Q35".into(),
+        version: "1".into(),
+        serial: String::new(),
+        uuid: *b"\x01\x23\x45\x67\x89\xAB\xCD\xEF\x01\x23\x45\x67\x89\xAB\xCD\xEF",
+        processors: Processors {
+            sockets: 1,
+            cores: cpus.div_ceil(2),
+            threads: cpus.min(2),
+            vendor: "GenuineIntel".into(),
+            model: "A processor".into(),
+            signature: 0x1789_FBFF_000A_0652,
+        },
+        memory: ram.ranges(),
+    };
+    Sample { name, ram, platform, smbios }
+}
+
+fn nodes() -> Vec<Node> {
+    vec![
+        isa("PNP0501", 0x3F8..0x400, &[4]),
+        isa("PNP0B00", 0x70..0x72, &[8]),
+        Node {
+            hid: "PNP0303".into(),
+            ports: vec![0x60..0x61, 0x64..0x65],
+            lines: vec![1],
+            memory: vec![],
+        },
+        Node { hid: "PNP0F13".into(), lines: vec![12], ..Node::default() },
+        isa("QEMU0002", 0x510..0x51C, &[]),
+    ]
+}
+
+fn isa(hid: &str, ports: std::ops::Range<u16>, lines: &[u32]) -> Node {
+    Node { hid: hid.into(), ports: vec![ports], lines: lines.into(), memory: vec![] }
+}

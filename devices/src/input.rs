@@ -1,0 +1,156 @@
+//! What a person does at the screen, on its way to the guest's keyboards and mice.
+//!
+//! Input devices register a sink when they are built; the screen and the control socket push events
+//! into the hub. The device that came last is asked first, and the first that the guest listens to
+//! takes the event: one key never arrives twice.
+
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+
+/// A key by its place on the keyboard: its make code in scan code set 1, `0xe0__` where that code
+/// has the prefix. What is printed on the key is the guest's business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u16", into = "u16")]
+pub struct Key(u16);
+
+impl Key {
+    /// The one key with the prefix E1.
+    pub const PAUSE: Self = Self(0xe11d);
+    /// Print Screen, which is SysRq together with Alt.
+    pub const PRINT: Self = Self(0xe037);
+    /// Hanja (LANG2) and Hangul (LANG1) send their make code and nothing when they are let go.
+    pub const HANJA: Self = Self(0xf1);
+    /// See `HANJA`.
+    pub const HANGUL: Self = Self(0xf2);
+
+    /// The key with this code, if keyboards can have it.
+    pub fn new(code: u16) -> Option<Self> {
+        let key = Self(code);
+        let special = [Self::PAUSE, Self::HANJA, Self::HANGUL].contains(&key);
+        let plain = matches!(code >> 8, 0 | 0xe0) && (1..0x80).contains(&(code & 0xff));
+        (special || plain).then_some(key)
+    }
+
+    /// The code.
+    pub fn code(self) -> u16 {
+        self.0
+    }
+}
+
+impl TryFrom<u16> for Key {
+    type Error = String;
+
+    fn try_from(code: u16) -> Result<Self, String> {
+        Self::new(code).ok_or_else(|| format!("{code:#x} is not a key of scan code set 1"))
+    }
+}
+
+impl From<Key> for u16 {
+    fn from(key: Key) -> Self {
+        key.0
+    }
+}
+
+/// What a mouse did, and which of its buttons are down now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Motion {
+    /// To the right.
+    pub dx: i32,
+    /// Downwards, as on screens.
+    pub dy: i32,
+    /// Notches of the wheel, away from the person.
+    pub wheel: i32,
+    /// Bit 0 left, 1 right, 2 middle, 3 back, 4 forward.
+    pub buttons: u8,
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A key went down (again: keyboards repeat) or up.
+    Key(Key, bool),
+    /// A relative pointer moved, or its buttons changed.
+    Motion(Motion),
+}
+
+/// An input device, seen from the host's side.
+pub trait Sink: Send + Sync {
+    /// Takes the event; false when the guest does not listen to this device, or is parked.
+    fn take(&self, event: Event) -> bool;
+}
+
+/// All input devices of a machine.
+#[derive(Default)]
+pub struct Hub {
+    sinks: Mutex<Vec<Arc<dyn Sink>>>,
+}
+
+impl Hub {
+    /// Adds a device.
+    pub fn register(&self, sink: Arc<dyn Sink>) {
+        self.sinks.lock().expect("no input device panicked").push(sink);
+    }
+
+    /// Presses a key, or lets it go; false when no device took it.
+    pub fn key(&self, key: Key, down: bool) -> bool {
+        self.push(Event::Key(key, down))
+    }
+
+    /// Moves the pointer; false when no device took it.
+    pub fn motion(&self, motion: Motion) -> bool {
+        self.push(Event::Motion(motion))
+    }
+
+    fn push(&self, event: Event) -> bool {
+        // The lock also keeps the events of two viewers apart.
+        let sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.iter().rev().any(|sink| sink.take(event))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Counter {
+        deaf: AtomicBool,
+        taken: AtomicU32,
+    }
+
+    impl Sink for Counter {
+        fn take(&self, _: Event) -> bool {
+            let listens = !self.deaf.load(Ordering::Relaxed);
+            self.taken.fetch_add(u32::from(listens), Ordering::Relaxed);
+            listens
+        }
+    }
+
+    #[test]
+    fn the_last_device_that_listens_takes_the_event_alone() {
+        let hub = Hub::default();
+        let (old, new) = (Arc::<Counter>::default(), Arc::<Counter>::default());
+        assert!(!hub.key(Key::PAUSE, true), "nobody is there");
+        hub.register(old.clone());
+        hub.register(new.clone());
+        assert!(hub.motion(Motion::default()));
+        new.deaf.store(true, Ordering::Relaxed);
+        assert!(hub.key(Key::PAUSE, true));
+        let taken = [&old, &new].map(|it| it.taken.load(Ordering::Relaxed));
+        assert_eq!(taken, [1, 1]);
+    }
+
+    #[test]
+    fn refuses_codes_that_no_keyboard_has() {
+        for good in [0x01, 0x7f, 0xe01c, 0xe11d, 0xf1, 0xf2] {
+            assert_eq!(Key::new(good).map(Key::code), Some(good), "{good:#x}");
+        }
+        for bad in [0, 0x80, 0xf0, 0xe000, 0xe080, 0xe11e, 0x11c, 0xffff] {
+            assert!(Key::new(bad).is_none(), "{bad:#x}");
+        }
+    }
+}

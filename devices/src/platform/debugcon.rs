@@ -1,0 +1,105 @@
+//! The debug console of Bochs and QEMU: one port, to which firmware writes what it does.
+//!
+//! Firmware knows that somebody listens by reading 0xE9 (OvmfPkg, `PlatformDebugLibIoPort`).
+//!
+//! Threats: a guest that floods the port costs its own time, since each byte is written by the
+//! processor that sends it, and the room that the person who asked for the file has given. A host
+//! side that is gone or full loses output, never the guest.
+
+use std::io::Write;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::stream::{self, Stream};
+use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+
+/// `--device debugcon,to=file:/tmp/firmware.log`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The port: 0x402 for OVMF and SeaBIOS, 0xe9 for Bochs.
+    #[serde(default = "ovmf")]
+    pub port: u16,
+    /// Where the text goes: `stdio`, `file:PATH` or `none`.
+    #[serde(default)]
+    pub to: Stream,
+}
+
+fn ovmf() -> u16 {
+    0x402
+}
+
+/// What a read gives: "a debug console is here".
+const PRESENT: u8 = 0xe9;
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let port = u64::from(self.port);
+        place.claim(Kind::Port, port..port + 1)?;
+        Ok(Box::new(Debugcon { output: stream::output(&self.to)? }))
+    }
+}
+
+struct Debugcon {
+    output: stream::Output,
+}
+
+impl Device for Debugcon {
+    fn read(&mut self, _: Region, _: u64, data: &mut [u8]) -> Access {
+        let [byte] = data else { return Access::Ignored };
+        *byte = PRESENT;
+        Access::Done
+    }
+
+    fn write(&mut self, _: Region, _: u64, data: &[u8]) -> Access {
+        let [byte] = data else { return Access::Ignored };
+        // The guest cannot know of a full disk on the host.
+        self.output.write_all(&[*byte]).ok();
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        self.output.flush().ok();
+        Saved::default()
+    }
+
+    fn run(&mut self, _: Saved) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::testutil::Bench;
+
+    #[test]
+    fn firmware_finds_it_and_its_text_is_in_the_file_across_park_and_reset() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut bench = Bench::new(4096);
+        let config = Config { port: 0x402, to: Stream::File(file.path().to_owned()) };
+        bench.board.add("debugcon", |place| config.build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        assert_eq!(bench.read(Kind::Port, 0x402), [0xe9]);
+        bench.write(Kind::Port, 0x402, b"a");
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        bench.write(Kind::Port, 0x402, b"b");
+        bench.board.reset().unwrap();
+        bench.write(Kind::Port, 0x402, b"c");
+        bench.write(Kind::Port, 0x402, b"xx");
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"abc", "only bytes are text");
+        assert_eq!(bench.read(Kind::Port, 0x402), [0xff, 0xff]);
+    }
+
+    #[test]
+    fn refuses_a_socket_and_takes_the_last_port() {
+        let mut bench = Bench::new(4096);
+        let config = Config { port: 0x402, to: Stream::Socket("/nowhere/s".into()) };
+        let error = bench.board.add("debugcon", |place| config.build(place)).unwrap_err();
+        assert!(format!("{error:#}").contains("`socket:/nowhere/s`"), "{error:#}");
+        let config = Config { port: 0xffff, to: Stream::None };
+        bench.board.add("debugcon", |place| config.build(place)).unwrap();
+        assert_eq!(bench.read(Kind::Port, 0xffff), [0xe9]);
+    }
+}

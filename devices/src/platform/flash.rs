@@ -1,0 +1,864 @@
+//! The firmware's flash memory: CODE up to 4 GiB, and VARS, which the guest programs, below it.
+//!
+//! The part of Intel's command set (`CFI` primary set 1) that OVMF uses: one-byte program, erase
+//! of 4 KiB blocks, status. The guest reads and runs both natively; only its writes come here.
+//!
+//! Threats: the guest may write anything at any width at any time. Commands and data stay within
+//! the two images, and CODE is never written. Each byte is in the file (the page cache) before the
+//! guest goes on, in the guest's order: a kill at any moment leaves what a power cut would have
+//! left, for which the firmware's fault-tolerant writes are made. A disk that fails stops that
+//! order at one point; the guest goes on in memory, and sees the program error bit.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::alarm::Alarm;
+use crate::backend::lock;
+use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::host::{Backing, Guest};
+
+/// `--device flash,code=OVMF_CODE_4M.fd,vars=VARS.fd`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The firmware. It is only read.
+    pub code: PathBuf,
+    /// Its variable store: a copy of one's own, which is written.
+    #[serde(default)]
+    pub vars: Option<PathBuf>,
+    /// Only reads `vars`: what the guest writes there is gone with the machine.
+    #[serde(default)]
+    pub readonly: bool,
+}
+
+/// Firmware ends where 32-bit addresses do: the reset vector is in its last 16 bytes.
+const END: u64 = 1 << 32;
+/// Below are the processors' local APICs, among others.
+const MOST: u64 = 16 << 20;
+/// The erase block, and the unit of sizes.
+const BLOCK_BYTES: usize = 4096;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const RESET_VECTOR: usize = 16;
+
+/// `EFI_FIRMWARE_VOLUME_HEADER.FileSystemGuid` (PI 1.8, volume 3, 3.2.1).
+const FV_GUID: usize = 0x10;
+const FV_LENGTH: usize = 0x20;
+const FV_SIGNATURE: usize = 0x28;
+/// `gEfiSystemNvDataFvGuid`, fff12b8d-7696-4c8b-a985-2747075b4f50: the volume holds variables.
+const NV_DATA: [u8; 16] = [
+    0x8d, 0x2b, 0xf1, 0xff, 0x96, 0x76, 0x8b, 0x4c, 0xa9, 0x85, 0x27, 0x47, 0x07, 0x5b, 0x4f, 0x50,
+];
+
+/// The next write is the data.
+const PROGRAM: u8 = 0x10;
+/// The next write is `ERASE_CONFIRM`, or nothing is erased.
+const ERASE: u8 = 0x20;
+const ERASE_CONFIRM: u8 = 0xd0;
+/// OVMF reads the array right after this, and the status, which is then all zero, after the next.
+const CLEAR_STATUS: u8 = 0x50;
+const READ_STATUS: u8 = 0x70;
+
+const STATUS_READY: u8 = 1 << 7;
+const STATUS_ERASE_ERROR: u8 = 1 << 5;
+const STATUS_PROGRAM_ERROR: u8 = 1 << 4;
+
+/// Within this time what was written is on the disk: a run of programs is one flush.
+const SYNC_AFTER: Duration = Duration::from_millis(100);
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let code = read(&open(&self.code, false)?, &self.code)?;
+        check_code(&self.code, &code)?;
+        let vars = self.vars.as_deref().map(|path| self.vars(path)).transpose()?;
+        let total = code.len() + vars.as_ref().map_or(0, |(bytes, _)| bytes.len());
+        ensure!(
+            total as u64 <= MOST,
+            "{} and its variable store have {total} bytes together, but 16 MiB is the most",
+            self.code.display()
+        );
+        let at = END - code.len() as u64;
+        let code = Bank::new(at, &code, Writes::Refused, place)?;
+        let vars = match vars {
+            Some((bytes, writes)) => {
+                Some(Bank::new(at - bytes.len() as u64, &bytes, writes, place)?)
+            }
+            None => None,
+        };
+        Ok(Box::new(Flash { code, vars }))
+    }
+}
+
+impl Config {
+    fn vars(&self, path: &Path) -> anyhow::Result<(Vec<u8>, Writes)> {
+        let file = open(path, !self.readonly)?;
+        // Before it is read, so that it is nobody's half-written state.
+        if self.readonly {
+            lock::shared(&file, path)?;
+        } else {
+            lock::exclusive(&file, path)?;
+        }
+        let bytes = read(&file, path)?;
+        check_vars(path, &bytes)?;
+        let writes = if self.readonly {
+            Writes::Forgotten
+        } else {
+            Writes::Kept(Store::new(path, file, bytes.len() as u64))
+        };
+        Ok((bytes, writes))
+    }
+}
+
+fn open(path: &Path, writable: bool) -> anyhow::Result<File> {
+    let name = path.display();
+    // Before it is opened: opening a pipe would wait.
+    let found = fs::metadata(path).with_context(|| format!("{name}"))?;
+    ensure!(!found.is_dir(), "{name} is a directory, not a flash image");
+    ensure!(found.is_file(), "{name} is not a file");
+    match OpenOptions::new().read(true).write(writable).open(path) {
+        Err(error) if writable && is_refusal(&error) => {
+            bail!("{name} is not writable: make a copy of it, or ask for `readonly`")
+        }
+        other => other.with_context(|| format!("{name}")),
+    }
+}
+
+fn read(file: &File, path: &Path) -> anyhow::Result<Vec<u8>> {
+    let name = path.display();
+    let size = file.metadata().with_context(|| format!("{name}"))?.len();
+    ensure!(size != 0, "{name} is empty");
+    ensure!(
+        size.is_multiple_of(BLOCK) && size <= MOST,
+        "{name} has {size} bytes: a flash image has a multiple of 4096, and at most 16 MiB"
+    );
+    let mut bytes = vec![0; usize::try_from(size)?];
+    file.read_exact_at(&mut bytes, 0).with_context(|| format!("{name}"))?;
+    Ok(bytes)
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+}
+
+fn check_code(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let vector = &bytes[bytes.len() - RESET_VECTOR..];
+    if let blank @ (0 | 0xff) = vector[0]
+        && vector.iter().all(|byte| *byte == blank)
+    {
+        bail!(
+            "{} is not firmware: its last 16 bytes, where the processor starts, are all {blank:#04x}",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+fn check_vars(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    // The first block may be torn by a power cut while the firmware rewrote it; then the spare
+    // area has a whole copy, of which the firmware makes it anew.
+    let (blocks, _) = bytes.as_chunks::<BLOCK_BYTES>();
+    ensure!(
+        blocks.iter().any(|block| is_store(block)),
+        "{} is not a variable store: no volume of variables (`_FVH` at 0x28) is in it",
+        path.display()
+    );
+    let length = u64::from_le_bytes(bytes[FV_LENGTH..][..8].try_into()?);
+    ensure!(
+        !is_store(bytes) || length == bytes.len() as u64,
+        "{} has {} bytes, but its variable store has {length}",
+        path.display(),
+        bytes.len()
+    );
+    Ok(())
+}
+
+fn is_store(volume: &[u8]) -> bool {
+    volume[FV_GUID..].starts_with(&NV_DATA) && volume[FV_SIGNATURE..].starts_with(b"_FVH")
+}
+
+/// What becomes of the guest's writes.
+enum Writes {
+    Refused,
+    /// They change what the guest sees, and are gone with the machine.
+    Forgotten,
+    Kept(Store),
+}
+
+/// One flash chip.
+struct Bank {
+    region: Region,
+    memory: Arc<dyn Backing>,
+    writes: Writes,
+    chip: Chip,
+    /// The array's bytes where the guest now sees the status.
+    masked: Option<(u64, Vec<u8>)>,
+}
+
+/// At power-on the array is read, and the status is clear.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Chip {
+    mode: Mode,
+    status: u8,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+enum Mode {
+    #[default]
+    Array,
+    /// The status is read where, and as wide as, it was asked for.
+    Status {
+        offset: u64,
+        width: u8,
+    },
+    Program,
+    Erase,
+}
+
+impl Bank {
+    fn new(at: u64, bytes: &[u8], writes: Writes, place: &mut dyn Place) -> anyhow::Result<Self> {
+        let size = bytes.len() as u64;
+        let region = place.claim(Kind::Memory, at..at + size)?;
+        let memory = place.shared().host.backing(size, Guest::Reads)?;
+        memory.write(0, bytes);
+        memory.place(Some(at))?;
+        Ok(Self { region, memory, writes, chip: Chip::default(), masked: None })
+    }
+
+    fn command(&mut self, offset: u64, data: &[u8]) {
+        self.unmask();
+        // Wider writes are the command in their lowest byte, as on QEMU.
+        let command = data.first().copied().unwrap_or_default();
+        match std::mem::take(&mut self.chip.mode) {
+            Mode::Program => self.program(offset, data, STATUS_PROGRAM_ERROR),
+            Mode::Erase => {
+                // OVMF does not go back to the array after this by itself, so the chip does.
+                if command == ERASE_CONFIRM {
+                    let block = offset - offset % BLOCK;
+                    self.program(block, &[0xff; BLOCK_BYTES], STATUS_ERASE_ERROR);
+                }
+            }
+            Mode::Array | Mode::Status { .. } => match command {
+                PROGRAM => self.chip.mode = Mode::Program,
+                ERASE => self.chip.mode = Mode::Erase,
+                CLEAR_STATUS => self.chip.status = 0,
+                READ_STATUS => {
+                    let width = u8::try_from(data.len()).unwrap_or(u8::MAX);
+                    self.chip.mode = Mode::Status { offset, width };
+                    self.mask();
+                }
+                // "Read array", and what the chip does not know.
+                _ => {}
+            },
+        }
+    }
+
+    fn program(&mut self, offset: u64, data: &[u8], error: u8) {
+        let kept = match &mut self.writes {
+            Writes::Refused => false,
+            Writes::Forgotten => {
+                self.memory.write(offset, data);
+                true
+            }
+            Writes::Kept(store) => {
+                self.memory.write(offset, data);
+                store.write(offset, data, self.memory.as_ref())
+            }
+        };
+        self.chip.status |= STATUS_READY | if kept { 0 } else { error };
+    }
+
+    /// Shows the status instead of the array where it was asked for: the guest's reads do not come
+    /// here, but it looks nowhere else.
+    fn mask(&mut self) {
+        if let Mode::Status { offset, width } = self.chip.mode {
+            let mut bytes = vec![0; usize::from(width)];
+            self.memory.read(offset, &mut bytes);
+            self.memory.write(offset, &vec![self.chip.status; bytes.len()]);
+            self.masked = Some((offset, bytes));
+        }
+    }
+
+    fn unmask(&mut self) {
+        if let Some((offset, bytes)) = self.masked.take() {
+            self.memory.write(offset, &bytes);
+        }
+    }
+
+    fn park(&mut self) -> Chip {
+        self.unmask();
+        if let Writes::Kept(store) = &mut self.writes {
+            store.stop(self.memory.as_ref());
+        }
+        self.chip.clone()
+    }
+
+    fn run(&mut self, chip: Chip) -> anyhow::Result<()> {
+        self.unmask();
+        self.chip = chip;
+        self.mask();
+        if let Writes::Kept(store) = &mut self.writes {
+            store.start()?;
+        }
+        Ok(())
+    }
+}
+
+struct Flash {
+    code: Bank,
+    vars: Option<Bank>,
+}
+
+/// The contents are not a part: they are those of the files.
+#[derive(Default, Serialize, Deserialize)]
+struct State {
+    code: Chip,
+    vars: Chip,
+}
+
+impl Flash {
+    fn bank(&mut self, region: Region) -> Option<&mut Bank> {
+        if self.code.region == region { Some(&mut self.code) } else { self.vars.as_mut() }
+    }
+}
+
+impl Device for Flash {
+    fn read(&mut self, region: Region, offset: u64, data: &mut [u8]) -> Access {
+        let Some(bank) = self.bank(region) else { return Access::Ignored };
+        bank.memory.read(offset, data);
+        Access::Done
+    }
+
+    fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
+        let Some(bank) = self.bank(region) else { return Access::Ignored };
+        bank.command(offset, data);
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        let code = self.code.park();
+        let vars = self.vars.as_mut().map(Bank::park).unwrap_or_default();
+        Saved::of(&State { code, vars })
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let State { code, vars } = saved.take()?;
+        self.code.run(code)?;
+        self.vars.as_mut().map_or(Ok(()), |bank| bank.run(vars))
+    }
+}
+
+/// The file behind VARS.
+struct Store {
+    medium: Arc<Medium>,
+    size: u64,
+    /// Flushes, while the machine runs.
+    alarm: Option<Alarm>,
+    /// Blocks that the file does not have as the guest sees them, because it could not be written.
+    behind: BTreeSet<u64>,
+}
+
+/// What the store shares with the thread that flushes.
+struct Medium {
+    file: File,
+    path: PathBuf,
+    /// There is something to flush, and the alarm is set.
+    unsynced: AtomicBool,
+    /// A flush failed: the host may have dropped any of it.
+    lost: AtomicBool,
+    /// One complaint is enough: the guest must not fill the log.
+    told: AtomicBool,
+}
+
+impl Medium {
+    fn sync(&self) {
+        // Cleared first: what is written from now on is for the next flush.
+        if self.unsynced.swap(false, Ordering::AcqRel)
+            && let Err(error) = self.file.sync_data()
+        {
+            self.lost.store(true, Ordering::Release);
+            self.complain(&error);
+        }
+    }
+
+    fn complain(&self, error: &io::Error) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            let path = self.path.display();
+            tracing::error!("{path} is not up to date (said once; it is tried again): {error}");
+        }
+    }
+}
+
+impl Store {
+    fn new(path: &Path, file: File, size: u64) -> Self {
+        let [unsynced, lost, told] = [const { AtomicBool::new(false) }; 3];
+        let path = path.to_owned();
+        let medium = Arc::new(Medium { file, path, unsynced, lost, told });
+        Self { medium, size, alarm: None, behind: BTreeSet::new() }
+    }
+
+    /// Writes through what `view` has already; false when the file does not have it yet.
+    ///
+    /// Once a write failed no later one is made before it: the file stays at one moment of the
+    /// guest's history until it can follow again.
+    fn write(&mut self, offset: u64, data: &[u8], view: &dyn Backing) -> bool {
+        if self.medium.lost.swap(false, Ordering::AcqRel) {
+            self.behind.extend(0..self.size / BLOCK);
+        }
+        if self.behind.is_empty() {
+            match self.medium.file.write_all_at(data, offset) {
+                Ok(()) => {
+                    self.flush_soon();
+                    return true;
+                }
+                Err(error) => self.medium.complain(&error),
+            }
+        }
+        let last = offset.saturating_add(data.len() as u64).min(self.size).saturating_sub(1);
+        self.behind.extend(offset / BLOCK..=last / BLOCK);
+        self.catch_up(view)
+    }
+
+    fn catch_up(&mut self, view: &dyn Backing) -> bool {
+        while let Some(block) = self.behind.first().copied() {
+            let mut bytes = [0; BLOCK_BYTES];
+            view.read(block * BLOCK, &mut bytes);
+            if let Err(error) = self.medium.file.write_all_at(&bytes, block * BLOCK) {
+                self.medium.complain(&error);
+                return false;
+            }
+            self.behind.remove(&block);
+            self.flush_soon();
+        }
+        true
+    }
+
+    fn flush_soon(&self) {
+        if !self.medium.unsynced.swap(true, Ordering::AcqRel)
+            && let Some(alarm) = &self.alarm
+        {
+            alarm.set(Some(Instant::now() + SYNC_AFTER));
+        }
+    }
+
+    fn start(&mut self) -> anyhow::Result<()> {
+        let medium = self.medium.clone();
+        let ring = move || {
+            medium.sync();
+            None
+        };
+        self.alarm = Some(Alarm::spawn("flash", ring)?);
+        Ok(())
+    }
+
+    fn stop(&mut self, view: &dyn Backing) {
+        self.alarm = None;
+        self.catch_up(view);
+        self.medium.sync();
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.alarm = None;
+        self.medium.sync();
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command};
+    use std::thread;
+
+    use super::*;
+    use crate::host::Host;
+    use crate::testutil::Bench;
+
+    const CODE: u64 = END - 0x4000;
+    const VARS_SIZE: usize = 0x10000;
+    const VARS: u64 = CODE - VARS_SIZE as u64;
+
+    /// An image of each kind, in a folder of their own.
+    struct Images {
+        folder: tempfile::TempDir,
+    }
+
+    impl Images {
+        fn new() -> Self {
+            let images = Self { folder: tempfile::tempdir().unwrap() };
+            let mut code = vec![0x90; 0x4000];
+            code[0x3ff0..].copy_from_slice(&[0xea; 16]);
+            fs::write(images.code(), code).unwrap();
+            fs::write(images.vars(), blank_vars()).unwrap();
+            images
+        }
+
+        fn code(&self) -> PathBuf {
+            self.folder.path().join("CODE.fd")
+        }
+
+        fn vars(&self) -> PathBuf {
+            self.folder.path().join("VARS.fd")
+        }
+
+        fn config(&self) -> Config {
+            Config { code: self.code(), vars: Some(self.vars()), readonly: false }
+        }
+    }
+
+    fn blank_vars() -> Vec<u8> {
+        let mut vars = vec![0xff; VARS_SIZE];
+        vars[..FV_GUID].fill(0);
+        vars[FV_GUID..][..16].copy_from_slice(&NV_DATA);
+        vars[FV_LENGTH..][..8].copy_from_slice(&(VARS_SIZE as u64).to_le_bytes());
+        vars[FV_SIGNATURE..][..4].copy_from_slice(b"_FVH");
+        vars
+    }
+
+    fn try_bench(config: Config) -> anyhow::Result<Bench> {
+        let mut bench = Bench::new(4096);
+        bench.board.add("flash", |place| config.build(place))?;
+        bench.board.run(Vec::new())?;
+        Ok(bench)
+    }
+
+    fn bench(config: Config) -> Bench {
+        try_bench(config).unwrap()
+    }
+
+    fn write(bench: &Bench, address: u64, bytes: &[u8]) {
+        for byte in bytes {
+            bench.write(Kind::Memory, address, &[*byte]);
+        }
+    }
+
+    fn read(bench: &Bench, address: u64) -> u8 {
+        bench.read::<1>(Kind::Memory, address)[0]
+    }
+
+    /// OVMF's `QemuFlashDetected`, of Debian 12 and then of Debian 13; gives the last status.
+    fn probe(bench: &Bench, at: u64) -> u8 {
+        let original = read(bench, at);
+        assert!(![CLEAR_STATUS, READ_STATUS, 0].contains(&original));
+        write(bench, at, &[CLEAR_STATUS]);
+        assert_eq!(read(bench, at), original, "not RAM");
+        write(bench, at, &[READ_STATUS]);
+        assert_eq!(read(bench, at), 0, "not ROM");
+        write(bench, at, &[PROGRAM, original, READ_STATUS]);
+        let status = read(bench, at);
+        write(bench, at, &[0xff]);
+        assert_eq!(read(bench, at), original);
+        status
+    }
+
+    #[test]
+    fn firmware_finds_vars_writable_and_code_write_protected() {
+        let images = Images::new();
+        let bench = bench(images.config());
+        assert_eq!(probe(&bench, VARS + 0x10), STATUS_READY);
+        assert_eq!(probe(&bench, CODE + 0x10), STATUS_READY | STATUS_PROGRAM_ERROR);
+        assert_eq!(fs::read(images.vars()).unwrap(), blank_vars());
+        assert_eq!(read(&bench, END - 16), 0xea, "the reset vector is where it belongs");
+        assert_eq!(read(&bench, VARS - 1), 0xff);
+    }
+
+    #[test]
+    fn programs_and_erases_are_in_the_file_at_once_and_there_after_a_new_start() {
+        let images = Images::new();
+        let bench = bench(images.config());
+        write(&bench, VARS + 0x5123, &[PROGRAM, 0x5a]);
+        write(&bench, VARS + 0x6000, &[PROGRAM, READ_STATUS]);
+        write(&bench, VARS + 0x6001, &[PROGRAM, 0]);
+        assert_eq!(read(&bench, VARS + 0x6000), READ_STATUS, "data is no command");
+        write(&bench, VARS + 0x6fff, &[ERASE, ERASE_CONFIRM]);
+        assert_eq!(read(&bench, VARS + 0x6000), 0xff, "the array, without being asked");
+        let mut expected = blank_vars();
+        expected[0x5123] = 0x5a;
+        assert_eq!(fs::read(images.vars()).unwrap(), expected);
+        drop(bench);
+        let bench = self::bench(images.config());
+        assert_eq!(read(&bench, VARS + 0x5123), 0x5a);
+    }
+
+    #[test]
+    fn code_is_never_written() {
+        let images = Images::new();
+        let before = fs::read(images.code()).unwrap();
+        let bench = bench(images.config());
+        write(&bench, CODE + 0x10, &[PROGRAM, 1, ERASE, ERASE_CONFIRM, READ_STATUS]);
+        let all = STATUS_READY | STATUS_PROGRAM_ERROR | STATUS_ERASE_ERROR;
+        assert_eq!(read(&bench, CODE + 0x10), all);
+        write(&bench, CODE + 0x10, &[CLEAR_STATUS, READ_STATUS]);
+        assert_eq!(read(&bench, CODE + 0x10), 0);
+        write(&bench, CODE + 0x10, &[0xff]);
+        assert_eq!(read(&bench, CODE + 0x10), 0x90);
+        assert_eq!(fs::read(images.code()).unwrap(), before);
+    }
+
+    #[test]
+    fn other_widths_offsets_and_commands_stay_within_the_chip() {
+        let images = Images::new();
+        let bench = bench(images.config());
+        let at = VARS + 0x7001;
+        bench.write(Kind::Memory, at, &[PROGRAM, 0xaa, 0xbb, 0xcc]);
+        bench.write(Kind::Memory, at, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(bench.read(Kind::Memory, at), [1, 2, 3, 4, 5, 6, 7, 8, 0xff]);
+        bench.write(Kind::Memory, at, &[READ_STATUS, 0]);
+        assert_eq!(bench.read(Kind::Memory, at), [0x80, 0x80, 3]);
+        // Not both chips at once, and an erase that is not confirmed.
+        bench.write(Kind::Memory, CODE - 2, &[PROGRAM, 0, 0, 0]);
+        assert_eq!(bench.read(Kind::Memory, at), [0x80, 0x80, 3], "nobody took that");
+        write(&bench, at, &[ERASE, 0xff, 0x98, 0xe8, 0x90]);
+        assert_eq!(bench.read(Kind::Memory, at), [1, 2, 3]);
+        write(&bench, CODE - 1, &[ERASE, ERASE_CONFIRM]);
+        write(&bench, CODE - 1, &[PROGRAM, 9]);
+        assert_eq!(bench.read(Kind::Memory, CODE - 1), [9]);
+        assert_eq!(bench.read(Kind::Memory, CODE), [0x90]);
+    }
+
+    #[test]
+    fn random_writes_change_nothing_but_what_was_programmed_or_erased() {
+        let images = Images::new();
+        let bench = bench(images.config());
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        for _ in 0..50_000 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let [low, _, width, command, ..] = state.to_le_bytes();
+            let data = state.to_be_bytes();
+            let commands = [PROGRAM, ERASE, ERASE_CONFIRM, CLEAR_STATUS, READ_STATUS, low];
+            let mut data = data[..usize::from(width % 8) + 1].to_vec();
+            data[0] = commands[usize::from(command) % commands.len()];
+            bench.write(Kind::Memory, VARS + (state >> 32) % (VARS_SIZE as u64 + 0x4000), &data);
+        }
+        bench.board.park();
+        let mut seen = vec![0; VARS_SIZE];
+        bench.board.spaces().memory.read(VARS, &mut seen);
+        assert_eq!(seen, fs::read(images.vars()).unwrap());
+        assert_ne!(seen, blank_vars());
+        let mut code = vec![0; 0x4000];
+        bench.board.spaces().memory.read(CODE, &mut code);
+        assert_eq!(code, fs::read(images.code()).unwrap());
+    }
+
+    #[test]
+    fn park_keeps_the_mode_and_reset_goes_back_to_the_array_but_keeps_the_contents() {
+        let images = Images::new();
+        let bench = bench(images.config());
+        let at = VARS + 0x8000;
+        write(&bench, at, &[PROGRAM, 0x11, READ_STATUS]);
+        let saved = bench.board.park();
+        assert_eq!(read(&bench, at), 0x11, "a parked chip has no status in its array");
+        bench.board.run(saved.clone()).unwrap();
+        assert_eq!(read(&bench, at), 0x80);
+        assert_eq!(bench.board.park(), saved);
+        bench.board.run(saved).unwrap();
+        write(&bench, at, &[PROGRAM]);
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        write(&bench, at, &[0x22]);
+        assert_eq!(read(&bench, at), 0x22, "half a command is a part of the state");
+        write(&bench, at, &[READ_STATUS]);
+        bench.board.reset().unwrap();
+        assert_eq!(read(&bench, at), 0x22);
+        write(&bench, at, &[READ_STATUS]);
+        assert_eq!(read(&bench, at), 0, "the status is clear after power-on");
+    }
+
+    #[test]
+    fn readonly_forgets_and_needs_no_lock() {
+        let images = Images::new();
+        let readonly = || bench(Config { readonly: true, ..images.config() });
+        let (one, two) = (readonly(), readonly());
+        assert_eq!(probe(&one, VARS + 0x10), STATUS_READY);
+        write(&one, VARS + 0x5000, &[PROGRAM, 0x33]);
+        one.board.reset().unwrap();
+        assert_eq!((read(&one, VARS + 0x5000), read(&two, VARS + 0x5000)), (0x33, 0xff));
+        let _writer = bench(images.config());
+        drop(one);
+        assert_eq!(fs::read(images.vars()).unwrap(), blank_vars());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_stays_as_it_was_and_follows_when_it_can() {
+        let images = Images::new();
+        let mut bench = Bench::new(4096);
+        let build = |place: &mut dyn Place| {
+            let bytes = blank_vars();
+            // Open for reading alone: each write fails.
+            let file = open(&images.vars(), false)?;
+            let store = Store::new(&images.vars(), file, bytes.len() as u64);
+            let code = Bank::new(CODE, &[0; 0x4000], Writes::Refused, place)?;
+            let vars = Some(Bank::new(VARS, &bytes, Writes::Kept(store), place)?);
+            Ok(Box::new(Flash { code, vars }) as Box<dyn Device>)
+        };
+        bench.board.add("flash", build).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        write(&bench, VARS + 0x5000, &[PROGRAM, 0x44, READ_STATUS]);
+        assert_eq!(read(&bench, VARS + 0x5000), STATUS_READY | STATUS_PROGRAM_ERROR);
+        write(&bench, VARS + 0x5000, &[0xff]);
+        assert_eq!(read(&bench, VARS + 0x5000), 0x44, "the guest goes on in memory");
+        assert_eq!(fs::read(images.vars()).unwrap(), blank_vars());
+
+        let view = bench.host.backing(VARS_SIZE as u64, Guest::Reads).unwrap();
+        view.write(0, &blank_vars());
+        let mut store = Store::new(&images.vars(), open(&images.vars(), false).unwrap(), 0x10000);
+        let data = [1, 2];
+        for offset in [0x4fff, 0x9000] {
+            view.write(offset, &data);
+            assert!(!store.write(offset, &data, view.as_ref()));
+        }
+        assert_eq!(store.behind, BTreeSet::from([4, 5, 9]));
+        Arc::get_mut(&mut store.medium).unwrap().file = open(&images.vars(), true).unwrap();
+        view.write(0xa000, &data);
+        assert!(store.write(0xa000, &data, view.as_ref()));
+        let mut expected = blank_vars();
+        for offset in [0x4fff, 0x9000, 0xa000] {
+            expected[offset..][..2].copy_from_slice(&data);
+        }
+        assert_eq!(fs::read(images.vars()).unwrap(), expected);
+    }
+
+    #[test]
+    fn refuses_what_is_not_firmware_or_not_a_variable_store() {
+        let images = Images::new();
+        let path = |name: &str| images.folder.path().join(name);
+        let file = |name: &str, bytes: &[u8]| {
+            fs::write(path(name), bytes).unwrap();
+            path(name)
+        };
+        let code = |code: PathBuf| Config { code, ..images.config() };
+        let vars = |vars: PathBuf| Config { vars: Some(vars), ..images.config() };
+        let mut cut = blank_vars();
+        cut.truncate(0x8000);
+        for (config, why) in [
+            (code(path("none")), "none: No such file"),
+            (code(path("")), "is a directory, not a flash image"),
+            (code(PathBuf::from("/dev/zero")), "/dev/zero is not a file"),
+            (code(file("empty", &[])), "empty is empty"),
+            (code(file("odd", &[1; 4097])), "odd has 4097 bytes: a flash image has a multiple"),
+            (code(file("ones", &[0xff; 4096])), "ones is not firmware: its last 16 bytes"),
+            (code(file("zeros", &[0; 4096])), "are all 0x00"),
+            (code(file("large", &vec![1; (16 << 20) + 4096])), "has 16781312 bytes"),
+            (code(file("full", &vec![1; 16 << 20])), "16842752 bytes together"),
+            (vars(images.code()), "CODE.fd is not a variable store"),
+            (vars(file("short", &cut)), "has 32768 bytes, but its variable store has 65536"),
+            // A kernel file, because a test may be root, which no mode of a file stops.
+            (vars("/sys/devices/system/cpu/online".into()), "is not writable: make a copy"),
+        ] {
+            let error = format!("{:#}", try_bench(config).err().unwrap());
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn takes_a_store_whose_first_block_was_torn_while_the_spare_has_a_copy() {
+        let images = Images::new();
+        let mut vars = blank_vars();
+        vars.copy_within(..BLOCK_BYTES, 0x8000);
+        vars[..BLOCK_BYTES].fill(0xff);
+        fs::write(images.vars(), vars).unwrap();
+        bench(images.config());
+    }
+
+    /// Says to a child process of a test what to work on.
+    const CHILD: &str = "FLASH_TEST_IMAGES";
+
+    /// The `number`th thing that a child does: where, and the byte, or none for an erase. The first
+    /// block is left alone, so that the file remains a variable store.
+    fn work(number: u64) -> (u64, Option<u8>) {
+        let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let offset = BLOCK + (mixed >> 20) % (VARS_SIZE as u64 - BLOCK);
+        (offset, (number % 600 != 599).then_some(mixed.to_le_bytes()[7]))
+    }
+
+    /// What a child does until it is killed, or its parent has surely ended.
+    fn work_on(folder: &Path) {
+        let (code, vars) = (folder.join("CODE.fd"), Some(folder.join("VARS.fd")));
+        let bench = bench(Config { code, vars, readonly: false });
+        let end = Instant::now() + Duration::from_secs(60);
+        for number in (0..).take_while(|_| Instant::now() < end) {
+            let (offset, byte) = work(number);
+            let commands = byte.map_or([ERASE, ERASE_CONFIRM], |byte| [PROGRAM, byte]);
+            write(&bench, VARS + offset, &commands);
+        }
+    }
+
+    /// Runs this test once more, in a process that works on the images; waits until it does.
+    fn child(test: &str, images: &Images) -> Child {
+        let before = fs::read(images.vars()).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("platform::flash::test::{test}")])
+            .env(CHILD, images.folder.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while fs::read(images.vars()).unwrap() == before {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before it wrote");
+            thread::sleep(Duration::from_millis(1));
+        }
+        child
+    }
+
+    fn kill(mut child: Child) {
+        child.kill().unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9), "it was at work");
+    }
+
+    #[test]
+    fn a_killed_machine_leaves_the_file_as_it_was_at_one_moment() {
+        if let Some(folder) = std::env::var_os(CHILD) {
+            return work_on(Path::new(&folder));
+        }
+        for round in 0..8 {
+            let images = Images::new();
+            let child = child("a_killed_machine_leaves_the_file_as_it_was_at_one_moment", &images);
+            thread::sleep(Duration::from_millis(round * 9));
+            kill(child);
+            let left = fs::read(images.vars()).unwrap();
+            let mut model = blank_vars();
+            let mut wrong = model.iter().zip(&left).filter(|(one, other)| one != other).count();
+            assert_ne!(wrong, 0);
+            let mut change = |at: usize, byte| {
+                wrong -= usize::from(model[at] != left[at]);
+                model[at] = byte;
+                wrong += usize::from(model[at] != left[at]);
+                wrong == 0
+            };
+            let moment = (0..10_000_000).find(|number| {
+                let (offset, byte) = work(*number);
+                let offset = usize::try_from(offset).unwrap();
+                let block = offset / BLOCK_BYTES * BLOCK_BYTES;
+                match byte {
+                    Some(byte) => change(offset, byte),
+                    None => (block..block + BLOCK_BYTES).map(|at| change(at, 0xff)).last().unwrap(),
+                }
+            });
+            assert!(moment.is_some(), "the file is not what it was at any moment");
+            bench(images.config());
+        }
+    }
+
+    #[test]
+    fn a_second_machine_is_told_which_process_has_the_store() {
+        if let Some(folder) = std::env::var_os(CHILD) {
+            return work_on(Path::new(&folder));
+        }
+        let images = Images::new();
+        let child = child("a_second_machine_is_told_which_process_has_the_store", &images);
+        let error = format!("{:#}", try_bench(images.config()).err().unwrap());
+        let expected = format!("VARS.fd is in use by process {} (", child.id());
+        kill(child);
+        assert!(error.contains(&expected), "{error}");
+        bench(images.config());
+    }
+}

@@ -1,0 +1,760 @@
+//! QEMU's firmware configuration device: selector, data port, DMA and file directory
+//! (QEMU `docs/specs/fw_cfg.rst`), as ACPI's `QEMU0002`.
+//!
+//! What is in it comes from a [`Source`]; the ports and the transfers are here.
+//!
+//! Threats: a DMA descriptor names any address and up to 4 GiB. Copies go through one small buffer
+//! and end at the first address that is not RAM, so a guest costs itself time, and us no memory. It
+//! writes into writable files alone, within their size. ACPI tables are made at most once per
+//! reset, however often they are selected.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::{bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::device::{Access, Device, Kind, Place, Region, Saved};
+use crate::memory::Memory;
+
+/// The selector port; the data port is the next, the DMA address is at 4 and 8 behind it.
+const BASE: u64 = 0x510;
+/// What ACPI gives the device: selector, data, DMA address.
+const LENGTH: u64 = 12;
+const DATA: u64 = 1;
+const DMA_HIGH: u64 = 4;
+const DMA_LOW: u64 = 8;
+
+/// `FW_CFG_SIGNATURE`: "QEMU", by which firmware knows the device.
+const SIGNATURE: u16 = 0x0000;
+/// `FW_CFG_ID`: what the interface can do.
+const ID: u16 = 0x0001;
+/// `FW_CFG_VERSION | FW_CFG_VERSION_DMA`.
+const ID_TRADITIONAL_AND_DMA: u32 = 3;
+/// `FW_CFG_FILE_DIR`.
+const FILE_DIR: u16 = 0x0019;
+/// `FW_CFG_FILE_FIRST`: files are numbered upwards from here.
+const FILE_FIRST: u16 = 0x0020;
+/// Bit 14 of a key means "write" in old interfaces, so files end below it.
+const FILE_END: u16 = 0x4000;
+/// `FW_CFG_MAX_FILE_PATH`, with the NUL at the end.
+const NAME_LENGTH: usize = 56;
+/// Reading the DMA address says this, big-endian.
+const DMA_SIGNATURE: [u8; 8] = *b"QEMU CFG";
+
+/// `FW_CFG_DMA_CTL_*`. There is no error for the guest: OVMF waits without end for a zero, and does
+/// not look at the error bit.
+const CTL_READ: u32 = 1 << 1;
+const CTL_SKIP: u32 = 1 << 2;
+const CTL_SELECT: u32 = 1 << 3;
+const CTL_WRITE: u32 = 1 << 4;
+
+/// How much is copied at once.
+const CHUNK: usize = 16 << 10;
+/// The largest file that a guest may write: a few addresses or a mode, never bulk.
+const WRITABLE_MAX: usize = 64 << 10;
+
+/// Where the items come from.
+pub trait Source: Send {
+    /// Numbered items: the number of processors, a kernel. Asked for once.
+    fn keys(&self) -> Vec<(u16, Vec<u8>)>;
+    /// The files. Asked for once: the guest keeps their numbers.
+    fn files(&mut self) -> Vec<File>;
+    /// Names and contents of the files that are [`Content::Acpi`].
+    ///
+    /// Called on a processor's thread when the guest first selects one of them after a reset: PCI
+    /// windows and BARs are programmed by then. It may look at other devices through the bus.
+    ///
+    /// # Errors
+    ///
+    /// When the tables cannot be made; the guest then finds none.
+    fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>>;
+}
+
+/// Told all that is in a writable file: after each write of the guest, and when the device starts
+/// to run. It is on a processor's thread and must not block or call devices.
+pub type Written = Arc<dyn Fn(&[u8]) + Send + Sync>;
+
+/// A named item.
+pub struct File {
+    /// Its name in the directory, such as `etc/e820` or `opt/org.example/answer`.
+    pub name: String,
+    /// What is in it.
+    pub content: Content,
+}
+
+/// What is in a file, and who decides.
+pub enum Content {
+    /// It never changes.
+    Fixed(Vec<u8>),
+    /// [`Source::acpi`] makes it, after the directory has told this size: what is left reads as
+    /// zeros. Those are skipped at the end of a loader script (commands of type 0) and of tables.
+    Acpi(u32),
+    /// The guest writes it; this is what it holds at power-on, and its size for good.
+    Writable(Vec<u8>, Written),
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} bytes)", self.name, self.content.size())
+    }
+}
+
+impl Content {
+    fn size(&self) -> usize {
+        match self {
+            Self::Fixed(bytes) | Self::Writable(bytes, _) => bytes.len(),
+            Self::Acpi(size) => *size as usize,
+        }
+    }
+}
+
+/// Builds the device into the board.
+///
+/// # Errors
+///
+/// When the items do not fit the interface, or the ports are taken.
+pub fn build(
+    mut source: Box<dyn Source>,
+    place: &mut dyn Place,
+) -> anyhow::Result<Box<dyn Device>> {
+    place.claim(Kind::Port, BASE..BASE + LENGTH)?;
+    place.acpi("QEMU0002");
+    let items = items(source.as_mut())?;
+    let memory = place.shared().memory.clone();
+    Ok(Box::new(FwCfg { items, memory, source, registers: Registers::default() }))
+}
+
+fn items(source: &mut dyn Source) -> anyhow::Result<BTreeMap<u16, Item>> {
+    let mut items = BTreeMap::new();
+    items.insert(SIGNATURE, Item::numbered(b"QEMU".to_vec()));
+    items.insert(ID, Item::numbered(ID_TRADITIONAL_AND_DMA.to_le_bytes().to_vec()));
+    let mut files = source.files();
+    files.sort_by(|one, other| one.name.cmp(&other.name));
+    items.insert(FILE_DIR, Item::numbered(directory(&files)?));
+    for (key, bytes) in source.keys() {
+        ensure!(!(FILE_FIRST..FILE_END).contains(&key), "fw_cfg key {key:#x} is for files");
+        ensure!(!items.contains_key(&key), "fw_cfg key {key:#x} is taken");
+        items.insert(key, Item::numbered(bytes));
+    }
+    items.extend((FILE_FIRST..).zip(files.into_iter().map(Item::file)));
+    Ok(items)
+}
+
+/// `struct FWCfgFiles`: all big-endian.
+fn directory(files: &[File]) -> anyhow::Result<Vec<u8>> {
+    let room = usize::from(FILE_END - FILE_FIRST);
+    ensure!(files.len() <= room, "{} fw_cfg files, but {room} is the most", files.len());
+    let mut bytes = u32::try_from(files.len())?.to_be_bytes().to_vec();
+    for (key, file) in (FILE_FIRST..).zip(files) {
+        let (name, size) = (&file.name, file.content.size());
+        let fits = (1..NAME_LENGTH).contains(&name.len());
+        if !fits || !name.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
+            bail!("a fw_cfg file cannot be called {name:?}: it takes 1 to 55 ASCII characters");
+        }
+        if matches!(file.content, Content::Writable(..)) && size > WRITABLE_MAX {
+            bail!("the fw_cfg file {name} has {size} bytes; {WRITABLE_MAX} can be writable");
+        }
+        let Ok(size) = u32::try_from(size) else {
+            bail!("the fw_cfg file {name} has {size} bytes, which is more than 4 GiB");
+        };
+        bytes.extend(size.to_be_bytes());
+        bytes.extend(key.to_be_bytes());
+        bytes.extend([0; 2]);
+        let mut field = [0; NAME_LENGTH];
+        field[..name.len()].copy_from_slice(name.as_bytes());
+        bytes.extend(field);
+    }
+    if let Some(twice) = files.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        bail!("there are two fw_cfg files {}", twice[0].name);
+    }
+    Ok(bytes)
+}
+
+struct Item {
+    /// Empty for numbered items.
+    name: String,
+    size: usize,
+    /// At most `size`; the rest is zeros.
+    bytes: Vec<u8>,
+    nature: Nature,
+}
+
+enum Nature {
+    Fixed,
+    Acpi,
+    Writable { initial: Vec<u8>, written: Written },
+}
+
+impl Item {
+    fn numbered(bytes: Vec<u8>) -> Self {
+        Self { name: String::new(), size: bytes.len(), bytes, nature: Nature::Fixed }
+    }
+
+    fn file(file: File) -> Self {
+        let size = file.content.size();
+        let (bytes, nature) = match file.content {
+            Content::Fixed(bytes) => (bytes, Nature::Fixed),
+            Content::Acpi(_) => (Vec::new(), Nature::Acpi),
+            Content::Writable(initial, written) => {
+                (initial.clone(), Nature::Writable { initial, written })
+            }
+        };
+        Self { name: file.name, size, bytes, nature }
+    }
+
+    /// Fills `data` from `offset` on, with zeros behind the end.
+    fn copy(&self, offset: usize, data: &mut [u8]) {
+        data.fill(0);
+        let from = self.bytes.get(offset..).unwrap_or_default();
+        let length = from.len().min(data.len());
+        data[..length].copy_from_slice(&from[..length]);
+    }
+
+    /// Whether it changes while the machine runs, and so is a part of its state.
+    fn changes(&self) -> bool {
+        !matches!(self.nature, Nature::Fixed)
+    }
+
+    /// Back to what was saved, or to power-on.
+    fn restore(&mut self, saved: Option<Vec<u8>>) -> anyhow::Result<()> {
+        let Self { name, size, .. } = self;
+        self.bytes = match (&self.nature, saved) {
+            (Nature::Fixed, _) => return Ok(()),
+            (Nature::Acpi, None) => Vec::new(),
+            (Nature::Acpi, Some(bytes)) if bytes.len() <= *size => bytes,
+            (Nature::Writable { initial, .. }, None) => initial.clone(),
+            (Nature::Writable { .. }, Some(bytes)) if bytes.len() == *size => bytes,
+            (_, Some(bytes)) => bail!("the saved {name} has {} bytes, not {size}", bytes.len()),
+        };
+        if let Nature::Writable { written, .. } = &self.nature {
+            written(&self.bytes);
+        }
+        Ok(())
+    }
+}
+
+struct FwCfg {
+    items: BTreeMap<u16, Item>,
+    memory: Memory,
+    source: Box<dyn Source>,
+    registers: Registers,
+}
+
+/// At power-on the signature is selected.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Registers {
+    selected: u16,
+    offset: u32,
+    dma_high: u32,
+    /// Whether `Source::acpi` was asked since the reset.
+    made: bool,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct State {
+    registers: Registers,
+    /// By name: what the guest wrote and what was made for it.
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl FwCfg {
+    fn select(&mut self, key: u16) {
+        self.registers.selected = key;
+        self.registers.offset = 0;
+        let lazy = self.items.get(&key).is_some_and(|it| matches!(it.nature, Nature::Acpi));
+        if lazy && !self.registers.made {
+            self.registers.made = true;
+            if let Err(error) = self.make() {
+                tracing::error!("the guest gets no ACPI tables: {error:#}");
+            }
+        }
+    }
+
+    /// All files or none: a loader script is of no use without the tables that it names.
+    fn make(&mut self) -> anyhow::Result<()> {
+        let mut made = self.source.acpi()?;
+        let lazy = |item: &&mut Item| matches!(item.nature, Nature::Acpi);
+        let mut filled = Vec::new();
+        for item in self.items.values_mut().filter(lazy) {
+            let Some(at) = made.iter().position(|(name, _)| *name == item.name) else {
+                bail!("{} was not made", item.name);
+            };
+            let (name, bytes) = made.swap_remove(at);
+            if bytes.len() > item.size {
+                bail!("{name} has {} bytes, and room for {}", bytes.len(), item.size);
+            }
+            filled.push((item, bytes));
+        }
+        if let Some((name, _)) = made.first() {
+            bail!("{name} was made, but is not in the directory");
+        }
+        for (item, bytes) in filled {
+            item.bytes = bytes;
+        }
+        Ok(())
+    }
+
+    fn next_byte(&mut self) -> u8 {
+        let mut byte = [0];
+        if let Some(item) = self.items.get(&self.registers.selected) {
+            item.copy(self.registers.offset as usize, &mut byte);
+        }
+        self.skip(1);
+        byte[0]
+    }
+
+    fn skip(&mut self, length: u32) {
+        let size = self.items.get(&self.registers.selected).map_or(0, |item| item.size);
+        // The directory told each size in 32 bits; a numbered item beyond that is only cut.
+        let end = u32::try_from(size).unwrap_or(u32::MAX);
+        self.registers.offset = self.registers.offset.saturating_add(length).min(end);
+    }
+
+    /// Does what the descriptor at `address` says.
+    fn transfer(&mut self, address: u64) {
+        let mut descriptor = [0; 16];
+        if self.memory.read(address, &mut descriptor).is_err() {
+            // There is no memory in which the guest could be told.
+            return;
+        }
+        let descriptor = u128::from_be_bytes(descriptor);
+        // Each mask is the field's width.
+        let field = |shift: u32| u32::try_from(descriptor >> shift & 0xffff_ffff).unwrap_or(0);
+        let (control, length) = (field(96), field(64));
+        let target = u64::from(field(32)) << 32 | u64::from(field(0));
+        if control & CTL_SELECT != 0 {
+            self.select(u16::try_from(control >> 16).unwrap_or(0));
+        }
+        if control & CTL_READ != 0 {
+            self.give(target, length);
+        } else if control & CTL_WRITE != 0 {
+            self.take(target, length);
+        }
+        if control & (CTL_READ | CTL_WRITE | CTL_SKIP) != 0 {
+            self.skip(length);
+        }
+        self.memory.write(address, &0_u32.to_be_bytes()).ok();
+    }
+
+    /// Copies from the selected item to the guest, until there is no RAM.
+    fn give(&self, target: u64, length: u32) {
+        let item = self.items.get(&self.registers.selected);
+        let mut buffer = [0; CHUNK];
+        for (at, to, size) in chunks(self.registers.offset as usize, target, length) {
+            let part = &mut buffer[..size];
+            match item {
+                Some(item) => item.copy(at, part),
+                None => part.fill(0),
+            }
+            if self.memory.write(to, part).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Copies from the guest to the selected item. As on QEMU, what does not fit is not written at
+    /// all, nor is what is not RAM.
+    fn take(&mut self, target: u64, length: u32) {
+        let Some(item) = self.items.get_mut(&self.registers.selected) else { return };
+        let Nature::Writable { written, .. } = &item.nature else { return };
+        let start = self.registers.offset as usize;
+        let Some(to) =
+            start.checked_add(length as usize).and_then(|end| item.bytes.get_mut(start..end))
+        else {
+            return;
+        };
+        // At most `WRITABLE_MAX`.
+        let mut bytes = vec![0; to.len()];
+        if self.memory.read(target, &mut bytes).is_ok() {
+            to.copy_from_slice(&bytes);
+            written(&item.bytes);
+        }
+    }
+}
+
+/// Offset, guest address and length of the parts of a copy; it ends with the address space.
+fn chunks(offset: usize, target: u64, length: u32) -> impl Iterator<Item = (usize, u64, usize)> {
+    (0..length as usize).step_by(CHUNK).map_while(move |done| {
+        let to = target.checked_add(done as u64)?;
+        Some((offset.saturating_add(done), to, CHUNK.min(length as usize - done)))
+    })
+}
+
+impl Device for FwCfg {
+    fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
+        match (offset, &mut *data) {
+            (DATA, [byte]) => *byte = self.next_byte(),
+            (DMA_HIGH..LENGTH, _) => {
+                let from = usize::try_from(offset - DMA_HIGH).unwrap_or(usize::MAX);
+                let Some(bytes) = DMA_SIGNATURE.get(from..).and_then(|it| it.get(..data.len()))
+                else {
+                    return Access::Ignored;
+                };
+                data.copy_from_slice(bytes);
+            }
+            _ => return Access::Ignored,
+        }
+        Access::Done
+    }
+
+    fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
+        match (offset, data) {
+            (0, &[low, high]) => self.select(u16::from_le_bytes([low, high])),
+            // Once a way to write items; there is none behind it any more.
+            (DATA, [_]) => {}
+            (DMA_HIGH, &[a, b, c, d]) => self.registers.dma_high = u32::from_be_bytes([a, b, c, d]),
+            (DMA_LOW, &[a, b, c, d]) => {
+                let high = std::mem::take(&mut self.registers.dma_high);
+                let low = u32::from_be_bytes([a, b, c, d]);
+                self.transfer(u64::from(high) << 32 | u64::from(low));
+            }
+            (DMA_HIGH, &[a, b, c, d, e, f, g, h]) => {
+                self.registers.dma_high = 0;
+                self.transfer(u64::from_be_bytes([a, b, c, d, e, f, g, h]));
+            }
+            _ => return Access::Ignored,
+        }
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        let changing = self.items.values().filter(|item| item.changes());
+        let files = changing.map(|item| (item.name.clone(), item.bytes.clone())).collect();
+        Saved::of(&State { registers: self.registers.clone(), files })
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let State { registers, mut files } = saved.take()?;
+        for item in self.items.values_mut() {
+            item.restore(files.remove(&item.name))?;
+        }
+        if let Some((name, _)) = files.pop_first() {
+            bail!("there is a saved fw_cfg file {name}, which this machine does not have");
+        }
+        self.registers = registers;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::testutil::Bench;
+
+    const RAM: usize = 64 << 10;
+
+    /// Tables of a size that can be changed, and how often they were made.
+    #[derive(Clone, Default)]
+    struct Fake {
+        tables: Arc<AtomicUsize>,
+        made: Arc<AtomicUsize>,
+        written: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Source for Fake {
+        fn keys(&self) -> Vec<(u16, Vec<u8>)> {
+            vec![(5, vec![2, 0]), (0x11, vec![7; 40_000])]
+        }
+        fn files(&mut self) -> Vec<File> {
+            let cell = self.written.clone();
+            let written: Written = Arc::new(move |bytes| *cell.lock().unwrap() = bytes.to_vec());
+            let file = |name: &str, content| File { name: name.to_owned(), content };
+            vec![
+                file("opt/z", Content::Fixed(b"last".to_vec())),
+                file("etc/table-loader", Content::Acpi(256)),
+                file("etc/acpi/tables", Content::Acpi(4096)),
+                file("etc/vmgenid_addr", Content::Writable(vec![1; 8], written)),
+            ]
+        }
+        fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+            let number = self.made.fetch_add(1, Ordering::Relaxed);
+            let tables = vec![0xaa; self.tables.load(Ordering::Relaxed)];
+            let script = vec![u8::try_from(number).unwrap() + 1; 128];
+            Ok(vec![("etc/acpi/tables".into(), tables), ("etc/table-loader".into(), script)])
+        }
+    }
+
+    fn bench(fake: &Fake) -> Bench {
+        let mut bench = Bench::new(RAM);
+        let source = Box::new(fake.clone());
+        bench.board.add("fw-cfg", |place| build(source, place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        bench
+    }
+
+    fn select(bench: &Bench, key: u16) {
+        bench.write(Kind::Port, 0x510, &key.to_le_bytes());
+    }
+
+    fn bytes(bench: &Bench, count: usize) -> Vec<u8> {
+        (0..count).map(|_| bench.read::<1>(Kind::Port, 0x511)[0]).collect()
+    }
+
+    /// As OVMF does: the descriptor at 0x100, the address in two halves. Gives the control back.
+    fn dma(bench: &Bench, control: u32, length: u32, target: u64) -> u32 {
+        let mut descriptor = control.to_be_bytes().to_vec();
+        descriptor.extend(length.to_be_bytes());
+        descriptor.extend(target.to_be_bytes());
+        bench.memory.write(0x100, &descriptor).unwrap();
+        bench.write(Kind::Port, 0x514, &[0; 4]);
+        bench.write(Kind::Port, 0x518, &0x100_u32.to_be_bytes());
+        let mut control = [0; 4];
+        bench.memory.read(0x100, &mut control).unwrap();
+        u32::from_be_bytes(control)
+    }
+
+    fn ram<const N: usize>(bench: &Bench, address: u64) -> [u8; N] {
+        let mut data = [0; N];
+        bench.memory.read(address, &mut data).unwrap();
+        data
+    }
+
+    /// Key and size of each file, as firmware finds them.
+    fn files(bench: &Bench) -> Vec<(String, u16, u32)> {
+        select(bench, FILE_DIR);
+        let count: [u8; 4] = bytes(bench, 4).try_into().unwrap();
+        let entry = |_| {
+            let entry = bytes(bench, 64);
+            let name = entry[8..].split(|byte| *byte == 0).next().unwrap();
+            let key = u16::from_be_bytes([entry[4], entry[5]]);
+            let size = u32::from_be_bytes(entry[..4].try_into().unwrap());
+            (String::from_utf8(name.to_vec()).unwrap(), key, size)
+        };
+        (0..u32::from_be_bytes(count)).map(entry).collect()
+    }
+
+    #[test]
+    fn powers_on_with_the_signature_and_reads_zeros_behind_the_end() {
+        let bench = bench(&Fake::default());
+        assert_eq!(bytes(&bench, 6), b"QEMU\0\0");
+        select(&bench, ID);
+        assert_eq!(bytes(&bench, 5), [3, 0, 0, 0, 0]);
+        select(&bench, 5);
+        assert_eq!(bytes(&bench, 2), [2, 0]);
+        select(&bench, 0x7777);
+        assert_eq!(bytes(&bench, 3), [0; 3], "no such key");
+        assert_eq!(bench.read(Kind::Port, 0x514), *b"QEMU CFG");
+        assert_eq!(bench.read(Kind::Port, 0x518), *b" CFG");
+    }
+
+    #[test]
+    fn other_widths_and_offsets_are_nobodys() {
+        let bench = bench(&Fake::default());
+        bench.write(Kind::Port, 0x510, &[5]);
+        bench.write(Kind::Port, 0x510, &[5, 0, 0, 0]);
+        bench.write(Kind::Port, 0x511, b"x");
+        bench.write(Kind::Port, 0x512, &[5, 0]);
+        bench.write(Kind::Port, 0x516, &[0; 4]);
+        assert_eq!(bench.read(Kind::Port, 0x510), [0xff, 0xff]);
+        assert_eq!(bench.read(Kind::Port, 0x511), [0xff, 0xff]);
+        assert_eq!(bench.read(Kind::Port, 0x513), [0xff]);
+        assert_eq!(bytes(&bench, 4), b"QEMU", "nothing was selected, nothing was read");
+    }
+
+    #[test]
+    fn the_directory_is_sorted_and_tells_the_size_before_the_tables_are_made() {
+        let fake = Fake::default();
+        let bench = bench(&fake);
+        let expected = [
+            ("etc/acpi/tables", 0x20, 4096),
+            ("etc/table-loader", 0x21, 256),
+            ("etc/vmgenid_addr", 0x22, 8),
+            ("opt/z", 0x23, 4),
+        ];
+        let expected = expected.map(|(name, key, size)| (name.to_owned(), key, size));
+        assert_eq!(files(&bench), expected);
+        assert_eq!(fake.made.load(Ordering::Relaxed), 0);
+        select(&bench, 0x23);
+        assert_eq!(bytes(&bench, 5), b"last\0");
+    }
+
+    #[test]
+    fn tables_are_made_at_the_first_select_after_a_reset() {
+        let fake = Fake::default();
+        fake.tables.store(3, Ordering::Relaxed);
+        let bench = bench(&fake);
+        select(&bench, 0x21);
+        assert_eq!(bytes(&bench, 130)[126..], [1, 1, 0, 0]);
+        select(&bench, 0x20);
+        assert_eq!(bytes(&bench, 4), [0xaa, 0xaa, 0xaa, 0]);
+        let saved = bench.board.park();
+        bench.board.run(saved.clone()).unwrap();
+        select(&bench, 0x21);
+        assert_eq!((bytes(&bench, 1), fake.made.load(Ordering::Relaxed)), (vec![1], 1));
+        bench.board.reset().unwrap();
+        select(&bench, 0x21);
+        assert_eq!((bytes(&bench, 1), fake.made.load(Ordering::Relaxed)), (vec![2], 2));
+        bench.board.park();
+        bench.board.run(saved).unwrap();
+        select(&bench, 0x21);
+        assert_eq!(bytes(&bench, 1), [1], "the tables of the snapshot");
+    }
+
+    #[test]
+    fn tables_that_do_not_fit_leave_all_files_empty() {
+        let fake = Fake::default();
+        fake.tables.store(4097, Ordering::Relaxed);
+        let bench = bench(&fake);
+        for key in [0x20, 0x21] {
+            select(&bench, key);
+            assert_eq!(bytes(&bench, 128), [0; 128]);
+        }
+        assert_eq!(fake.made.load(Ordering::Relaxed), 1, "asked once, not per select");
+    }
+
+    #[test]
+    fn dma_reads_skips_and_selects_and_always_ends_with_zero() {
+        let bench = bench(&Fake::default());
+        bench.memory.write(0x1000, &[0xee; 16]).unwrap();
+        assert_eq!(dma(&bench, 0x0023 << 16 | CTL_SELECT | CTL_SKIP, 1, 0), 0);
+        assert_eq!(dma(&bench, CTL_READ, 6, 0x1000), 0);
+        assert_eq!(ram(&bench, 0x1000), *b"ast\0\0\0\xee");
+        select(&bench, 0x11);
+        assert_eq!(dma(&bench, CTL_READ, 40_001, 0x2000), 0, "more than one chunk");
+        assert_eq!(ram(&bench, 0x2000 + 39_999), [7, 0]);
+        for control in [0, 1, CTL_WRITE, CTL_SKIP, u32::MAX, 0xffff_ffe0] {
+            assert_eq!(dma(&bench, control, u32::MAX, u64::MAX), 0);
+        }
+        // In one write, to a descriptor that is not RAM: nothing happens.
+        bench.write(Kind::Port, 0x514, &u64::MAX.to_be_bytes());
+        bench.write(Kind::Port, 0x514, &(RAM as u64 - 8).to_be_bytes());
+    }
+
+    #[test]
+    fn a_read_of_4_gib_ends_where_ram_does() {
+        let bench = bench(&Fake::default());
+        bench.memory.write(0x8000, &vec![0xee; RAM - 0x8000]).unwrap();
+        select(&bench, SIGNATURE);
+        assert_eq!(dma(&bench, CTL_READ, u32::MAX, 0x8000), 0);
+        assert_eq!(ram(&bench, 0x8000), *b"QEMU\0");
+        assert_eq!(ram(&bench, RAM as u64 - 4), [0; 4]);
+        assert_eq!(dma(&bench, CTL_READ, u32::MAX, RAM as u64), 0);
+    }
+
+    #[test]
+    fn only_writable_files_are_written_and_their_owner_is_told() {
+        let fake = Fake::default();
+        let bench = bench(&fake);
+        assert_eq!(*fake.written.lock().unwrap(), [1; 8], "told at power-on");
+        bench.memory.write(0x1000, &[9; 16]).unwrap();
+        dma(&bench, 0x0022 << 16 | CTL_SELECT | CTL_SKIP, 4, 0);
+        dma(&bench, CTL_WRITE, 2, 0x1000);
+        assert_eq!(*fake.written.lock().unwrap(), [1, 1, 1, 1, 9, 9, 1, 1]);
+        dma(&bench, CTL_WRITE, 3, 0x1000);
+        dma(&bench, 0x0022 << 16 | CTL_SELECT | CTL_WRITE, 8, RAM as u64 - 4);
+        dma(&bench, 0x0023 << 16 | CTL_SELECT | CTL_WRITE, 4, 0x1000);
+        assert_eq!(bytes(&bench, 1), [0], "the offset moved on");
+        select(&bench, 0x22);
+        assert_eq!(bytes(&bench, 8), [1, 1, 1, 1, 9, 9, 1, 1], "too long, or not RAM");
+        select(&bench, 0x23);
+        assert_eq!(bytes(&bench, 4), b"last");
+        let saved = bench.board.park();
+        bench.board.reset().unwrap();
+        assert_eq!(*fake.written.lock().unwrap(), [1; 8]);
+        bench.board.run(saved).unwrap();
+        assert_eq!(fake.written.lock().unwrap()[4], 9);
+    }
+
+    #[test]
+    fn park_keeps_the_selector_the_offset_and_half_a_dma_address() {
+        let bench = bench(&Fake::default());
+        select(&bench, 0x23);
+        bytes(&bench, 2);
+        bench.write(Kind::Port, 0x514, &[0, 0, 0, 1]);
+        let saved = bench.board.park();
+        bench.board.run(saved.clone()).unwrap();
+        assert_eq!(bench.board.park(), saved);
+        bench.board.run(saved).unwrap();
+        // The high half still counts: this descriptor is at 4 GiB, where nothing is.
+        bench.memory.write(0x100, &CTL_SKIP.to_be_bytes()).unwrap();
+        bench.write(Kind::Port, 0x518, &0x100_u32.to_be_bytes());
+        assert_eq!(ram(&bench, 0x100), CTL_SKIP.to_be_bytes());
+        assert_eq!(bytes(&bench, 2), b"st");
+        bench.board.reset().unwrap();
+        assert_eq!(bytes(&bench, 4), b"QEMU");
+    }
+
+    #[test]
+    fn refuses_items_that_do_not_fit_the_interface() {
+        struct Bad(u16, Vec<&'static str>);
+        impl Source for Bad {
+            fn keys(&self) -> Vec<(u16, Vec<u8>)> {
+                vec![(self.0, Vec::new())]
+            }
+            fn files(&mut self) -> Vec<File> {
+                let file = |name: &&str| File {
+                    name: (*name).to_owned(),
+                    content: Content::Fixed(Vec::new()),
+                };
+                self.1.iter().map(file).collect()
+            }
+            fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+                bail!("none")
+            }
+        }
+        let long = "a name that is longer than the fifty-five bytes it may have";
+        for (key, files, why) in [
+            (0, vec![], "0x0 is taken"),
+            (0x19, vec![], "0x19 is taken"),
+            (0x20, vec![], "0x20 is for files"),
+            (2, vec!["a", "b", "a"], "two fw_cfg files a"),
+            (2, vec![""], "cannot be called \"\""),
+            (2, vec!["a\0b"], "cannot be called"),
+            (2, vec![long], "55 ASCII"),
+        ] {
+            let source = Box::new(Bad(key, files));
+            let error = Bench::new(4096).board.add("fw-cfg", |place| build(source, place));
+            let error = format!("{:#}", error.unwrap_err());
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_million_random_accesses_do_no_harm() {
+        let fake = Fake::default();
+        fake.tables.store(100, Ordering::Relaxed);
+        let bench = bench(&fake);
+        // xorshift64, seeded: the same million each time.
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for _ in 0..1_000_000 {
+            let (what, number) = (random(), random());
+            let [a, b, ..] = number.to_le_bytes();
+            let port = BASE + u64::from(a) % (LENGTH + 2);
+            match what % 8 {
+                0 => select(&bench, u16::from(b) % 0x28),
+                1 => drop(bench.read::<1>(Kind::Port, port)),
+                2 => drop(bench.read::<4>(Kind::Port, port)),
+                3 => bench.write(
+                    Kind::Port,
+                    port,
+                    &number.to_le_bytes()[..usize::from(b % 9).max(1)],
+                ),
+                4 => bench.write(Kind::Port, 0x514, &(number % (RAM as u64 + 64)).to_be_bytes()),
+                _ => {
+                    // Mostly plausible ones; every 64th length and address are anything.
+                    let wild = what >> 8 & 63 == 0;
+                    let control = u32::from(a) | (u32::from(b) % 0x28) << 16;
+                    let length = u32::try_from(number >> 32).unwrap();
+                    let length = if wild { length } else { length % 300 };
+                    let target = if wild { random() } else { random() % (RAM as u64 + 100) };
+                    dma(&bench, control, length, target);
+                }
+            }
+        }
+        assert_eq!(fake.made.load(Ordering::Relaxed), 1);
+        assert_eq!(fake.written.lock().unwrap().len(), 8);
+        select(&bench, SIGNATURE);
+        assert_eq!(bytes(&bench, 4), b"QEMU");
+    }
+}

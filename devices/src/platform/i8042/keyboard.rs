@@ -1,0 +1,280 @@
+//! A PS/2 keyboard with 101 keys and more (IBM PS/2 Hardware Interface Technical Reference,
+//! "Keyboards").
+//!
+//! Keys repeat when the host's keyboard does: a person sees the screen late, and a guest that
+//! repeated by itself would run on after the key was let go. The rate that is set is kept, as LEDs.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::scancodes::{BREAK, Modifiers, set1, set2, set3};
+use super::{ACK, Answers, BAT_PASSED, RESEND};
+use crate::input::Key;
+
+/// What a keyboard of this kind answers to "who are you".
+const ID: [u8; 2] = [0xab, 0x83];
+/// As many bytes of keys pressed as keyboards keep; what is pressed then is lost.
+const BUFFER: usize = 16;
+/// Commands begin here, so a parameter is less.
+const FIRST_COMMAND: u8 = 0xed;
+
+const SET_LEDS: u8 = 0xed;
+const ECHO: u8 = 0xee;
+const SCAN_CODE_SET: u8 = 0xf0;
+const READ_ID: u8 = 0xf2;
+const SET_RATE: u8 = 0xf3;
+const ENABLE: u8 = 0xf4;
+const DEFAULTS_AND_DISABLE: u8 = 0xf5;
+const DEFAULTS: u8 = 0xf6;
+const ALL_TYPEMATIC: u8 = 0xf7;
+const ALL_MAKE_BREAK: u8 = 0xf8;
+const ALL_MAKE: u8 = 0xf9;
+const ALL_TYPEMATIC_MAKE_BREAK: u8 = 0xfa;
+const KEY_TYPEMATIC: u8 = 0xfb;
+const KEY_MAKE_BREAK: u8 = 0xfc;
+const KEY_MAKE: u8 = 0xfd;
+const RESEND_LAST: u8 = 0xfe;
+const RESET: u8 = 0xff;
+
+/// The keys that send a code when they are let go in set 3 unless told otherwise: Ctrl, the
+/// Shifts, Caps Lock and Alt.
+const SET3_BREAKS: [u8; 5] = [0x11, 0x12, 0x14, 0x19, 0x59];
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Keyboard {
+    set: u8,
+    leds: u8,
+    rate: u8,
+    scanning: bool,
+    /// The command whose parameter comes next.
+    command: Option<u8>,
+    answers: Answers,
+    codes: VecDeque<u8>,
+    /// What 0xFE asks for again.
+    last: u8,
+    /// Keys whose make was sent: these alone are let go.
+    held: BTreeSet<Key>,
+    /// In set 3: whether keys send breaks, and the keys that do the opposite.
+    breaks: bool,
+    except: BTreeSet<u8>,
+}
+
+impl Default for Keyboard {
+    fn default() -> Self {
+        Self {
+            set: 2,
+            leds: 0,
+            rate: 0x2b,
+            scanning: true,
+            command: None,
+            answers: Answers::default(),
+            codes: VecDeque::new(),
+            last: 0,
+            held: BTreeSet::new(),
+            breaks: false,
+            except: SET3_BREAKS.into(),
+        }
+    }
+}
+
+impl Keyboard {
+    /// A key went down or up; false when nobody listens.
+    pub(super) fn key(&mut self, key: Key, down: bool) -> bool {
+        if !self.scanning {
+            return false;
+        }
+        let codes = self.codes_of(key, down);
+        if down {
+            // Whole or not at all; and without its make, a key is not let go either.
+            if self.codes.len() + codes.len() <= BUFFER {
+                self.codes.extend(codes);
+                self.held.insert(key);
+            }
+        } else if self.held.remove(&key) {
+            // It always fits, or the key would hang; one make was before each, so this is bounded.
+            self.codes.extend(codes);
+        }
+        true
+    }
+
+    fn codes_of(&self, key: Key, down: bool) -> Vec<u8> {
+        match self.set {
+            1 => set1(key, down, self.modifiers()),
+            2 => set2(key, down, self.modifiers()),
+            _ => {
+                let breaks = |code| self.breaks != self.except.contains(&code);
+                match set3(key) {
+                    Some(code) if down => vec![code],
+                    Some(code) if breaks(code) => vec![BREAK, code],
+                    _ => Vec::new(),
+                }
+            }
+        }
+    }
+
+    fn modifiers(&self) -> Modifiers {
+        let held = |codes: [u16; 2]| self.held.iter().any(|key| codes.contains(&key.code()));
+        Modifiers {
+            ctrl: held([0x1d, 0xe01d]),
+            alt: held([0x38, 0xe038]),
+            shift: held([0x2a, 0x36]),
+        }
+    }
+
+    /// The next byte on the wire.
+    pub(super) fn pop(&mut self) -> Option<u8> {
+        let byte = self.answers.pop().or_else(|| self.codes.pop_front())?;
+        self.last = byte;
+        Some(byte)
+    }
+
+    /// A byte from the controller.
+    pub(super) fn write(&mut self, byte: u8) {
+        match self.command {
+            // A new command ends one that waits.
+            Some(command) if byte < FIRST_COMMAND => self.parameter(command, byte),
+            _ => self.command(byte),
+        }
+    }
+
+    fn command(&mut self, byte: u8) {
+        self.command = None;
+        match byte {
+            SET_LEDS | SCAN_CODE_SET | SET_RATE | KEY_TYPEMATIC..=KEY_MAKE => {
+                self.command = Some(byte);
+                self.answers.give(&[ACK]);
+            }
+            ECHO => self.answers.give(&[ECHO]),
+            READ_ID => self.answers.give(&[ACK, ID[0], ID[1]]),
+            ENABLE => {
+                self.forget();
+                self.scanning = true;
+                self.answers.give(&[ACK]);
+            }
+            DEFAULTS_AND_DISABLE | DEFAULTS => {
+                let answers = std::mem::take(&mut self.answers);
+                let scanning = byte == DEFAULTS;
+                *self = Self { scanning, answers, last: self.last, ..Self::default() };
+                self.answers.give(&[ACK]);
+            }
+            ALL_TYPEMATIC | ALL_MAKE_BREAK | ALL_MAKE | ALL_TYPEMATIC_MAKE_BREAK => {
+                self.breaks = matches!(byte, ALL_MAKE_BREAK | ALL_TYPEMATIC_MAKE_BREAK);
+                self.except.clear();
+                self.answers.give(&[ACK]);
+            }
+            RESEND_LAST => self.answers.give(&[self.last]),
+            RESET => {
+                *self = Self::default();
+                self.answers.give(&[ACK, BAT_PASSED]);
+            }
+            _ => self.answers.give(&[RESEND]),
+        }
+    }
+
+    fn parameter(&mut self, command: u8, byte: u8) {
+        // A list of keys goes on until the next command.
+        let list = (KEY_TYPEMATIC..=KEY_MAKE).contains(&command);
+        self.command = list.then_some(command);
+        match (command, byte) {
+            (SET_LEDS, 0..=7) => self.leds = byte,
+            (SET_RATE, 0..=0x7f) => self.rate = byte,
+            (SCAN_CODE_SET, 0) => return self.answers.give(&[ACK, self.set]),
+            (SCAN_CODE_SET, 1..=3) => {
+                self.forget();
+                self.set = byte;
+            }
+            (KEY_MAKE_BREAK, _) => self.set_break(byte, true),
+            (KEY_TYPEMATIC | KEY_MAKE, _) => self.set_break(byte, false),
+            _ => return self.answers.give(&[RESEND]),
+        }
+        self.answers.give(&[ACK]);
+    }
+
+    fn set_break(&mut self, code: u8, breaks: bool) {
+        if breaks == self.breaks {
+            self.except.remove(&code);
+        } else {
+            self.except.insert(code);
+        }
+    }
+
+    fn forget(&mut self) {
+        self.codes.clear();
+        self.held.clear();
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn drain(keyboard: &mut Keyboard) -> Vec<u8> {
+        std::iter::from_fn(|| keyboard.pop()).collect()
+    }
+
+    fn key(code: u16) -> Key {
+        Key::new(code).unwrap()
+    }
+
+    #[test]
+    fn a_full_buffer_loses_whole_keys_and_no_key_hangs() {
+        let mut keyboard = Keyboard::default();
+        let keys: Vec<Key> = (0xe010..0xe030).map(key).collect();
+        for it in &keys {
+            assert!(keyboard.key(*it, true));
+        }
+        for it in &keys {
+            keyboard.key(*it, false);
+        }
+        let sent = drain(&mut keyboard);
+        // Eight keys of two bytes, and three bytes each to let them go.
+        assert_eq!(sent.len(), 16 + 8 * 3);
+        assert_eq!(sent[..4], [0xe0, 0x15, 0xe0, 0x1d]);
+        assert_eq!(sent[16..19], [0xe0, BREAK, 0x15]);
+        assert!(keyboard.held.is_empty());
+    }
+
+    #[test]
+    fn a_flood_of_commands_ends_in_a_bounded_number_of_answers() {
+        let mut keyboard = Keyboard::default();
+        for _ in 0..10_000 {
+            keyboard.write(RESET);
+            keyboard.write(READ_ID);
+        }
+        assert!(drain(&mut keyboard).len() <= 16);
+        keyboard.write(0xef);
+        assert_eq!(drain(&mut keyboard), [RESEND]);
+    }
+
+    #[test]
+    fn set_3_breaks_only_where_it_was_asked_for() {
+        let mut keyboard = Keyboard::default();
+        let mut press = |commands: &[u8], code| {
+            commands.iter().for_each(|byte| keyboard.write(*byte));
+            drain(&mut keyboard);
+            keyboard.key(key(code), true);
+            keyboard.key(key(code), false);
+            drain(&mut keyboard)
+        };
+        assert_eq!(press(&[SCAN_CODE_SET, 3], 0x1e), [0x1c]);
+        assert_eq!(press(&[], 0x1d), [0x11, BREAK, 0x11], "Ctrl");
+        assert_eq!(press(&[KEY_MAKE_BREAK, 0x1c, 0x1b], 0x1f), [0x1b, BREAK, 0x1b]);
+        assert_eq!(press(&[ALL_MAKE], 0x1f), [0x1b]);
+        assert_eq!(press(&[ALL_MAKE_BREAK, KEY_MAKE, 0x1b], 0x1f), [0x1b]);
+        assert_eq!(press(&[], 0x20), [0x23, BREAK, 0x23]);
+        assert_eq!(press(&[SCAN_CODE_SET, 1], 0x1e), [0x1e, 0x9e]);
+    }
+
+    #[test]
+    fn a_command_ends_one_that_waits_for_its_parameter() {
+        let mut keyboard = Keyboard::default();
+        for byte in [SET_LEDS, SCAN_CODE_SET, 0, SET_RATE, 0x80, RESEND_LAST] {
+            keyboard.write(byte);
+        }
+        assert_eq!(drain(&mut keyboard), [ACK, ACK, ACK, 2, ACK, RESEND, 0]);
+        keyboard.write(DEFAULTS_AND_DISABLE);
+        assert!(!keyboard.key(key(0x1e), true), "it does not scan");
+        assert_eq!(drain(&mut keyboard), [ACK]);
+    }
+}

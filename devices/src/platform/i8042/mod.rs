@@ -1,0 +1,578 @@
+//! The keyboard controller of a PC (Intel 8042, as in the IBM PS/2 Hardware Interface Technical
+//! Reference) with a PS/2 keyboard and a PS/2 mouse plugged in.
+//!
+//! Threats: the guest sends any byte to either port; commands that are not there do nothing,
+//! answers that are not read pile up to a small bound, and the one command that leaves the chip is
+//! the reset, which a guest may have by other ways too. The host's side brings keys and movement:
+//! these are bounded too, and a guest that never reads them costs a few hundred bytes.
+
+mod keyboard;
+mod mouse;
+mod scancodes;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use serde::{Deserialize, Serialize};
+
+use crate::board::{self, Events};
+use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::input::{self, Sink};
+use crate::line::Line;
+use keyboard::Keyboard;
+use mouse::Mouse;
+
+/// `--device i8042`: the keyboard and the mouse that need no driver.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {}
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let data = place.claim(Kind::Port, 0x60..0x61)?;
+        let command = place.claim(Kind::Port, 0x64..0x65)?;
+        let keyboard_line = place.line(1)?;
+        place.acpi("PNP0303");
+        let mouse_line = place.line(12)?;
+        place.acpi("PNP0F13");
+        let events = place.shared().events.clone();
+        let state = State::default();
+        let chip = Chip { state, running: false, keyboard_line, mouse_line, events };
+        let chip = Arc::new(Plug(Mutex::new(chip)));
+        place.shared().input.register(chip.clone());
+        Ok(Box::new(I8042 { data, command, chip }))
+    }
+}
+
+// What both devices answer.
+const ACK: u8 = 0xfa;
+const RESEND: u8 = 0xfe;
+const BAT_PASSED: u8 = 0xaa;
+
+// Status register (0x64, read).
+const OUTPUT_FULL: u8 = 1 << 0;
+const SYSTEM: u8 = 1 << 2;
+const COMMAND: u8 = 1 << 3;
+/// The key switch on the front is open.
+const UNLOCKED: u8 = 1 << 4;
+const MOUSE_OUTPUT_FULL: u8 = 1 << 5;
+
+// Commands (0x64, write).
+const READ_CONTROL: u8 = 0x20;
+const WRITE_CONTROL: u8 = 0x60;
+const DISABLE_MOUSE: u8 = 0xa7;
+const ENABLE_MOUSE: u8 = 0xa8;
+const TEST_MOUSE: u8 = 0xa9;
+const SELF_TEST: u8 = 0xaa;
+const TEST_KEYBOARD: u8 = 0xab;
+const DISABLE_KEYBOARD: u8 = 0xad;
+const ENABLE_KEYBOARD: u8 = 0xae;
+const READ_INPUT_PORT: u8 = 0xc0;
+const READ_OUTPUT_PORT: u8 = 0xd0;
+const WRITE_OUTPUT_PORT: u8 = 0xd1;
+const WRITE_KEYBOARD_OUTPUT: u8 = 0xd2;
+const WRITE_MOUSE_OUTPUT: u8 = 0xd3;
+const WRITE_MOUSE: u8 = 0xd4;
+/// From here on: pulse the output lines whose bit is clear.
+const PULSE: u8 = 0xf0;
+
+const SELF_TEST_PASSED: u8 = 0x55;
+/// Not locked.
+const INPUT_PORT: u8 = 0x80;
+
+// Control byte.
+const KEYBOARD_INTERRUPT: u8 = 1 << 0;
+const MOUSE_INTERRUPT: u8 = 1 << 1;
+const SYSTEM_FLAG: u8 = 1 << 2;
+const KEYBOARD_OFF: u8 = 1 << 4;
+const MOUSE_OFF: u8 = 1 << 5;
+const TRANSLATE: u8 = 1 << 6;
+
+// Output port.
+/// The processor's reset line, active low.
+const NO_RESET: u8 = 1 << 0;
+const OUTPUT_PORT_FULL: u8 = 1 << 4;
+const OUTPUT_PORT_MOUSE_FULL: u8 = 1 << 5;
+/// Reset inactive, A20 on, and the lines that nothing is connected to.
+const OUTPUT_PORT: u8 = 0xcf;
+
+/// Answers on the way to the guest, of a device or the controller.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+struct Answers(VecDeque<u8>);
+
+impl Answers {
+    /// More than any driver leaves unread.
+    const MOST: usize = 16;
+
+    /// Gives an answer, whole or not at all.
+    fn give(&mut self, answer: &[u8]) {
+        if self.0.len() + answer.len() <= Self::MOST {
+            self.0.extend(answer);
+        }
+    }
+
+    fn pop(&mut self) -> Option<u8> {
+        self.0.pop_front()
+    }
+}
+
+/// Whose byte is in the output buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Source {
+    Keyboard,
+    Mouse,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct State {
+    control: u8,
+    output_port: u8,
+    system: bool,
+    /// The last write was a command.
+    commanded: bool,
+    /// The command whose data comes next.
+    command: Option<u8>,
+    /// The output buffer: what it holds, and for whom if it was not read.
+    byte: u8,
+    full: Option<Source>,
+    /// What the controller itself has to say: it has room for one byte.
+    answer: Option<(u8, Source)>,
+    /// 0xF0 came from the keyboard, and is translated together with the next byte.
+    breaking: bool,
+    keyboard: Keyboard,
+    mouse: Mouse,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            control: KEYBOARD_INTERRUPT | MOUSE_INTERRUPT,
+            output_port: OUTPUT_PORT,
+            system: false,
+            commanded: true,
+            command: None,
+            byte: 0,
+            full: None,
+            answer: None,
+            breaking: false,
+            keyboard: Keyboard::default(),
+            mouse: Mouse::default(),
+        }
+    }
+}
+
+impl State {
+    fn status(&self) -> u8 {
+        let full = match self.full {
+            None => 0,
+            Some(Source::Keyboard) => OUTPUT_FULL,
+            Some(Source::Mouse) => OUTPUT_FULL | MOUSE_OUTPUT_FULL,
+        };
+        let flag = |is, flag| if is { flag } else { 0 };
+        full | flag(self.system, SYSTEM) | flag(self.commanded, COMMAND) | UNLOCKED
+    }
+
+    fn output_port(&self) -> u8 {
+        let full = match self.full {
+            None => 0,
+            Some(Source::Keyboard) => OUTPUT_PORT_FULL,
+            Some(Source::Mouse) => OUTPUT_PORT_MOUSE_FULL,
+        };
+        self.output_port & !(OUTPUT_PORT_FULL | OUTPUT_PORT_MOUSE_FULL) | full
+    }
+
+    /// Whether this bit of the control byte is set.
+    fn has(&self, bit: u8) -> bool {
+        self.control & bit != 0
+    }
+
+    fn answer(&mut self, byte: u8) {
+        self.answer = Some((byte, Source::Keyboard));
+    }
+
+    /// A command; true when it resets the processor.
+    fn command(&mut self, command: u8) -> bool {
+        self.commanded = true;
+        self.command = None;
+        match command {
+            READ_CONTROL => self.answer(self.control),
+            WRITE_CONTROL | WRITE_OUTPUT_PORT..=WRITE_MOUSE => self.command = Some(command),
+            DISABLE_MOUSE => self.control |= MOUSE_OFF,
+            ENABLE_MOUSE => self.control &= !MOUSE_OFF,
+            TEST_MOUSE | TEST_KEYBOARD => self.answer(0),
+            SELF_TEST => {
+                self.system = true;
+                self.answer(SELF_TEST_PASSED);
+            }
+            DISABLE_KEYBOARD => self.control |= KEYBOARD_OFF,
+            ENABLE_KEYBOARD => self.control &= !KEYBOARD_OFF,
+            READ_INPUT_PORT => self.answer(INPUT_PORT),
+            READ_OUTPUT_PORT => self.answer(self.output_port()),
+            PULSE.. => return command & NO_RESET == 0,
+            _ => {}
+        }
+        false
+    }
+
+    /// Data for the last command, or for the keyboard; true when it resets the processor.
+    fn data(&mut self, byte: u8) -> bool {
+        self.commanded = false;
+        match self.command.take() {
+            Some(WRITE_CONTROL) => {
+                self.control = byte;
+                self.system |= byte & SYSTEM_FLAG != 0;
+            }
+            Some(WRITE_OUTPUT_PORT) => {
+                self.output_port = byte | NO_RESET;
+                return byte & NO_RESET == 0;
+            }
+            Some(WRITE_KEYBOARD_OUTPUT) => self.answer = Some((byte, Source::Keyboard)),
+            Some(WRITE_MOUSE_OUTPUT) => self.answer = Some((byte, Source::Mouse)),
+            // Talking to a device switches it on.
+            Some(WRITE_MOUSE) => {
+                self.control &= !MOUSE_OFF;
+                self.mouse.write(byte);
+            }
+            _ => {
+                self.control &= !KEYBOARD_OFF;
+                self.keyboard.write(byte);
+            }
+        }
+        false
+    }
+
+    /// The next byte for an output buffer that was read.
+    fn next(&mut self) -> Option<(u8, Source)> {
+        if let Some(answer) = self.answer.take() {
+            return Some(answer);
+        }
+        if !self.has(KEYBOARD_OFF)
+            && let Some(byte) = self.keyboard_byte()
+        {
+            return Some((byte, Source::Keyboard));
+        }
+        if self.has(MOUSE_OFF) { None } else { Some((self.mouse.pop()?, Source::Mouse)) }
+    }
+
+    fn keyboard_byte(&mut self) -> Option<u8> {
+        while let Some(byte) = self.keyboard.pop() {
+            if !self.has(TRANSLATE) {
+                self.breaking = false;
+                return Some(byte);
+            }
+            if byte != scancodes::BREAK {
+                return Some(scancodes::translate(byte, std::mem::take(&mut self.breaking)));
+            }
+            self.breaking = true;
+        }
+        None
+    }
+}
+
+/// The state, and what it drives.
+struct Chip {
+    state: State,
+    /// Parked, it takes nothing from the host's side.
+    running: bool,
+    keyboard_line: Arc<Line>,
+    mouse_line: Arc<Line>,
+    events: Events,
+}
+
+impl Chip {
+    /// Fills the output buffer, and asks for it to be read. The lines fall when it is read and rise
+    /// for the next byte, which is an interrupt each.
+    fn settle(&mut self) {
+        let state = &mut self.state;
+        if state.full.is_none()
+            && let Some((byte, source)) = state.next()
+        {
+            (state.byte, state.full) = (byte, Some(source));
+        }
+        let keyboard = state.full == Some(Source::Keyboard)
+            && state.has(KEYBOARD_INTERRUPT)
+            && !state.has(KEYBOARD_OFF);
+        self.keyboard_line.set(keyboard);
+        self.mouse_line.set(state.full == Some(Source::Mouse) && state.has(MOUSE_INTERRUPT));
+    }
+
+    fn read_data(&mut self) -> u8 {
+        let byte = self.state.byte;
+        self.state.full = None;
+        self.keyboard_line.set(false);
+        self.mouse_line.set(false);
+        self.settle();
+        byte
+    }
+}
+
+/// Where the host's side is plugged in.
+struct Plug(Mutex<Chip>);
+
+impl Plug {
+    fn chip(&self) -> MutexGuard<'_, Chip> {
+        self.0.lock().expect("no device panicked")
+    }
+}
+
+impl Sink for Plug {
+    fn take(&self, event: input::Event) -> bool {
+        let mut chip = self.chip();
+        let taken = chip.running
+            && match event {
+                input::Event::Key(key, down) => chip.state.keyboard.key(key, down),
+                input::Event::Motion(motion) => chip.state.mouse.motion(motion),
+            };
+        if taken {
+            chip.settle();
+        }
+        taken
+    }
+}
+
+struct I8042 {
+    data: Region,
+    command: Region,
+    chip: Arc<Plug>,
+}
+
+impl Device for I8042 {
+    fn read(&mut self, region: Region, _: u64, data: &mut [u8]) -> Access {
+        let [byte] = data else { return Access::Ignored };
+        let mut chip = self.chip.chip();
+        *byte = if region == self.data { chip.read_data() } else { chip.state.status() };
+        Access::Done
+    }
+
+    fn write(&mut self, region: Region, _: u64, data: &[u8]) -> Access {
+        let [byte] = *data else { return Access::Ignored };
+        let mut chip = self.chip.chip();
+        let is_command = region == self.command;
+        let resets = if is_command { chip.state.command(byte) } else { chip.state.data(byte) };
+        chip.settle();
+        if resets {
+            (chip.events)(board::Event::Reset);
+        }
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        let mut chip = self.chip.chip();
+        chip.running = false;
+        Saved::of(&chip.state)
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let mut chip = self.chip.chip();
+        chip.state = saved.take()?;
+        chip.running = true;
+        chip.settle();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::device::Claim;
+    use crate::input::{Key, Motion};
+    use crate::testutil::Bench;
+
+    fn bench() -> Bench {
+        let mut bench = Bench::new(4096);
+        bench.board.add("i8042", |place| Config::default().build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        bench
+    }
+
+    fn status(bench: &Bench) -> u8 {
+        bench.read::<1>(Kind::Port, 0x64)[0]
+    }
+
+    fn command(bench: &Bench, bytes: &[u8]) {
+        bench.write(Kind::Port, 0x64, &bytes[..1]);
+        for byte in &bytes[1..] {
+            bench.write(Kind::Port, 0x60, &[*byte]);
+        }
+    }
+
+    /// All that there is to read, with the status it had.
+    fn drain(bench: &Bench) -> Vec<(u8, u8)> {
+        let mut bytes = Vec::new();
+        while status(bench) & OUTPUT_FULL != 0 {
+            bytes.push((status(bench) & MOUSE_OUTPUT_FULL, bench.read::<1>(Kind::Port, 0x60)[0]));
+        }
+        bytes
+    }
+
+    fn keyboard(bytes: &[u8]) -> Vec<(u8, u8)> {
+        bytes.iter().map(|byte| (0, *byte)).collect()
+    }
+
+    fn mouse(bytes: &[u8]) -> Vec<(u8, u8)> {
+        bytes.iter().map(|byte| (MOUSE_OUTPUT_FULL, *byte)).collect()
+    }
+
+    fn say(bench: &Bench, bytes: &[u8]) -> Vec<(u8, u8)> {
+        bytes.iter().for_each(|byte| bench.write(Kind::Port, 0x60, &[*byte]));
+        drain(bench)
+    }
+
+    fn say_mouse(bench: &Bench, bytes: &[u8]) -> Vec<(u8, u8)> {
+        bytes.iter().for_each(|byte| command(bench, &[WRITE_MOUSE, *byte]));
+        drain(bench)
+    }
+
+    fn press(bench: &Bench, code: u16) {
+        let key = Key::new(code).unwrap();
+        bench.board.input().key(key, true);
+        bench.board.input().key(key, false);
+    }
+
+    #[test]
+    fn the_firmware_finds_its_keyboard() {
+        let bench = bench();
+        assert_eq!(status(&bench), 0x18);
+        command(&bench, &[DISABLE_KEYBOARD]);
+        command(&bench, &[DISABLE_MOUSE]);
+        command(&bench, &[SELF_TEST]);
+        assert_eq!(status(&bench), 0x1d);
+        assert_eq!(drain(&bench), keyboard(&[0x55]));
+        command(&bench, &[WRITE_CONTROL, 0x67]);
+        assert_eq!(say(&bench, &[0xf4]), keyboard(&[0xfa]));
+        command(&bench, &[TEST_KEYBOARD]);
+        assert_eq!(drain(&bench), keyboard(&[0]));
+        assert_eq!(say(&bench, &[0xff]), keyboard(&[0xfa, 0xaa]));
+        for byte in [0xf0, 0x02, 0xf4, 0xed, 0x00] {
+            assert_eq!(say(&bench, &[byte]), keyboard(&[0xfa]), "{byte:#x}");
+        }
+        press(&bench, 0x1e);
+        assert_eq!(drain(&bench), keyboard(&[0x1e, 0x9e]));
+    }
+
+    #[test]
+    fn linux_finds_both_devices() {
+        let bench = bench();
+        command(&bench, &[READ_CONTROL]);
+        assert_eq!(drain(&bench), keyboard(&[0x03]));
+        command(&bench, &[WRITE_CONTROL, 0x74 & !TRANSLATE]);
+        command(&bench, &[WRITE_MOUSE_OUTPUT, 0x5a]);
+        assert_eq!(drain(&bench), mouse(&[0x5a]), "the loop that proves a mouse port");
+        command(&bench, &[TEST_MOUSE]);
+        assert_eq!(drain(&bench), keyboard(&[0]));
+        command(&bench, &[WRITE_KEYBOARD_OUTPUT, 0xa5]);
+        assert_eq!(drain(&bench), keyboard(&[0xa5]));
+        assert_eq!(say(&bench, &[0xf2]), keyboard(&[0xfa, 0xab, 0x83]));
+        assert_eq!(say_mouse(&bench, &[0xf2]), mouse(&[0xfa, 0x00]));
+        assert_eq!(say_mouse(&bench, &[0xff]), mouse(&[0xfa, 0xaa, 0x00]));
+        say_mouse(&bench, &[0xf3, 200, 0xf3, 100, 0xf3, 80]);
+        assert_eq!(say_mouse(&bench, &[0xf2]), mouse(&[0xfa, 0x03]));
+        assert_eq!(say(&bench, &[0xf0, 0]), keyboard(&[0xfa, 0xfa, 2]));
+        press(&bench, 0xe048);
+        assert_eq!(drain(&bench), keyboard(&[0xe0, 0x75, 0xe0, 0xf0, 0x75]));
+        command(&bench, &[WRITE_CONTROL, 0x43]);
+        assert_eq!(say(&bench, &[0xf2]), keyboard(&[0xfa, 0xab, 0x41]), "as every controller");
+    }
+
+    #[test]
+    fn each_byte_is_an_edge_when_its_interrupt_is_on() {
+        let bench = bench();
+        let pins = &bench.host.pins;
+        press(&bench, 0xe01d);
+        assert!(pins.is_high(1));
+        assert_eq!((drain(&bench).len(), pins.edges(1)), (5, 5));
+        assert!(!pins.is_high(1));
+        say_mouse(&bench, &[0xf4]);
+        let before = pins.edges(12);
+        bench.board.input().motion(Motion { dx: 3, dy: -4, wheel: 0, buttons: 1 });
+        assert_eq!(drain(&bench), mouse(&[0x09, 3, 4]));
+        assert_eq!(pins.edges(12) - before, 3);
+        command(&bench, &[WRITE_CONTROL, 0]);
+        press(&bench, 0x1e);
+        assert!(status(&bench) & OUTPUT_FULL != 0 && !pins.is_high(1));
+        command(&bench, &[WRITE_CONTROL, KEYBOARD_INTERRUPT]);
+        assert!(pins.is_high(1), "what waits is said when it is asked for");
+    }
+
+    #[test]
+    fn a_device_that_is_off_keeps_what_it_has() {
+        let bench = bench();
+        command(&bench, &[DISABLE_KEYBOARD]);
+        press(&bench, 0x1e);
+        assert!(drain(&bench).is_empty());
+        command(&bench, &[READ_CONTROL]);
+        assert_eq!(drain(&bench), keyboard(&[0x13]));
+        command(&bench, &[ENABLE_KEYBOARD]);
+        assert_eq!(drain(&bench), keyboard(&[0x1c, 0xf0, 0x1c]));
+    }
+
+    #[test]
+    fn three_ways_reset_the_machine_and_others_do_not() {
+        let bench = bench();
+        for harmless in [&[0xff][..], &[0xf1], &[WRITE_OUTPUT_PORT, 0xdf], &[0x00], &[0xd5]] {
+            command(&bench, harmless);
+        }
+        assert!(bench.events.lock().unwrap().is_empty());
+        for reset in [&[0xfe][..], &[0xf0], &[WRITE_OUTPUT_PORT, 0xde]] {
+            command(&bench, reset);
+        }
+        assert_eq!(*bench.events.lock().unwrap(), [board::Event::Reset; 3]);
+        command(&bench, &[READ_OUTPUT_PORT]);
+        assert_eq!(drain(&bench), keyboard(&[0xcf]));
+    }
+
+    #[test]
+    fn park_keeps_all_and_reset_is_power_on() {
+        let bench = bench();
+        let fresh = bench.board.park();
+        bench.board.run(fresh.clone()).unwrap();
+        command(&bench, &[WRITE_CONTROL, 0x47]);
+        say_mouse(&bench, &[0xf4, 0xe8]);
+        bench.board.input().key(Key::new(0x2a).unwrap(), true);
+        bench.board.input().motion(Motion { dx: 300, ..Motion::default() });
+        bench.write(Kind::Port, 0x64, &[WRITE_MOUSE]);
+        let saved = bench.board.park();
+        assert!(!bench.board.input().key(Key::PRINT, true), "a parked keyboard takes nothing");
+        bench.board.run(saved.clone()).unwrap();
+        assert_eq!(bench.board.park(), saved);
+        bench.board.run(saved).unwrap();
+        bench.write(Kind::Port, 0x60, &[2]);
+        assert_eq!(drain(&bench)[..2], [(0, 0x2a), (MOUSE_OUTPUT_FULL, 0xfa)], "goes on midway");
+        bench.board.reset().unwrap();
+        assert!(!bench.host.pins.is_high(1) && !bench.host.pins.is_high(12));
+        assert_eq!(bench.board.park(), fresh);
+    }
+
+    #[test]
+    fn only_bytes_are_taken_and_acpi_names_both_devices() {
+        let bench = bench();
+        bench.write(Kind::Port, 0x64, &[0xfe, 0xfe]);
+        assert!(bench.events.lock().unwrap().is_empty());
+        assert_eq!(bench.read(Kind::Port, 0x64), [0xff, 0xff]);
+        let (_, claims) = bench.board.claims().next().unwrap();
+        let print = |claims: &[Claim]| claims.iter().map(Claim::to_string).collect::<Vec<_>>();
+        let nodes: Vec<_> = Claim::nodes(claims).map(|(hid, crs)| (hid, print(crs))).collect();
+        let ports = ["ports 0x60-0x60", "ports 0x64-0x64", "gsi 1"].map(String::from).to_vec();
+        let expected = [("PNP0303", ports), ("PNP0F13", vec!["gsi 12".to_owned()])];
+        assert_eq!(nodes, expected);
+    }
+
+    #[test]
+    fn random_writes_leave_it_bounded() {
+        let bench = bench();
+        let mut seed = 1_u64;
+        for _ in 0..200_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let [byte, port, host, low, high, ..] = seed.rotate_left(24).to_le_bytes();
+            bench.write(Kind::Port, if port & 3 == 0 { 0x64 } else { 0x60 }, &[byte]);
+            if let (0, Some(key)) = (host & 3, Key::new(u16::from_le_bytes([low, high]))) {
+                bench.board.input().key(key, port & 4 == 0);
+            }
+            let motion = Motion { dx: byte.into(), dy: -300, wheel: 1, buttons: low };
+            bench.board.input().motion(motion);
+        }
+        let state = serde_json::to_string(&bench.board.park()).unwrap();
+        assert!(state.len() < 20_000, "{} bytes", state.len());
+    }
+}

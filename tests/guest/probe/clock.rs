@@ -1,0 +1,77 @@
+//! The clock that other clocks are measured against: the ACPI PM timer, else channel 2 of the PIT.
+use crate::io::{in8, in32, out8, tsc};
+
+const PM_TIMER_HZ: u64 = 3_579_545;
+const PIT_HZ: u64 = 1_193_182;
+/// The PM timer counts in 24 bits (some in 32).
+const PM_TIMER_MASK: u32 = 0xff_ffff;
+
+/// A clock of known frequency. Good for spans up to 50 ms.
+pub(crate) enum Clock {
+    PmTimer { port: u16 },
+    Pit,
+}
+
+/// A moment on the clock, and on the time stamp counter.
+pub(crate) struct Moment {
+    clock: u32,
+    tsc: u64,
+}
+
+impl Clock {
+    /// The first clock that moves.
+    pub(crate) fn find(pm_base: u16) -> Option<Self> {
+        [Self::PmTimer { port: pm_base + 8 }, Self::Pit].into_iter().find(Self::moves)
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::PmTimer { .. } => "pm-timer",
+            Self::Pit => "pit",
+        }
+    }
+
+    fn moves(&self) -> bool {
+        let start = self.start();
+        (0..1000).any(|_| self.since(&start).0 > 0)
+    }
+
+    /// Starts a measurement; the PIT starts over.
+    pub(crate) fn start(&self) -> Moment {
+        if let Self::Pit = self {
+            // Gate off, mode 0, the longest count; gate on, speaker off.
+            let gate = in8(0x61) & 0xfc;
+            out8(0x61, gate);
+            out8(0x43, 0xb0);
+            out8(0x42, 0xff);
+            out8(0x42, 0xff);
+            out8(0x61, gate | 1);
+        }
+        self.now()
+    }
+
+    fn now(&self) -> Moment {
+        let before = tsc();
+        let clock = match self {
+            Self::PmTimer { port } => in32(*port),
+            Self::Pit => {
+                out8(0x43, 0x80);
+                let low = in8(0x42);
+                // Counts down.
+                u32::from(!u16::from_le_bytes([low, in8(0x42)]))
+            }
+        };
+        Moment { clock, tsc: before.midpoint(tsc()) }
+    }
+
+    /// Nanoseconds and time stamp counts since `start`.
+    pub(crate) fn since(&self, start: &Moment) -> (u64, u64) {
+        let now = self.now();
+        let (hz, mask) = match self {
+            Self::PmTimer { .. } => (PM_TIMER_HZ, PM_TIMER_MASK),
+            Self::Pit => (PIT_HZ, 0xffff),
+        };
+        let ticks = u64::from(now.clock.wrapping_sub(start.clock) & mask);
+        (ticks * 1_000_000_000 / hz, now.tsc - start.tsc)
+    }
+}

@@ -1,0 +1,45 @@
+//! `bench=exits`: what it costs to leave the guest and come back.
+use core::arch::x86_64::__cpuid_count;
+
+use crate::Session;
+use crate::cpu::Cpu;
+use crate::io::{in8, read32, tsc};
+use crate::report::Finding;
+
+const ROUNDS: usize = 4000;
+const WARM_UP: usize = 100;
+/// Nobody answers here on a PC without a TPM: reads as ones, from wherever the machine decides so.
+const UNASSIGNED: u64 = 0xfed4_0000;
+
+pub(crate) fn measure(session: &mut Session, cpu: &Cpu) {
+    exit(session, cpu, "exit-port", || {
+        in8(0x80);
+    });
+    exit(session, cpu, "exit-mmio", || {
+        read32(UNASSIGNED);
+    });
+    exit(session, cpu, "exit-cpuid", || {
+        __cpuid_count(0, 0);
+    });
+    exit(session, cpu, "exit-none", || {});
+}
+
+fn exit(session: &mut Session, cpu: &Cpu, name: &'static str, leave: impl Fn()) {
+    let mut costs = [0u64; ROUNDS];
+    (0..WARM_UP).for_each(|_| leave());
+    for cost in &mut costs {
+        let start = tsc();
+        leave();
+        *cost = tsc() - start;
+    }
+    costs.sort_unstable();
+    let (least, median) = (costs[0], costs[ROUNDS / 2]);
+    session.add(
+        Finding::info(name)
+            .number("rounds", ROUNDS as u64)
+            .number("min_cycles", least)
+            .number("median_cycles", median)
+            .number("min_ns", cpu.nanoseconds(least))
+            .number("median_ns", cpu.nanoseconds(median)),
+    );
+}

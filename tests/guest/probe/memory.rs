@@ -1,0 +1,157 @@
+//! Memory: the map as given, and a pattern test over a sample of it.
+use core::mem::size_of;
+
+use crate::Session;
+use crate::cpu::Cpu;
+use crate::entry::{image, page_tables};
+use crate::io::{read_memory, write_memory};
+use crate::random::Random;
+use crate::report::Finding;
+use crate::start::{Range, Start};
+
+const RAM: u32 = 1;
+const GIB: u64 = 1 << 30;
+const LOW: u64 = 4 * GIB;
+/// A sample is so many 8-byte words.
+const WORDS: usize = 64;
+const SAMPLE: u64 = (WORDS * size_of::<u64>()) as u64;
+/// Samples per range: few, since each may make the host allocate 2 MiB.
+const SAMPLES: u64 = 32;
+const MOST_SAMPLES: usize = 128;
+/// PRESENT, WRITABLE, USER, and PAGE SIZE.
+const LARGE_PAGE: u64 = 0x87;
+
+pub(crate) fn check(session: &mut Session, start: &Start, cpu: &Cpu) {
+    let mut total = 0;
+    for range in start.ranges() {
+        total += if range.kind == RAM { range.length } else { 0 };
+        let finding = Finding::info("memory-range").hex("base", range.base);
+        session.add(finding.hex("length", range.length).number("type", range.kind.into()));
+    }
+    let found = start.valid && total > 0;
+    session.add(
+        Finding::check("memory-map", found)
+            .text("boot", if start.valid { "pvh" } else { "unknown" })
+            .number("version", start.version.into())
+            .number("ram_bytes", total)
+            .hex("rsdp", start.rsdp),
+    );
+    pattern(session, start, cpu);
+}
+
+/// Writes every sample before it reads one, so that two addresses of one byte are found out.
+fn pattern(session: &mut Session, start: &Start, cpu: &Cpu) {
+    let mut samples = Samples { addresses: [0; MOST_SAMPLES], used: 0 };
+    let mut unmapped = 0;
+    for range in start.ranges().filter(|range| range.kind == RAM) {
+        let mapped = map(&range, cpu);
+        unmapped += range.length - mapped.length;
+        samples.choose(&mapped, start);
+    }
+    let mut saved = [[0u64; WORDS]; MOST_SAMPLES];
+    let words = |address: u64| (0..WORDS as u64).map(move |word| address + word * 8);
+    let mut random = Random::new(1);
+    for (address, saved) in samples.iter().zip(&mut saved) {
+        for (word, saved) in words(address).zip(saved) {
+            *saved = read_memory(word, 8);
+            write_memory(word, 8, random.next());
+        }
+    }
+    let mut random = Random::new(1);
+    let mut errors = 0;
+    let mut first_error = 0;
+    for word in samples.iter().flat_map(words) {
+        if read_memory(word, 8) != random.next() {
+            first_error = if errors == 0 { word } else { first_error };
+            errors += 1;
+        }
+    }
+    for (address, saved) in samples.iter().zip(&saved) {
+        words(address).zip(saved).for_each(|(word, &value)| write_memory(word, 8, value));
+    }
+    let high = samples.iter().filter(|&address| address >= LOW).count() as u64;
+    let tested = samples.used as u64;
+    session.add(
+        Finding::check("memory-test", errors == 0 && tested > 0)
+            .number("tested_bytes", tested * SAMPLE)
+            .number("samples", tested)
+            .number("samples_above_4g", high)
+            .number("errors", errors)
+            .hex("first_error", first_error)
+            .number("unmapped_bytes", unmapped),
+    );
+}
+
+struct Samples {
+    addresses: [u64; MOST_SAMPLES],
+    used: usize,
+}
+
+impl Samples {
+    fn iter(&self) -> impl Iterator<Item = u64> {
+        self.addresses[..self.used].iter().copied()
+    }
+
+    /// The first bytes of 2 MiB pages spread over the range, and its very last bytes.
+    fn choose(&mut self, range: &Range, start: &Start) {
+        const PAGE: u64 = 2 << 20;
+        let end = range.base + range.length;
+        let first = range.base.next_multiple_of(PAGE);
+        let pages = end.saturating_sub(first) / PAGE;
+        let count = pages.min(SAMPLES);
+        for index in 0..count {
+            self.add(first + pages * index / count * PAGE, start);
+        }
+        if end >= PAGE && range.length >= PAGE {
+            self.add((end & !7) - SAMPLE, start);
+        }
+    }
+
+    fn add(&mut self, address: u64, start: &Start) {
+        let (image_start, image_end) = image();
+        let ours = address < image_end && image_start < address + SAMPLE;
+        // The first MiB holds the loader's tables, whoever it is.
+        if ours || address < 1 << 20 || start.uses(address, SAMPLE) {
+            return;
+        }
+        if let Some(free) = self.addresses.get_mut(self.used) {
+            *free = address;
+            self.used += 1;
+        }
+    }
+}
+
+/// Page directories for RAM above 4 GiB where there are no 1 GiB pages.
+#[repr(align(4096))]
+#[derive(Clone, Copy)]
+struct Directory {
+    _entries: [u64; 512],
+}
+const DIRECTORIES: usize = 8;
+static mut HIGH: [Directory; DIRECTORIES] = [Directory { _entries: [0; 512] }; DIRECTORIES];
+
+/// Makes the range accessible, as far as the tables reach, and returns that part of it.
+fn map(range: &Range, cpu: &Cpu) -> Range {
+    let reach = LOW + if cpu.gib_pages { 508 * GIB } else { DIRECTORIES as u64 * GIB };
+    let reach = reach.min(1 << cpu.physical_bits.clamp(32, 52));
+    let end = range.base.saturating_add(range.length);
+    let mapped_end = end.min(reach).max(range.base);
+    for gib in range.base.max(LOW) / GIB..mapped_end.max(LOW).div_ceil(GIB) {
+        map_gib(gib, cpu.gib_pages);
+    }
+    Range { base: range.base, length: mapped_end - range.base, kind: range.kind }
+}
+
+fn map_gib(gib: u64, gib_pages: bool) {
+    let entry = if gib_pages {
+        (gib * GIB) | LARGE_PAGE
+    } else {
+        let directory = (&raw mut HIGH).cast::<Directory>().wrapping_add(gib as usize - 4) as u64;
+        for page in 0..512 {
+            write_memory(directory + page * 8, 8, (gib * GIB + (page << 21)) | LARGE_PAGE);
+        }
+        directory | 7
+    };
+    // The pointer table follows the topmost table.
+    write_memory(page_tables() as u64 + 4096 + gib * 8, 8, entry);
+}

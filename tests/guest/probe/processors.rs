@@ -1,0 +1,105 @@
+//! The other processors: what the MADT lists, and how many of them come up.
+use core::hint::spin_loop;
+
+use crate::Session;
+use crate::cpu::Cpu;
+use crate::entry::{TRAMPOLINE, started_counter, trampoline_code};
+use crate::io::{read_memory, read32, tsc, write_memory, write32};
+use crate::report::Finding;
+use crate::start::Start;
+use crate::timer::LOCAL_APIC;
+
+const COMMAND: u64 = LOCAL_APIC + 0x300;
+/// To all but ourselves: INIT, level, asserted; and SIPI to the trampoline's page.
+const INIT: u32 = 0x000c_4500;
+const STARTUP: u32 = 0x000c_4600 | (TRAMPOLINE >> 12) as u32;
+const PATIENCE_US: u64 = 500_000;
+
+pub(crate) fn check(session: &mut Session, start: &Start, cpu: &Cpu) {
+    let listed = listed(start);
+    let expected = listed.unwrap_or(cpu.logical);
+    let (online, milliseconds) = if expected > 1 { bring_up(cpu, expected) } else { (1, 0) };
+    // Without a table, CPUID says how many there may be, not how many there are.
+    let finding = match listed {
+        Some(listed) => Finding::check("processors", online == listed),
+        None => Finding::info("processors"),
+    };
+    session.add(
+        finding
+            .number("online", online)
+            .number("madt", listed.unwrap_or(0))
+            .number("cpuid", cpu.logical)
+            .number("start_ms", milliseconds),
+    );
+}
+
+/// How many processors run in the end, and after how long.
+fn bring_up(cpu: &Cpu, expected: u64) -> (u64, u64) {
+    let code = trampoline_code();
+    let place = |index: usize| (TRAMPOLINE + index) as u64;
+    let mut saved = [0; 256];
+    for ((index, byte), saved) in code.iter().enumerate().zip(&mut saved) {
+        *saved = read_memory(place(index), 1);
+        write_memory(place(index), 1, u64::from(*byte));
+    }
+    write_memory(started_counter() as u64, 4, 0);
+    let started = || read_memory(started_counter() as u64, 4);
+    write32(COMMAND, INIT);
+    wait(cpu, 10_000, || false);
+    let begin = tsc();
+    for _ in 0..2 {
+        write32(COMMAND, STARTUP);
+        wait(cpu, 200, || started() + 1 >= expected);
+    }
+    wait(cpu, PATIENCE_US, || started() + 1 >= expected);
+    let milliseconds = cpu.nanoseconds(tsc() - begin) / 1_000_000;
+    for ((index, _), saved) in code.iter().enumerate().zip(saved) {
+        write_memory(place(index), 1, saved);
+    }
+    (started() + 1, milliseconds)
+}
+
+fn wait(cpu: &Cpu, microseconds: u64, done: impl Fn() -> bool) {
+    let start = tsc();
+    while tsc() - start < cpu.counts(microseconds) && !done() {
+        spin_loop();
+    }
+}
+
+/// Enabled processors in the MADT (ACPI 6.5, 5.2.12), if there is one.
+fn listed(start: &Start) -> Option<u64> {
+    let rsdp = start.rsdp;
+    if rsdp == 0 || read_memory(rsdp, 8) != u64::from_le_bytes(*b"RSD PTR ") {
+        return None;
+    }
+    let extended = read_memory(rsdp + 15, 1) >= 2;
+    let (root, width) =
+        if extended { (read_memory(rsdp + 24, 8), 8) } else { (u64::from(read32(rsdp + 16)), 4) };
+    let length = table_length(root)?;
+    let madt = (36..length)
+        .step_by(width)
+        .map(|offset| read_memory(root + offset, width))
+        .find(|&table| mapped(table) && read32(table) == u32::from_le_bytes(*b"APIC"))?;
+    let length = table_length(madt)?;
+    let (mut offset, mut count) = (44, 0);
+    while offset + 2 <= length {
+        let entry = madt + offset;
+        count += match read_memory(entry, 1) {
+            0 => u64::from(read32(entry + 4) & 1),
+            9 => u64::from(read32(entry + 8) & 1),
+            _ => 0,
+        };
+        offset += read_memory(entry + 1, 1).max(2);
+    }
+    Some(count)
+}
+
+/// Within what the page tables map.
+fn mapped(address: u64) -> bool {
+    (1..0xffff_0000).contains(&address)
+}
+
+fn table_length(table: u64) -> Option<u64> {
+    let length = mapped(table).then(|| u64::from(read32(table + 4)))?;
+    (36..0x1_0000).contains(&length).then_some(length)
+}

@@ -1,0 +1,160 @@
+//! One list of findings, told twice: as lines for people, and as one line of JSON.
+use core::fmt::{self, Write};
+
+/// What a finding means for the machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    Pass,
+    Fail,
+    Info,
+}
+
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Info => "info",
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Value {
+    Number(u64),
+    /// JSON has no such number: it becomes a string, `"0x1f"`.
+    Hex(u64),
+    Flag(bool),
+    Text(&'static str),
+}
+
+const FIELDS: usize = 14;
+const FINDINGS: usize = 96;
+
+/// One thing that was looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct Finding {
+    name: &'static str,
+    verdict: Verdict,
+    fields: [(&'static str, Value); FIELDS],
+    used: usize,
+}
+
+impl Finding {
+    fn new(name: &'static str, verdict: Verdict) -> Self {
+        Self { name, verdict, fields: [("", Value::Flag(false)); FIELDS], used: 0 }
+    }
+
+    /// Something to know; nothing that could be wrong.
+    pub(crate) fn info(name: &'static str) -> Self {
+        Self::new(name, Verdict::Info)
+    }
+
+    /// Something that is right or wrong.
+    pub(crate) fn check(name: &'static str, right: bool) -> Self {
+        Self::new(name, if right { Verdict::Pass } else { Verdict::Fail })
+    }
+
+    fn with(mut self, key: &'static str, value: Value) -> Self {
+        self.fields[self.used] = (key, value);
+        self.used += 1;
+        self
+    }
+
+    pub(crate) fn number(self, key: &'static str, value: u64) -> Self {
+        self.with(key, Value::Number(value))
+    }
+
+    pub(crate) fn hex(self, key: &'static str, value: u64) -> Self {
+        self.with(key, Value::Hex(value))
+    }
+
+    pub(crate) fn flag(self, key: &'static str, value: bool) -> Self {
+        self.with(key, Value::Flag(value))
+    }
+
+    pub(crate) fn text(self, key: &'static str, value: &'static str) -> Self {
+        self.with(key, Value::Text(value))
+    }
+
+    /// `pass  timer          ticks=10 period_us=2000`
+    pub(crate) fn line(&self, to: &mut dyn Write) -> fmt::Result {
+        write!(to, "{}  {:<13}", self.verdict.name(), self.name)?;
+        for (key, value) in &self.fields[..self.used] {
+            match value {
+                Value::Number(number) => write!(to, " {key}={number}")?,
+                Value::Hex(number) => write!(to, " {key}={number:#x}")?,
+                Value::Flag(flag) => write!(to, " {key}={}", if *flag { "yes" } else { "no" })?,
+                Value::Text(text) if text.contains(' ') => write!(to, " {key}=\"{text}\"")?,
+                Value::Text(text) => write!(to, " {key}={text}")?,
+            }
+        }
+        to.write_char('\n')
+    }
+
+    fn json(&self, to: &mut dyn Write) -> fmt::Result {
+        write!(to, "{{\"name\":\"{}\",\"verdict\":\"{}\"", self.name, self.verdict.name())?;
+        for (key, value) in &self.fields[..self.used] {
+            write!(to, ",\"{key}\":")?;
+            match value {
+                Value::Number(number) => write!(to, "{number}")?,
+                Value::Hex(number) => write!(to, "\"{number:#x}\"")?,
+                Value::Flag(flag) => write!(to, "{flag}")?,
+                Value::Text(text) => quoted(text, to)?,
+            }
+        }
+        to.write_char('}')
+    }
+}
+
+/// Writes `text` as a JSON string.
+pub(crate) fn quoted(text: &str, to: &mut dyn Write) -> fmt::Result {
+    to.write_char('"')?;
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => write!(to, "\\{character}")?,
+            '\0'..='\x1f' => write!(to, "\\u{:04x}", u32::from(character))?,
+            _ => to.write_char(character)?,
+        }
+    }
+    to.write_char('"')
+}
+
+/// The list.
+pub(crate) struct Report {
+    findings: [Option<Finding>; FINDINGS],
+    used: usize,
+    dropped: u64,
+    ok: bool,
+}
+
+impl Report {
+    pub(crate) const fn new() -> Self {
+        Self { findings: [None; FINDINGS], used: 0, dropped: 0, ok: true }
+    }
+
+    /// Keeps a finding for the end and tells it at once. A full list counts what it leaves out.
+    pub(crate) fn add(&mut self, finding: Finding, to: &mut dyn Write) {
+        finding.line(to).ok();
+        self.ok &= finding.verdict != Verdict::Fail;
+        match self.findings.get_mut(self.used) {
+            Some(free) => {
+                *free = Some(finding);
+                self.used += 1;
+            }
+            None => self.dropped += 1,
+        }
+    }
+
+    /// The line that programs read.
+    pub(crate) fn json(&self, to: &mut dyn Write) -> fmt::Result {
+        write!(to, "{{\"probe\":1,\"ok\":{},\"dropped\":{},\"findings\":[", self.ok, self.dropped)?;
+        for (index, finding) in self.findings.iter().flatten().enumerate() {
+            if index > 0 {
+                to.write_char(',')?;
+            }
+            finding.json(to)?;
+        }
+        to.write_str("]}\n")
+    }
+}

@@ -1,0 +1,99 @@
+//! What the loader hands over: the PVH start info, with command line and memory map.
+use crate::io::{read_memory, read32};
+
+/// XEN_HVM_START_MAGIC_VALUE
+const MAGIC: u32 = 0x336e_c578;
+/// All that the loader gives lies below 4 GiB, where everything is mapped.
+const MAPPED: u64 = 1 << 32;
+const LONGEST_COMMAND_LINE: u64 = 1024;
+const MOST_RANGES: u64 = 32;
+
+/// `struct hvm_start_info`, found at `address`.
+pub(crate) struct Start {
+    address: u64,
+    pub(crate) valid: bool,
+    pub(crate) version: u32,
+    pub(crate) rsdp: u64,
+    map: u64,
+    ranges: u64,
+    command_line: u64,
+}
+
+/// `struct hvm_memmap_table_entry`
+#[derive(Clone, Copy)]
+pub(crate) struct Range {
+    pub(crate) base: u64,
+    pub(crate) length: u64,
+    /// As in e820: 1 is RAM.
+    pub(crate) kind: u32,
+}
+
+impl Start {
+    pub(crate) fn read(address: u64) -> Self {
+        let field = |offset| read_memory(address + offset, 8);
+        let valid = read32(address) == MAGIC;
+        let version = read32(address + 4);
+        let below = |address| if valid && address < MAPPED - 4096 { address } else { 0 };
+        let with_map = valid && version >= 1 && below(field(40)) != 0;
+        Self {
+            address,
+            valid,
+            version,
+            rsdp: below(field(32)),
+            map: field(40),
+            ranges: if with_map { u64::from(read32(address + 48)).min(MOST_RANGES) } else { 0 },
+            command_line: below(field(24)),
+        }
+    }
+
+    /// Copies the command line out, before anything else writes to memory.
+    pub(crate) fn command_line(&self, to: &'static mut [u8]) -> &'static str {
+        if self.command_line == 0 {
+            return "";
+        }
+        let mut length = 0;
+        for (index, byte) in to.iter_mut().enumerate().take(LONGEST_COMMAND_LINE as usize) {
+            *byte = read_memory(self.command_line + index as u64, 1) as u8;
+            if *byte == 0 || !byte.is_ascii() {
+                break;
+            }
+            length = index + 1;
+        }
+        core::str::from_utf8(&to[..length]).unwrap_or("")
+    }
+
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range> {
+        let map = self.map;
+        (0..self.ranges).map(move |index| {
+            let entry = map + index * 24;
+            let [base, length] = [0, 8].map(|offset| read_memory(entry + offset, 8));
+            Range { base, length, kind: read32(entry + 16) }
+        })
+    }
+
+    /// Whether `length` bytes at `address` hold something that the loader gave us.
+    pub(crate) fn uses(&self, address: u64, length: u64) -> bool {
+        [
+            (self.address, 64),
+            (self.map, self.ranges * 24),
+            (self.command_line, LONGEST_COMMAND_LINE),
+            (self.rsdp, 36),
+        ]
+        .iter()
+        .any(|&(base, size)| base < address + length && address < base + size)
+    }
+}
+
+/// The command line: words of the form `key=value`.
+#[derive(Clone, Copy)]
+pub(crate) struct Words(pub(crate) &'static str);
+
+impl Words {
+    /// The value of the first word with this key.
+    pub(crate) fn get(self, key: &str) -> Option<&'static str> {
+        self.0.split_ascii_whitespace().find_map(|word| {
+            let (name, value) = word.split_once('=')?;
+            (name == key).then_some(value)
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! The local APIC timer: does it tick, at the rate it was told, in ring 3 and out of a halt?
+use core::hint::spin_loop;
+
+use crate::Session;
+use crate::cpu::Cpu;
+use crate::entry::{
+    SPURIOUS_VECTOR, TIMER_VECTOR, halt_once, read_msr, set_interrupts, timer_interrupts,
+};
+use crate::io::{out8, read32, tsc, write32};
+use crate::report::Finding;
+
+/// The local APIC where it is after a reset.
+pub(crate) const LOCAL_APIC: u64 = 0xfee0_0000;
+const IA32_APIC_BASE: u32 = 0x1b;
+const SPURIOUS: u64 = 0xf0;
+const LVT_TIMER: u64 = 0x320;
+const LVT_LINT0: u64 = 0x350;
+const LVT_LINT1: u64 = 0x360;
+const INITIAL_COUNT: u64 = 0x380;
+const CURRENT_COUNT: u64 = 0x390;
+const DIVIDE: u64 = 0x3e0;
+const MASKED: u32 = 1 << 16;
+const PERIODIC: u32 = 1 << 17;
+const DIVIDE_BY_1: u32 = 0xb;
+
+const TICKS: u32 = 10;
+const PERIOD_US: u64 = 2000;
+const PATIENCE_US: u64 = 1_000_000;
+
+/// Switches the local APIC on. False when it is not where (or not as) it should be.
+pub(crate) fn enable(session: &mut Session) -> bool {
+    // The 8259s stay quiet.
+    out8(0x21, 0xff);
+    out8(0xa1, 0xff);
+    let base = read_msr(IA32_APIC_BASE);
+    let usable = base & 0xf_ffff_f000 == LOCAL_APIC && base >> 10 & 3 == 2;
+    if usable {
+        // The task priority is 0 already, and QEMU rewrites the code that it sees writing there.
+        for (register, value) in [
+            (SPURIOUS, 0x100 | u32::from(SPURIOUS_VECTOR)),
+            (LVT_LINT0, MASKED),
+            (LVT_LINT1, MASKED),
+        ] {
+            write32(LOCAL_APIC + register, value);
+        }
+    }
+    let [id, version] = if usable { [0x20, 0x30].map(|r| read32(LOCAL_APIC + r)) } else { [0; 2] };
+    session.add(
+        Finding::check("local-apic", usable)
+            .hex("base_msr", base)
+            .number("id", (id >> 24).into())
+            .hex("version", version.into()),
+    );
+    usable
+}
+
+/// Runs the timer, first while ring 3 computes, then while the processor is halted.
+pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
+    let hz = frequency(cpu);
+    let count = u32::try_from(hz * PERIOD_US / 1_000_000).unwrap_or(u32::MAX);
+    let before = timer_interrupts();
+    let arrived = || timer_interrupts().wrapping_sub(before);
+    write32(LOCAL_APIC + LVT_TIMER, PERIODIC | u32::from(TIMER_VECTOR));
+    set_interrupts(true);
+    let start = tsc();
+    write32(LOCAL_APIC + INITIAL_COUNT, count.max(1));
+    while arrived() < TICKS && tsc() - start < cpu.counts(PATIENCE_US) {
+        spin_loop();
+    }
+    let running = cpu.nanoseconds(tsc() - start) / 1000;
+    let ticks = arrived();
+    let mut halts = 0;
+    // A halt without a timer would be for ever.
+    while ticks >= TICKS && halts < TICKS {
+        halt_once();
+        halts += 1;
+    }
+    let all = u64::from(arrived());
+    let elapsed = cpu.nanoseconds(tsc() - start) / 1000;
+    set_interrupts(false);
+    write32(LOCAL_APIC + LVT_TIMER, MASKED);
+    write32(LOCAL_APIC + INITIAL_COUNT, 0);
+    // A busy host delays ticks, or delivers some of them at once; it never makes them early.
+    let due = all * PERIOD_US;
+    let right = (due * 85 / 100..due * 5).contains(&elapsed);
+    session.add(
+        Finding::check("timer", ticks >= TICKS && right)
+            .number("hz", hz)
+            .number("period_us", PERIOD_US)
+            .number("ticks", all)
+            .number("elapsed_us", elapsed)
+            .number("running_us", running)
+            .number("halts", halts.into()),
+    );
+}
+
+fn frequency(cpu: &Cpu) -> u64 {
+    write32(LOCAL_APIC + LVT_TIMER, MASKED | u32::from(TIMER_VECTOR));
+    write32(LOCAL_APIC + DIVIDE, DIVIDE_BY_1);
+    write32(LOCAL_APIC + INITIAL_COUNT, u32::MAX);
+    let (start, from) = (tsc(), read32(LOCAL_APIC + CURRENT_COUNT));
+    while tsc() - start < cpu.counts(10_000) {
+        spin_loop();
+    }
+    let elapsed = cpu.nanoseconds(tsc() - start).max(1);
+    let counted = from.wrapping_sub(read32(LOCAL_APIC + CURRENT_COUNT));
+    u64::from(counted) * 1_000_000_000 / elapsed
+}

@@ -1,0 +1,55 @@
+# shellcheck shell=bash
+# What this machine needs before anything can be built. Sourced by `try` and `test`.
+
+# fail SENTENCE: ends with it.
+fail() {
+  echo "$(basename "$0"): $*" >&2
+  exit 1
+}
+
+# step SENTENCE: says what comes next.
+step() {
+  printf '\n== %s (%d s)\n' "$*" "$SECONDS"
+}
+
+# need PACKAGE…: installs the Debian packages that are missing, or says which they are.
+need() {
+  local package missing=()
+  command -v dpkg-query > /dev/null || {
+    echo "not a Debian system: taking it that these are here: $*" >&2
+    return 0
+  }
+  for package; do
+    dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q ' installed$' || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  [ "$(id -u)" = 0 ] || fail "packages are missing. Please run: sudo apt-get install ${missing[*]}"
+  echo "installing Debian packages: ${missing[*]}"
+  local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600)
+  # The lists of a fresh machine are empty or old: then, and only then, they are fetched.
+  "${apt[@]}" install --no-install-recommends "${missing[@]}" > /dev/null 2>&1 ||
+    { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends "${missing[@]}"; } > /dev/null ||
+    fail "these packages cannot be installed: ${missing[*]}"
+}
+
+# need_rust COMPONENT…: cargo of the version that Cargo.toml wants, with these components.
+need_rust() {
+  local wanted found component
+  # Where rustup puts it, for a shell that has not read its profile.
+  export PATH="$PATH:${CARGO_HOME:-${HOME-}/.cargo}/bin"
+  wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+  command -v cargo > /dev/null ||
+    fail "cargo is missing. Debian's is too old; please install Rust $wanted or newer as https://rustup.rs says"
+  found=$(rustc --version | cut -d ' ' -f 2)
+  [ "$(printf '%s\n' "$wanted" "$found" | sort -V | head -n 1)" = "$wanted" ] ||
+    fail "Rust $found is too old. Please run: rustup update stable ($wanted or newer is needed)"
+  for component; do
+    cargo "$component" --version > /dev/null 2>&1 ||
+      fail "cargo $component is missing. Please run: rustup component add clippy rustfmt"
+  done
+}
+
+# full_kvm: whether this host's KVM runs whole operating systems. A paravirtual one has no such flag.
+full_kvm() {
+  [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo
+}

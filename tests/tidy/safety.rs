@@ -1,0 +1,98 @@
+//! Where `unsafe` may be, and what must stand above it.
+use syn::visit::{self, Visit};
+
+use crate::tree::{Finding, Source, Tree};
+
+/// The files that may be unsafe, each with the one thing that it keeps safe for the others.
+///
+/// Growth of this list is a change of architecture and is reviewed as one.
+const UNSAFE: &[(&str, &str)] = &[
+    ("vmm/src/kvm.rs", "KVM's ioctls, and the shared run page of a vCPU"),
+    ("vmm/src/ram.rs", "the mapping of guest memory"),
+    ("vmm/src/sandbox.rs", "what a process gives up before the guest runs"),
+];
+
+/// Freestanding guest code: it has no process to harm, only the guest that it is.
+const GUEST: &str = "tests/guest/probe/";
+
+/// Crate roots that forbid what the workspace only denies.
+const FORBIDDING: &[&str] =
+    &["boot/src/lib.rs", "container/src/lib.rs", "container/src/main.rs", "tests/src/lib.rs"];
+
+/// The keyword stands in no other file; a file that no longer needs it leaves the list.
+pub(crate) fn listed(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for source in tree.sources.iter().filter(|source| !source.path.starts_with(GUEST)) {
+        let used = source.sequences(&["unsafe"]).next();
+        match (used, UNSAFE.iter().find(|(path, _)| *path == source.path)) {
+            (Some(index), None) => findings.push(source.finding(
+                source.tokens[index].start.line,
+                "`unsafe` in a file that is not on the list in tests/tidy/safety.rs",
+            )),
+            (None, Some((_, reason))) => findings
+                .push(source.finding(1, format!("listed for `unsafe`, without need: {reason}"))),
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// `#![forbid(unsafe_code)]` in the crates that never need it.
+pub(crate) fn forbidden(tree: &Tree) -> Vec<Finding> {
+    let root = |source: &&Source| {
+        let test = source.path.strip_prefix("tests/").is_some_and(|rest| !rest.contains('/'));
+        test || FORBIDDING.contains(&source.path.as_str())
+    };
+    let attribute = ["#", "!", "[", "forbid", "(", "unsafe_code", ")", "]"];
+    let lacks = |source: &&Source| source.sequences(&attribute).next().is_none();
+    let roots = tree.sources.iter().filter(root).filter(lacks);
+    roots.map(|source| source.finding(1, "no `#![forbid(unsafe_code)]`")).collect()
+}
+
+/// A `// SAFETY:` above every block and every `unsafe impl`; no `pub unsafe fn` at all.
+pub(crate) fn reasons(tree: &Tree) -> Vec<Finding> {
+    let of = |source: &Source| {
+        let mut blocks = Blocks(Vec::new());
+        blocks.visit_file(&source.syntax);
+        let bare = blocks.0.into_iter().filter(|line| !explained(source, *line));
+        let mut findings: Vec<Finding> =
+            bare.map(|line| source.finding(line, "`unsafe` without `// SAFETY:` above")).collect();
+        for index in source.sequences(&["pub", "unsafe", "fn"]) {
+            let line = source.tokens[index].start.line;
+            let guest = source.path.starts_with(GUEST);
+            findings.extend((!guest).then(|| source.finding(line, "a `pub unsafe fn`")));
+        }
+        findings
+    };
+    tree.sources.iter().flat_map(of).collect()
+}
+
+/// Looks up from the line to the blank line, the brace or the statement's end before it.
+fn explained(source: &Source, line: usize) -> bool {
+    let lines: Vec<&str> = source.text.lines().take(line).map(str::trim).collect();
+    if lines.last().is_some_and(|line| line.contains("SAFETY:")) {
+        return true;
+    }
+    let above = lines.iter().rev().skip(1);
+    let end = |line: &&&str| line.is_empty() || (line.ends_with(['{', '}', ';']) && !comment(line));
+    above.take_while(|line| !end(line)).any(|line| comment(line) && line.contains("SAFETY:"))
+}
+
+fn comment(line: &str) -> bool {
+    line.starts_with("//")
+}
+
+/// The lines of unsafe blocks and implementations.
+struct Blocks(Vec<usize>);
+
+impl<'ast> Visit<'ast> for Blocks {
+    fn visit_expr_unsafe(&mut self, block: &'ast syn::ExprUnsafe) {
+        self.0.push(block.unsafe_token.span.start().line);
+        visit::visit_expr_unsafe(self, block);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        self.0.extend(item.unsafety.map(|token| token.span.start().line));
+        visit::visit_item_impl(self, item);
+    }
+}

@@ -1,0 +1,247 @@
+//! What must not be written, and what must: attributes, markers, output, names, doc comments.
+use syn::Visibility;
+use syn::visit::{self, Visit};
+
+use crate::tree::{File, Finding, Source, Tree};
+
+/// Where standard output belongs: a command's answer, a test's, a benchmark's, a build script's.
+const PRINTERS: &[&str] = &[
+    "vmm/src/main.rs",
+    "vmm/src/cli.rs",
+    "vmm/src/doctor.rs",
+    "vmm/src/inspect.rs",
+    "container/src/main.rs",
+    "tests/",
+    "benches/",
+];
+
+/// Names that say nothing of the thing.
+const EMPTY_NAMES: &[&str] =
+    &["manager", "handler", "helper", "helpers", "util", "utils", "common", "base", "core", "misc"];
+
+/// Files that name the markers because they forbid them.
+const NAMES_MARKERS: &[&str] = &["STYLE.md", "tests/tidy.rs", "tests/tidy/"];
+
+/// `#[allow]`, in every form: an `expect` with a reason goes away with what it excuses.
+pub(crate) fn allow(tree: &Tree) -> Vec<Finding> {
+    each(tree, |source| {
+        let outer = source.sequences(&["#", "[", "allow", "("]);
+        let inner = source.sequences(&["#", "!", "[", "allow", "("]);
+        let mut attributes = Attributes::of(source, |attribute| {
+            let list = attribute.meta.require_list();
+            attribute.path().is_ident("cfg_attr")
+                && list.is_ok_and(|list| list.tokens.to_string().contains("allow ("))
+        });
+        attributes.extend(outer.chain(inner).map(|index| source.tokens[index].start.line));
+        (attributes, "`allow` where `expect` with a reason belongs, at most 0: 1")
+    })
+}
+
+/// `#[ignore]`: a test that cannot run here says so when it runs.
+pub(crate) fn ignore(tree: &Tree) -> Vec<Finding> {
+    each(tree, |source| {
+        let lines = Attributes::of(source, |attribute| attribute.path().is_ident("ignore"));
+        (lines, "an ignored test, at most 0: 1")
+    })
+}
+
+/// `cfg(feature)` in code.
+pub(crate) fn cfg_feature(tree: &Tree) -> Vec<Finding> {
+    each(tree, |source| {
+        let mut lines = Attributes::of(source, |attribute| {
+            let list = attribute.meta.require_list();
+            (attribute.path().is_ident("cfg") || attribute.path().is_ident("cfg_attr"))
+                && list.is_ok_and(|list| list.tokens.to_string().contains("feature ="))
+        });
+        let asked = source.sequences(&["cfg", "!", "(", "feature"]);
+        lines.extend(asked.map(|index| source.tokens[index].start.line));
+        (lines, "`cfg(feature)`, at most 0: 1")
+    })
+}
+
+/// `[features]` in a manifest.
+pub(crate) fn features(tree: &Tree) -> Vec<Finding> {
+    let manifests = tree.files.iter().filter(|file| file.name() == "Cargo.toml");
+    let features = |file: &File| {
+        let lines = file.lines().filter(|(_, line)| line.trim() == "[features]");
+        lines
+            .map(|(line, _)| Finding::new(&file.path, line, "cargo features, at most 0: 1"))
+            .collect::<Vec<_>>()
+    };
+    manifests.flat_map(features).collect()
+}
+
+/// Work that is written down in the code instead of in an issue.
+pub(crate) fn todo(tree: &Tree) -> Vec<Finding> {
+    let mut findings = each(tree, |source| {
+        let todo = source.sequences(&["todo", "!"]);
+        let lines = todo.chain(source.sequences(&["unimplemented", "!"]));
+        let lines = lines.map(|index| source.tokens[index].start.line).collect();
+        (lines, "unfinished code, at most 0: 1")
+    });
+    let exempt = |file: &&File| !NAMES_MARKERS.iter().any(|path| file.path.starts_with(path));
+    for file in tree.files.iter().filter(exempt) {
+        for (line, text) in file.lines() {
+            let mut words = text.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+            if let Some(word) = words.find(|word| matches!(*word, "TODO" | "FIXME" | "XXX")) {
+                let what = format!("`{word}` where an issue belongs, at most 0: 1");
+                findings.push(Finding::new(&file.path, line, what));
+            }
+        }
+    }
+    findings
+}
+
+/// Standard output is the answer of a command; everything else is a log event.
+pub(crate) fn println(tree: &Tree) -> Vec<Finding> {
+    each(tree, |source| {
+        let printer = PRINTERS.iter().any(|path| source.path.starts_with(path));
+        if printer || source.path.ends_with("/build.rs") {
+            return (Vec::new(), "");
+        }
+        let lines = source.sequences(&["println", "!"]).chain(source.sequences(&["print", "!"]));
+        let lines = lines.map(|index| source.tokens[index].start.line).collect();
+        (lines, "`println!` outside of a command's answer, at most 0: 1")
+    })
+}
+
+/// Folders, files and modules are called what they are.
+pub(crate) fn names(tree: &Tree) -> Vec<Finding> {
+    let empty = |name: &str| {
+        let mut words = name.split(['_', '-', '.', '/']);
+        words.any(|word| EMPTY_NAMES.contains(&word))
+    };
+    let mut findings = Vec::new();
+    for source in &tree.sources {
+        if empty(&source.path) {
+            findings.push(source.finding(1, format!("a name that says nothing: {}", source.path)));
+        }
+        for index in source.sequences(&["mod"]) {
+            let Some(name) = source.tokens.get(index + 1) else { continue };
+            if empty(&name.text) {
+                let what = format!("a module name that says nothing: {}", name.text);
+                findings.push(source.finding(name.start.line, what));
+            }
+        }
+    }
+    findings
+}
+
+/// A doc comment at the head of every file, and on everything that is public.
+pub(crate) fn docs(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for source in &tree.sources {
+        if !has_docs(&source.syntax.attrs) {
+            findings.push(source.finding(1, "a file without `//!`"));
+        }
+        let mut public = Public { source, findings: Vec::new() };
+        public.visit_file(&source.syntax);
+        findings.extend(public.findings);
+    }
+    findings
+}
+
+fn has_docs(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| attribute.path().is_ident("doc"))
+}
+
+/// Finds what is `pub` and has no doc comment.
+struct Public<'a> {
+    source: &'a Source,
+    findings: Vec<Finding>,
+}
+
+impl Public<'_> {
+    fn check(&mut self, attributes: &[syn::Attribute], name: &syn::Ident) {
+        let line = name.span().start().line;
+        if !has_docs(attributes) && !self.source.in_tests(line) {
+            let what = format!("public `{name}` without a doc comment");
+            self.findings.push(self.source.finding(line, what));
+        }
+    }
+
+    /// The attributes and the name of an item that is public and has them.
+    fn item(item: &syn::Item) -> Option<(&[syn::Attribute], &syn::Ident)> {
+        let (visibility, attributes, name) = match item {
+            syn::Item::Const(item) => (&item.vis, &item.attrs, &item.ident),
+            syn::Item::Enum(item) => (&item.vis, &item.attrs, &item.ident),
+            syn::Item::Fn(item) => (&item.vis, &item.attrs, &item.sig.ident),
+            syn::Item::Mod(item) if item.content.is_some() => (&item.vis, &item.attrs, &item.ident),
+            syn::Item::Static(item) => (&item.vis, &item.attrs, &item.ident),
+            syn::Item::Struct(item) => (&item.vis, &item.attrs, &item.ident),
+            syn::Item::Trait(item) => (&item.vis, &item.attrs, &item.ident),
+            syn::Item::Type(item) => (&item.vis, &item.attrs, &item.ident),
+            syn::Item::Union(item) => (&item.vis, &item.attrs, &item.ident),
+            _ => return None,
+        };
+        matches!(visibility, Visibility::Public(_)).then_some((attributes, name))
+    }
+}
+
+impl<'ast> Visit<'ast> for Public<'_> {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        if let Some((attributes, name)) = Self::item(item) {
+            self.check(attributes, name);
+            if let syn::Item::Enum(item) = item {
+                item.variants.iter().for_each(|variant| self.check(&variant.attrs, &variant.ident));
+            }
+            if let syn::Item::Trait(item) = item {
+                for item in &item.items {
+                    if let syn::TraitItem::Fn(item) = item {
+                        self.check(&item.attrs, &item.sig.ident);
+                    }
+                }
+            }
+        }
+        visit::visit_item(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        if matches!(item.vis, Visibility::Public(_)) {
+            self.check(&item.attrs, &item.sig.ident);
+        }
+    }
+
+    fn visit_impl_item_const(&mut self, item: &'ast syn::ImplItemConst) {
+        if matches!(item.vis, Visibility::Public(_)) {
+            self.check(&item.attrs, &item.ident);
+        }
+    }
+
+    fn visit_field(&mut self, field: &'ast syn::Field) {
+        if let (Visibility::Public(_), Some(name)) = (&field.vis, &field.ident) {
+            self.check(&field.attrs, name);
+        }
+    }
+}
+
+/// Collects the lines of the attributes that `wanted` picks.
+struct Attributes<F> {
+    wanted: F,
+    lines: Vec<usize>,
+}
+
+impl<F: Fn(&syn::Attribute) -> bool> Attributes<F> {
+    fn of(source: &Source, wanted: F) -> Vec<usize> {
+        let mut attributes = Self { wanted, lines: Vec::new() };
+        attributes.visit_file(&source.syntax);
+        attributes.lines
+    }
+}
+
+impl<'ast, F: Fn(&syn::Attribute) -> bool> Visit<'ast> for Attributes<F> {
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        if (self.wanted)(attribute) {
+            self.lines.push(attribute.pound_token.span.start().line);
+        }
+    }
+}
+
+/// One finding for every line that `rule` names, with its one sentence.
+fn each(tree: &Tree, rule: impl Fn(&Source) -> (Vec<usize>, &'static str)) -> Vec<Finding> {
+    let findings = |source: &Source| {
+        let (lines, what) = rule(source);
+        lines.into_iter().map(|line| source.finding(line, what)).collect::<Vec<_>>()
+    };
+    tree.sources.iter().flat_map(findings).collect()
+}

@@ -1,0 +1,231 @@
+//! The command line: one table of commands, and the options of `config`.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+use crate::config::{Config, OPTIONS};
+use crate::control::{COMMANDS, Client, Command};
+use crate::status::{Failure, Status};
+use crate::{doctor, inspect, keyvalue, reference, run};
+
+/// A command: its name, what follows, what it does, and how.
+struct Verb {
+    name: &'static str,
+    usage: &'static str,
+    help: &'static str,
+    run: fn(Vec<String>) -> anyhow::Result<u8>,
+}
+
+const VERBS: &[Verb] = &[
+    Verb {
+        name: "run",
+        usage: "[OPTION...]",
+        help: "Runs a machine. Without firmware and kernel: the built-in probe.",
+        run: run_machine,
+    },
+    Verb {
+        name: "inspect",
+        usage: "[--json] [OPTION...]",
+        help: "Shows the machine that `run` would build: memory, PCI, claims, ACPI.",
+        run: inspect_machine,
+    },
+    Verb {
+        name: "doctor",
+        usage: "[--json]",
+        help: "Tells what this host can run. Status 0: everything; 1: the probe alone; 88: nothing.",
+        run: see_doctor,
+    },
+    Verb {
+        name: "ctl",
+        usage: "--control PATH COMMAND",
+        help: "Asks a running machine: `vmm help ctl` lists the commands.",
+        run: control,
+    },
+    Verb {
+        name: "help",
+        usage: "[run|devices|ctl|reference]",
+        help: "Explains a command.",
+        run: help,
+    },
+    Verb { name: "version", usage: "", help: "Prints the version.", run: version },
+];
+
+/// Does what the words of the command line say. The number is the exit status.
+///
+/// # Errors
+///
+/// When they make no sense, or what they ask for fails.
+pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
+    let words = words.into_iter().map(|word| {
+        let bad = |word: OsString| usage(format!("{} is not text", word.display()));
+        word.into_string().map_err(bad)
+    });
+    let mut words: Vec<_> = words.collect::<anyhow::Result<_>>()?;
+    if words.is_empty() {
+        return help(words);
+    }
+    let name = match words.remove(0).as_str() {
+        "-h" | "--help" => "help".to_owned(),
+        "-V" | "--version" => "version".to_owned(),
+        name => name.to_owned(),
+    };
+    let Some(verb) = VERBS.iter().find(|verb| verb.name == name) else {
+        let names: Vec<_> = VERBS.iter().map(|verb| verb.name).collect();
+        let hint = keyvalue::nearest(&name, &names)
+            .map_or_else(|| "`vmm help` lists them".into(), |near| format!("did you mean {near}?"));
+        return Err(usage(format!("there is no command {name}: {hint}")));
+    };
+    if words.iter().any(|word| word == "--help" || word == "-h") {
+        return help(vec![verb.name.to_owned()]);
+    }
+    (verb.run)(words)
+}
+
+fn usage(sentence: impl Into<String>) -> anyhow::Error {
+    Failure::new(Status::Usage, sentence)
+}
+
+/// Prints for the person, or the script, that asked. A reader that left is no error of ours.
+fn print(text: &str) -> anyhow::Result<u8> {
+    std::io::stdout().write_all(text.as_bytes()).ok();
+    Ok(0)
+}
+
+fn run_machine(words: Vec<String>) -> anyhow::Result<u8> {
+    run::run(options(words)?)
+}
+
+fn inspect_machine(mut words: Vec<String>) -> anyhow::Result<u8> {
+    let json = switch(&mut words, "--json");
+    print(&inspect::show(options(words)?, json)?)
+}
+
+fn see_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
+    let json = switch(&mut words, "--json");
+    if let Some(word) = words.first() {
+        return Err(usage(format!("doctor takes --json, not {word}")));
+    }
+    let findings = doctor::examine();
+    print(&findings.show(json)?)?;
+    Ok(findings.status())
+}
+
+fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
+    let path = value(&mut words, "--control")?;
+    let path = path.ok_or_else(|| usage("ctl needs --control PATH, the socket of the machine"))?;
+    let [name] = words.as_slice() else {
+        return Err(usage("ctl needs one command: `vmm help ctl` lists them"));
+    };
+    let command = Command::named(name).ok_or_else(|| {
+        let names: Vec<_> = COMMANDS.iter().map(|command| command.0).collect();
+        let near = keyvalue::nearest(name, &names).unwrap_or("status");
+        usage(format!("there is no command {name}: did you mean {near}?"))
+    })?;
+    let answer = Client::connect(Path::new(&path))?.ask(command)?;
+    print(&format!("{answer:#}\n"))
+}
+
+fn version(_: Vec<String>) -> anyhow::Result<u8> {
+    print(concat!("vmm ", env!("CARGO_PKG_VERSION"), "\n"))
+}
+
+/// Takes a switch out of the words.
+fn switch(words: &mut Vec<String>, name: &str) -> bool {
+    let before = words.len();
+    words.retain(|word| word != name);
+    words.len() < before
+}
+
+/// Takes a flag and its value out of the words.
+fn value(words: &mut Vec<String>, name: &str) -> anyhow::Result<Option<String>> {
+    let Some(at) = words.iter().position(|word| word == name) else { return Ok(None) };
+    words.remove(at);
+    if at == words.len() {
+        return Err(usage(format!("{name} needs a value")));
+    }
+    Ok(Some(words.remove(at)))
+}
+
+/// Reads `--config FILE` first, then every option over it.
+fn options(mut words: Vec<String>) -> anyhow::Result<Config> {
+    let file = value(&mut words, "--config")?;
+    let mut config = match file {
+        Some(path) => Config::from_file(&PathBuf::from(path))?,
+        None => Config::default(),
+    };
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let Some(flag) = word.strip_prefix("--") else {
+            let hint = "options begin with --, as in --memory 4G";
+            return Err(usage(format!("{word} is not an option: {hint}")));
+        };
+        let (key, inline) = match flag.split_once('=') {
+            Some((key, value)) => (key, Some(value.to_owned())),
+            None => (flag, None),
+        };
+        let option = OPTIONS.iter().find(|option| option.key == key);
+        let text = match (option, inline) {
+            (_, Some(value)) => value,
+            (Some(option), None) if !option.value.is_empty() => {
+                let missing = || usage(format!("--{key} needs a value: {}", option.value));
+                words.next().ok_or_else(missing)?
+            }
+            _ => String::new(),
+        };
+        config.set(key, &text)?;
+    }
+    Ok(config)
+}
+
+fn help(words: Vec<String>) -> anyhow::Result<u8> {
+    let topic = words.first().map_or("", String::as_str);
+    match topic {
+        "" => print(&overview()),
+        "run" | "inspect" => print(&options_help(topic)),
+        "devices" => print(&reference::devices()),
+        "reference" => print(&reference::all()),
+        "ctl" => print(&commands_help()),
+        _ => {
+            let verb = VERBS.iter().find(|verb| verb.name == topic);
+            let verb = verb.with_context(|| format!("there is no help on {topic}"));
+            let Ok(verb) = verb else { bail!(usage(format!("there is no help on {topic}"))) };
+            print(&format!("vmm {} {}\n\n{}\n", verb.name, verb.usage, verb.help))
+        }
+    }
+}
+
+fn overview() -> String {
+    let mut text = String::from("vmm: runs a virtual machine on KVM.\n\n");
+    for verb in VERBS {
+        let call = format!("vmm {} {}", verb.name, verb.usage);
+        writeln!(text, "  {}\n      {}", call.trim_end(), verb.help).expect("a string takes all");
+    }
+    text.push_str(
+        "\nFirst steps:\n  vmm doctor\n  vmm run\n  \
+         vmm run --memory 4G --cpus 4 --firmware OVMF_CODE_4M.fd --vars my-vars.fd\n",
+    );
+    text
+}
+
+fn options_help(verb: &str) -> String {
+    let mut text = format!("vmm {verb} [--config FILE.json] [OPTION...]\n\n");
+    text.push_str("Every option is the same key in the JSON file; options go over the file.\n\n");
+    for option in OPTIONS {
+        let again = if option.repeats { " (may be given more than once)" } else { "" };
+        let call = format!("--{} {}", option.key, option.value);
+        writeln!(text, "  {}{again}\n     {}", call.trim_end(), option.help).expect("infallible");
+    }
+    text
+}
+
+fn commands_help() -> String {
+    let mut text = String::from("vmm ctl --control PATH COMMAND\n\n");
+    for (name, help) in COMMANDS {
+        writeln!(text, "  {name:<12}{help}").expect("a string takes all");
+    }
+    text
+}

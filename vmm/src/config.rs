@@ -1,0 +1,614 @@
+//! The configuration of a machine. One list, many readers: each option is a flag, a key of
+//! `--config FILE.json`, a line of `--help` and a row of the reference.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use devices::backend::stream::Stream;
+use devices::registry;
+use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use crate::keyvalue;
+use crate::msr::Unknown;
+use crate::size::Size;
+use crate::status::{Failure, Status};
+
+/// An option: its key, what follows the flag, and what it does.
+#[derive(Clone, Copy, Debug)]
+pub struct Opt {
+    /// `--KEY`, and `"KEY"` in JSON.
+    pub key: &'static str,
+    /// What follows; nothing for a switch.
+    pub value: &'static str,
+    /// What it does, in one sentence or two.
+    pub help: &'static str,
+    /// May be given more than once.
+    pub repeats: bool,
+}
+
+macro_rules! options {
+    ($($(#[doc = $help:literal])+ $key:literal $value:literal $field:ident: $type:ty,)*) => {
+        /// All that can be said of a machine.
+        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Config {
+            $(
+                $(#[doc = $help])+
+                #[serde(rename = $key, deserialize_with = "word", skip_serializing_if = "unset")]
+                pub $field: $type,
+            )*
+        }
+
+        /// The options, in the order of `--help`.
+        pub const OPTIONS: &[Opt] = &[$(Opt {
+            key: $key,
+            value: $value,
+            help: concat!($($help),+),
+            repeats: <$type as Word>::REPEATS,
+        }),*];
+
+        impl Config {
+            /// Sets one option from the command line.
+            ///
+            /// # Errors
+            ///
+            /// When there is no such option, or its value does not fit.
+            pub fn set(&mut self, key: &str, text: &str) -> anyhow::Result<()> {
+                let set = match key {
+                    $($key => self.$field.put(text),)*
+                    _ => return Err(unknown(key)),
+                };
+                set.with_context(|| format!("--{key} {text}")).map_err(usage)
+            }
+        }
+    };
+}
+
+options! {
+    /// Processors. COUNT alone is one socket with that many cores.
+    "cpus" "COUNT[,sockets=N][,cores=N][,threads=N]" cpus: Cpus,
+    /// Guest memory: a number with K, M, G or T. `hugepages=2M` takes it from hugetlbfs,
+    /// `prealloc` takes it all now.
+    "memory" "SIZE[,hugepages=SIZE][,prealloc]" memory: Memory,
+    /// UEFI firmware: the code half of a stock OVMF image.
+    "firmware" "FILE" firmware: Option<PathBuf>,
+    /// The firmware's variable store: your own copy of OVMF_VARS, which it writes to.
+    "vars" "FILE" vars: Option<PathBuf>,
+    /// A Linux kernel (bzImage, or ELF with a PVH entry) that is started without firmware.
+    "kernel" "FILE" kernel: Option<PathBuf>,
+    /// The kernel's initial RAM disk.
+    "initrd" "FILE" initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    "cmdline" "TEXT" cmdline: Option<String>,
+    /// The first serial port: `stdio` (Ctrl-A x quits), `file:PATH`, `socket:PATH` or `none`.
+    "serial" "TO" serial: Option<Stream>,
+    /// A further device: its kind, then its keys. `vmm help devices` lists them.
+    "device" "KIND[,KEY=VALUE...]" device: Vec<registry::Config>,
+    /// A Unix socket for `vmm ctl`: status, pause, resume, reset, power button.
+    "control" "PATH" control: Option<PathBuf>,
+    /// Hyper-V enlightenments: `on`, `off`, or `auto`, which is on with firmware where KVM has
+    /// them and off for a kernel that is started directly.
+    "hyperv" "auto|on|off" hyperv: Hyperv,
+    /// Registers (MSRs) that nobody knows: `fault`, or `ignore` to read them as zero.
+    "msr" "fault|ignore" msr: Unknown,
+    /// What SMBIOS tells of the machine.
+    "smbios" "[manufacturer=..][,product=..][,version=..][,serial=..][,uuid=..]" smbios: Smbios,
+    /// A file for the guest in fw_cfg: `opt/...=TEXT`, or `opt/...=@FILE`.
+    "fw-cfg" "NAME=VALUE" fw_cfg: Vec<Item>,
+    /// On SIGTERM, press the power button and wait this long before switching off.
+    "grace" "SECONDS" grace: Seconds,
+    /// Run firmware and kernels although this host's KVM only emulates them.
+    "accept-emulation" "" accept_emulation: bool,
+}
+
+/// How a type of an option takes a word of the command line.
+trait Word: Default + DeserializeOwned {
+    const REPEATS: bool = false;
+    /// What JSON may say in place of a text.
+    const ELSE: &'static str = "a text";
+
+    /// Takes what was typed.
+    fn put(&mut self, text: &str) -> anyhow::Result<()>;
+
+    /// Takes an object of JSON.
+    fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
+        Self::deserialize(de::value::MapAccessDeserializer::new(map))
+    }
+
+    /// Takes a list of JSON.
+    fn list<'de, S: SeqAccess<'de>>(list: S) -> Result<Self, S::Error> {
+        Self::deserialize(de::value::SeqAccessDeserializer::new(list))
+    }
+}
+
+/// Reads a JSON value as the command line's word, or as the object that the word stands for.
+fn word<'de, D: Deserializer<'de>, T: Word>(deserializer: D) -> Result<T, D::Error> {
+    struct Any<T>(std::marker::PhantomData<T>);
+
+    impl<'de, T: Word> Visitor<'de> for Any<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(T::ELSE)
+        }
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            let mut value = T::default();
+            value.put(text).map_err(|error| E::custom(format!("{error:#}")))?;
+            Ok(value)
+        }
+        fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+        fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+        fn visit_bool<E: de::Error>(self, on: bool) -> Result<T, E> {
+            self.visit_str(if on { "true" } else { "false" })
+        }
+        fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<T, M::Error> {
+            T::object(map)
+        }
+        fn visit_seq<S: SeqAccess<'de>>(self, list: S) -> Result<T, S::Error> {
+            T::list(list)
+        }
+    }
+
+    deserializer.deserialize_any(Any(std::marker::PhantomData))
+}
+
+/// Keeps what is not said out of `vmm inspect --config`.
+fn unset<T: Serialize + Default>(value: &T) -> bool {
+    serde_json::to_value(value).ok() == serde_json::to_value(T::default()).ok()
+}
+
+impl Word for Option<PathBuf> {
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        anyhow::ensure!(!text.is_empty(), "a path is missing");
+        *self = Some(text.into());
+        Ok(())
+    }
+}
+
+impl Word for Option<String> {
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = Some(text.to_owned());
+        Ok(())
+    }
+}
+
+impl Word for Option<Stream> {
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = Some(Stream::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
+        Ok(())
+    }
+}
+
+impl Word for bool {
+    const ELSE: &'static str = "true or false";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = match text {
+            "" | "true" | "on" => true,
+            "false" | "off" => false,
+            _ => bail!("`{text}` is neither true nor false"),
+        };
+        Ok(())
+    }
+}
+
+/// Words that are one serde value: `fault`, `auto`.
+macro_rules! plain_words {
+    ($($type:ty),*) => {$(
+        impl Word for $type {
+            fn put(&mut self, text: &str) -> anyhow::Result<()> {
+                let word = serde_json::Value::from(text);
+                *self = serde_json::from_value(word).map_err(keyvalue::explain)?;
+                Ok(())
+            }
+        }
+    )*};
+}
+
+plain_words!(Unknown, Hyperv);
+
+/// Words that are `first,key=value`.
+macro_rules! flat_words {
+    ($($type:ty: $first:expr, $else:literal;)*) => {$(
+        impl Word for $type {
+            const ELSE: &'static str = $else;
+
+            fn put(&mut self, text: &str) -> anyhow::Result<()> {
+                *self = keyvalue::parse(text, $first)?;
+                Ok(())
+            }
+        }
+    )*};
+}
+
+flat_words! {
+    Cpus: Some("count"), "a number or an object";
+    Memory: Some("size"), "a size or an object";
+    Smbios: None, "an object";
+}
+
+impl Word for Vec<registry::Config> {
+    const REPEATS: bool = true;
+    const ELSE: &'static str = "a list of objects";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        self.push(keyvalue::parse(text, Some("kind"))?);
+        Ok(())
+    }
+}
+
+impl Word for Vec<Item> {
+    const REPEATS: bool = true;
+    const ELSE: &'static str = "a list of NAME=VALUE";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        self.push(Item::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
+        Ok(())
+    }
+}
+
+impl Word for Seconds {
+    const ELSE: &'static str = "a number of seconds";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        self.0 = text.parse().with_context(|| format!("`{text}` is not a number of seconds"))?;
+        Ok(())
+    }
+}
+
+/// Whole seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Seconds(pub u32);
+
+/// Processors and how they are grouped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cpus {
+    /// All of them: the product of the rest. 0 while it is not said.
+    pub count: u32,
+    /// Sockets. Windows desktop editions use one or two.
+    pub sockets: u32,
+    /// Cores of a socket. 0 while it is not said.
+    pub cores: u32,
+    /// Threads of a core.
+    pub threads: u32,
+}
+
+impl Default for Cpus {
+    fn default() -> Self {
+        Self { count: 1, sockets: 1, cores: 0, threads: 1 }
+    }
+}
+
+impl Cpus {
+    /// Fills in what was not said, and checks that it fits together.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    pub fn settle(mut self, most: usize) -> anyhow::Result<Self> {
+        let Self { count, sockets, cores, threads } = self;
+        if count == 0 || sockets == 0 || threads == 0 {
+            bail!("--cpus {self}: a machine needs at least one processor, socket and thread");
+        }
+        if count as usize > most {
+            bail!("--cpus {count}: this host's KVM allows at most {most} processors");
+        }
+        let groups = u64::from(sockets) * u64::from(threads);
+        if cores == 0 {
+            if u64::from(count) % groups != 0 {
+                bail!(
+                    "--cpus {self}: {count} processors cannot be shared evenly among {sockets} \
+                     sockets with {threads} threads a core"
+                );
+            }
+            self.cores = u32::try_from(u64::from(count) / groups)?;
+        } else if u64::from(cores) * groups != u64::from(count) {
+            bail!(
+                "--cpus {self}: {sockets} sockets of {cores} cores with {threads} threads are \
+                 {} processors, not {count}",
+                u64::from(cores) * groups
+            );
+        }
+        Ok(self)
+    }
+}
+
+impl fmt::Display for Cpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, sockets, cores, threads } = self;
+        write!(f, "{count},sockets={sockets}")?;
+        if *cores > 0 {
+            write!(f, ",cores={cores}")?;
+        }
+        write!(f, ",threads={threads}")
+    }
+}
+
+/// Guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Memory {
+    /// How much.
+    pub size: Size,
+    /// In pages of hugetlbfs of this size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hugepages: Option<Size>,
+    /// Take it from the host now, not when the guest first touches it.
+    pub prealloc: bool,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { size: Size(512 << 20), hugepages: None, prealloc: false }
+    }
+}
+
+impl Memory {
+    fn check(&self) -> anyhow::Result<()> {
+        // OVMF works at 8 MiB and up, and a kernel with its initial RAM disk needs some tens.
+        const LEAST: u64 = 16 << 20;
+        if self.size.0 < LEAST {
+            bail!("--memory {}: a machine needs at least 16M", self.size);
+        }
+        if self.size.0 % (1 << 20) != 0 {
+            bail!("--memory {}: it is counted in whole MiB", self.size);
+        }
+        Ok(())
+    }
+}
+
+/// Whether the guest sees Hyper-V's leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hyperv {
+    /// With firmware, where KVM has them.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// What SMBIOS tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Smbios {
+    /// Who made the machine.
+    pub manufacturer: String,
+    /// What it is called.
+    pub product: String,
+    /// Its version.
+    pub version: String,
+    /// Its serial number.
+    pub serial: String,
+    /// Its UUID, in the usual form.
+    pub uuid: String,
+}
+
+impl Default for Smbios {
+    fn default() -> Self {
+        Self {
+            manufacturer: "Transom".into(),
+            product: "Virtual machine".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            serial: String::new(),
+            uuid: "00000000-0000-0000-0000-000000000000".into(),
+        }
+    }
+}
+
+impl Smbios {
+    /// The UUID's bytes, as it is written.
+    ///
+    /// # Errors
+    ///
+    /// When it is not one.
+    pub fn uuid(&self) -> anyhow::Result<[u8; 16]> {
+        let digits: String = self.uuid.chars().filter(|c| *c != '-').collect();
+        let number = (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok()).flatten();
+        let number = number.with_context(|| {
+            format!("--smbios uuid={}: a UUID is 32 hexadecimal digits", self.uuid)
+        })?;
+        Ok(number.to_be_bytes())
+    }
+}
+
+/// A file for fw_cfg.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Item {
+    /// `opt/...`
+    pub name: String,
+    value: String,
+}
+
+impl Item {
+    /// What the guest reads.
+    ///
+    /// # Errors
+    ///
+    /// When it is a file that cannot be read.
+    pub fn bytes(&self) -> anyhow::Result<Vec<u8>> {
+        match self.value.strip_prefix('@') {
+            Some(path) => fs::read(path).with_context(|| format!("--fw-cfg {}: {path}", self.name)),
+            None => Ok(self.value.clone().into_bytes()),
+        }
+    }
+}
+
+impl TryFrom<String> for Item {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let (name, value) = text.split_once('=').unwrap_or((&text, ""));
+        if !name.starts_with("opt/") || name.len() > 55 || !name.is_ascii() {
+            return Err(format!(
+                "`{name}` is not a name for it: take `opt/...`, at most 55 ASCII characters"
+            ));
+        }
+        Ok(Self { name: name.into(), value: value.into() })
+    }
+}
+
+impl From<Item> for String {
+    fn from(item: Item) -> Self {
+        format!("{}={}", item.name, item.value)
+    }
+}
+
+impl Config {
+    /// Reads a configuration file.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, is not JSON, or has a key that does not exist.
+    pub fn from_file(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("configuration {}", path.display()))
+            .map_err(usage)?;
+        Self::from_json(&text)
+            .with_context(|| format!("configuration {}", path.display()))
+            .map_err(usage)
+    }
+
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    ///
+    /// When it is not JSON, or has a key that does not exist.
+    pub fn from_json(text: &str) -> anyhow::Result<Self> {
+        serde_json::from_str(text).map_err(|error| {
+            if error.is_syntax() || error.is_eof() {
+                anyhow::anyhow!("this is not JSON: {error}")
+            } else {
+                keyvalue::explain(error)
+            }
+        })
+    }
+
+    /// Checks what can be checked without the host.
+    ///
+    /// # Errors
+    ///
+    /// One sentence that names the option, what is wrong, and the way out.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.memory.check().map_err(usage)?;
+        self.smbios.uuid().map_err(usage)?;
+        let conflict = match self {
+            Self { vars: Some(_), firmware: None, .. } => "--vars needs --firmware",
+            Self { kernel: Some(_), firmware: Some(_), .. } => {
+                "--kernel starts without firmware: leave out one of --kernel and --firmware"
+            }
+            Self { initrd: Some(_), kernel: None, .. } => "--initrd needs --kernel",
+            Self { cmdline: Some(_), firmware: Some(_), .. } => "--cmdline needs --kernel",
+            _ => return Ok(()),
+        };
+        Err(Failure::new(Status::Usage, conflict))
+    }
+}
+
+/// An error in what the user wrote.
+fn usage(error: anyhow::Error) -> anyhow::Error {
+    Failure::new(Status::Usage, format!("{error:#}"))
+}
+
+fn unknown(key: &str) -> anyhow::Error {
+    let known: Vec<_> = OPTIONS.iter().map(|option| option.key).collect();
+    let hint = keyvalue::nearest(key, &known).map_or_else(
+        || "`vmm help run` lists them".into(),
+        |near| format!("did you mean --{near}?"),
+    );
+    Failure::new(Status::Usage, format!("there is no option --{key}: {hint}"))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn flags(words: &[(&str, &str)]) -> Config {
+        let mut config = Config::default();
+        words.iter().for_each(|(key, text)| config.set(key, text).unwrap());
+        config
+    }
+
+    #[test]
+    fn flags_and_json_say_the_same() {
+        let flags = flags(&[
+            ("cpus", "8,sockets=2,cores=2,threads=2"),
+            ("memory", "3G,prealloc"),
+            ("serial", "file:/tmp/log"),
+            ("device", "serial,port=2"),
+            ("msr", "ignore"),
+            ("accept-emulation", ""),
+            ("fw-cfg", "opt/a=b"),
+        ]);
+        let json = Config::from_json(
+            r#"{"cpus": {"count": 8, "sockets": 2, "cores": 2, "threads": 2},
+                "memory": {"size": "3G", "prealloc": true}, "serial": "file:/tmp/log",
+                "device": [{"kind": "serial", "port": 2}], "msr": "ignore",
+                "accept-emulation": true, "fw-cfg": ["opt/a=b"]}"#,
+        )
+        .unwrap();
+        assert_eq!(serde_json::to_value(&flags).unwrap(), serde_json::to_value(json).unwrap());
+        let short = Config::from_json(r#"{"cpus": 4, "memory": "1G,hugepages=2M"}"#).unwrap();
+        assert_eq!((short.cpus.count, short.memory.hugepages), (4, Some(Size(2 << 20))));
+    }
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        let config = flags(&[("memory", "2G"), ("device", "serial,port=2"), ("grace", "9")]);
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::to_string(&Config::from_json(&text).unwrap()).unwrap(), text);
+    }
+
+    #[test]
+    fn mistakes_are_one_sentence_that_names_the_value() {
+        let mut config = Config::default();
+        let mut said = |key, text| format!("{:#}", config.set(key, text).unwrap_err());
+        for (key, text, words) in [
+            ("memroy", "1G", vec!["memroy", "--memory"]),
+            ("memory", "4 gigs", vec!["4 gigs"]),
+            ("cpus", "2,socket=2", vec!["socket", "sockets"]),
+            ("device", "serail", vec!["serail", "serial"]),
+            ("device", "serial,prot=2", vec!["prot", "port"]),
+            ("msr", "ignroe", vec!["ignroe", "ignore"]),
+            ("serial", "tcp:1", vec!["tcp:1", "socket:PATH"]),
+        ] {
+            let said = said(key, text);
+            assert!(words.iter().all(|word| said.contains(word)), "{key} {text}: {said}");
+            assert!(!said.contains('\n'), "{said}");
+        }
+        for (json, words) in [
+            (r#"{"memroy": 1}"#, vec!["memroy", "memory"]),
+            (r#"{"cpus": {"core": 1}}"#, vec!["core", "cores"]),
+            ("memory=1", vec!["not JSON"]),
+            ("", vec!["not JSON"]),
+        ] {
+            let said = format!("{:#}", Config::from_json(json).unwrap_err());
+            assert!(words.iter().all(|word| said.contains(word)), "{json}: {said}");
+        }
+    }
+
+    #[test]
+    fn processors_fit_together() {
+        let settle = |text: &str| keyvalue::parse::<Cpus>(text, Some("count")).unwrap().settle(255);
+        assert_eq!(settle("5").unwrap().cores, 5);
+        assert_eq!(settle("8,sockets=2,threads=2").unwrap().cores, 2);
+        for bad in
+            ["0", "100000", "4,cores=3", "5,sockets=2", "4,sockets=0", "4,threads=4294967295"]
+        {
+            let error = settle(bad).unwrap_err().to_string();
+            assert!(error.starts_with("--cpus"), "{error}");
+        }
+    }
+}

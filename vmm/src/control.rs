@@ -1,0 +1,251 @@
+//! The control socket: one JSON object a line each way, and its client.
+//!
+//! `{"command": "status"}` is answered `{"ok": {...}}` or `{"error": "..."}`. Only who may open the
+//! socket file may speak: it is made for the user that runs the machine.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use devices::backend::stream::Bound;
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::keyvalue;
+use crate::run::Notice;
+
+macro_rules! commands {
+    ($($(#[doc = $help:literal])+ $name:literal $kind:ident,)*) => {
+        /// What can be asked of a running machine.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(tag = "command")]
+        pub enum Command {
+            $($(#[doc = $help])+ #[serde(rename = $name)] $kind,)*
+        }
+
+        /// The commands and what they do, in the order of `--help`.
+        pub const COMMANDS: &[(&str, &str)] = &[$(($name, concat!($($help),+)),)*];
+
+        impl Command {
+            /// Reads the command's name.
+            pub fn named(name: &str) -> Option<Self> {
+                match name { $($name => Some(Self::$kind),)* _ => None }
+            }
+        }
+    };
+}
+
+commands! {
+    /// State, size and number of resets.
+    "status" Status,
+    /// Stop the processors.
+    "pause" Pause,
+    /// Let them run on.
+    "resume" Resume,
+    /// Reset the machine, as its button does.
+    "reset" Reset,
+    /// Press the power button: the guest switches itself off.
+    "powerdown" PowerButton,
+    /// Send a non-maskable interrupt: guests write a crash dump.
+    "nmi" Nmi,
+    /// The registers of all processors.
+    "registers" Registers,
+    /// Switch off at once.
+    "quit" Quit,
+}
+
+/// A command, and the way back.
+pub struct Request {
+    /// What is asked.
+    pub command: Command,
+    back: Sender<Value>,
+}
+
+impl Request {
+    /// Answers it.
+    pub fn answer(self, result: anyhow::Result<Value>) {
+        let line = match result {
+            Ok(value) => json!({ "ok": value }),
+            Err(error) => json!({ "error": format!("{error:#}") }),
+        };
+        // A client that left does not want it any more.
+        self.back.send(line).ok();
+    }
+}
+
+/// Lines longer than this are no command of ours.
+const LONGEST: u64 = 64 << 10;
+/// More clients at once wait in the listener's queue.
+const MOST: usize = 16;
+
+/// The listening side; its file goes with it.
+pub struct Server {
+    /// Closing it ends the thread.
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens on a path.
+    ///
+    /// # Errors
+    ///
+    /// When somebody else listens there.
+    pub fn new(path: &Path, tell: Sender<Notice>) -> anyhow::Result<Self> {
+        let bound = Bound::new(path).context("--control")?;
+        let owner = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(path, owner).context("--control")?;
+        // The thread ends when the other end of this pipe is closed.
+        let (ended, stop) = rustix::pipe::pipe().context("--control")?;
+        let body = move || {
+            let clients = Arc::new(());
+            loop {
+                let mut fds = [
+                    PollFd::new(bound.listener(), PollFlags::IN),
+                    PollFd::new(&ended, PollFlags::IN),
+                ];
+                if poll(&mut fds, None).is_err() {
+                    continue;
+                }
+                if !fds[1].revents().is_empty() {
+                    return;
+                }
+                let Ok((client, _)) = bound.listener().accept() else { continue };
+                if Arc::strong_count(&clients) > MOST {
+                    continue;
+                }
+                let (tell, count) = (tell.clone(), clients.clone());
+                let serve = move || {
+                    if let Err(error) = serve(&client, &tell) {
+                        tracing::debug!("control: {error:#}");
+                    }
+                    drop(count);
+                };
+                Builder::new().name("control-client".into()).spawn(serve).ok();
+            }
+        };
+        let thread = Builder::new().name("control".into()).spawn(body).context("--control")?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("a panic ends the process");
+        }
+    }
+}
+
+/// Talks to one client until it leaves.
+fn serve(mut client: &UnixStream, tell: &Sender<Notice>) -> anyhow::Result<()> {
+    client.set_nonblocking(false)?;
+    client.set_read_timeout(Some(Duration::from_secs(60)))?;
+    client.set_write_timeout(Some(Duration::from_secs(10)))?;
+    let mut lines = BufReader::new(client);
+    loop {
+        let mut line = String::new();
+        if (&mut lines).take(LONGEST).read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let answer = match serde_json::from_str(&line) {
+            Ok(command) => {
+                let (back, coming) = mpsc::channel();
+                tell.send(Notice::Control(Request { command, back }))?;
+                coming.recv().context("the machine is gone")?
+            }
+            Err(error) => json!({ "error": keyvalue::explain(error).to_string() }),
+        };
+        writeln!(client, "{answer}")?;
+    }
+}
+
+/// A client of the control socket.
+pub struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// When nobody listens there.
+    pub fn connect(path: &Path) -> anyhow::Result<Self> {
+        let stream = UnixStream::connect(path).with_context(|| {
+            format!("{}: no machine listens there (start it with --control)", path.display())
+        })?;
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// When the machine says no, or is gone.
+    pub fn ask(&mut self, command: Command) -> anyhow::Result<Value> {
+        let line = serde_json::to_string(&command)?;
+        writeln!(self.stream.get_mut(), "{line}").context("the machine is gone")?;
+        let mut answer = String::new();
+        self.stream.read_line(&mut answer).context("the machine is gone")?;
+        let mut answer: Value = serde_json::from_str(&answer).context("the machine is gone")?;
+        match answer.get("error").and_then(Value::as_str) {
+            Some(error) => bail!("{error}"),
+            None => Ok(answer["ok"].take()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_client_is_answered_and_a_mistake_does_not_end_the_talk() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let (tell, notices) = mpsc::channel();
+        let server = Server::new(&path, tell).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let answers = std::thread::spawn(move || {
+            while let Ok(Notice::Control(request)) = notices.recv() {
+                let result = match request.command {
+                    Command::Nmi => Err(anyhow::anyhow!("no")),
+                    _ => Ok(json!({ "state": "running" })),
+                };
+                request.answer(result);
+            }
+        });
+        let mut raw = UnixStream::connect(&path).unwrap();
+        raw.write_all(b"{\"command\": \"stauts\"}\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(&raw).read_line(&mut line).unwrap();
+        assert!(line.contains("did you mean `status`"), "{line}");
+        let mut client = Client::connect(&path).unwrap();
+        assert_eq!(client.ask(Command::Status).unwrap()["state"], "running");
+        assert_eq!(client.ask(Command::Nmi).unwrap_err().to_string(), "no");
+        drop((client, raw, server));
+        assert!(!path.exists());
+        answers.join().unwrap();
+    }
+
+    #[test]
+    fn a_socket_in_use_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let (tell, _notices) = mpsc::channel();
+        let _server = Server::new(&path, tell.clone()).unwrap();
+        let error = format!("{:#}", Server::new(&path, tell).err().unwrap());
+        assert!(error.contains("in use"), "{error}");
+    }
+}

@@ -1,0 +1,337 @@
+//! What processors say of themselves: the host's features, our topology, KVM's or Hyper-V's leaves.
+
+use anyhow::Context;
+use kvm_bindings::kvm_cpuid_entry2 as Leaf;
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES};
+use kvm_ioctls::Kvm;
+
+use crate::config::Cpus;
+use crate::kvm;
+
+/// How APIC ids are made of thread, core and socket numbers: each has whole bits (Intel SDM 3A,
+/// 10.9.1), so ids have holes when a number is not a power of two.
+#[derive(Clone, Copy, Debug)]
+pub struct Topology {
+    cpus: Cpus,
+    thread_bits: u32,
+    core_bits: u32,
+}
+
+impl Topology {
+    /// The layout of settled processors.
+    pub fn new(cpus: Cpus) -> Self {
+        let bits = |count: u32| u32::BITS - (count - 1).leading_zeros();
+        Self { cpus, thread_bits: bits(cpus.threads), core_bits: bits(cpus.cores) }
+    }
+
+    /// The APIC id of a processor.
+    pub fn apic_id(&self, index: u32) -> u32 {
+        let Cpus { cores, threads, .. } = self.cpus;
+        let (thread, core, socket) =
+            (index % threads, index / threads % cores, index / threads / cores);
+        (socket << self.core_bits | core) << self.thread_bits | thread
+    }
+
+    /// Bits below the socket number.
+    fn socket_shift(&self) -> u32 {
+        self.thread_bits + self.core_bits
+    }
+
+    /// Processors of one socket.
+    fn per_socket(&self) -> u32 {
+        self.cpus.cores * self.cpus.threads
+    }
+
+    /// Socket and core number within it.
+    fn place(&self, index: u32) -> (u32, u32) {
+        let Cpus { cores, threads, .. } = self.cpus;
+        (index / threads / cores, index / threads % cores)
+    }
+}
+
+/// What all processors of a machine have in common.
+pub struct Model {
+    leaves: Vec<Leaf>,
+    topology: Topology,
+    amd: bool,
+}
+
+/// Leaf 1: our local APIC has a TSC deadline timer, and there is a hypervisor.
+const TSC_DEADLINE: u32 = 1 << 24;
+const HYPERVISOR: u32 = 1 << 31;
+/// Leaf 1: nested virtualization, off until somebody asks for it: Windows switches its own
+/// hypervisor on when it sees these, and is slower or does not boot.
+const VMX: u32 = 1 << 5;
+const SVM: u32 = 1 << 2;
+/// Leaf 1, EDX: MTRRs; more than one processor in a package.
+const MTRR: u32 = 1 << 12;
+const HTT: u32 = 1 << 28;
+/// Leaf 0x80000001, ECX: cores without threads of their own APIC range; leaf 0x8000001E is there;
+/// more performance counters, which Windows Server 2022 expects only together with that leaf.
+const CMP_LEGACY: u32 = 1 << 1;
+const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
+const PERFCTR_CORE: u32 = 1 << 23;
+/// Leaf 0x80000007, EDX: the TSC runs on at one rate.
+const INVARIANT_TSC: u32 = 1 << 8;
+
+impl Model {
+    /// The host's model.
+    ///
+    /// # Errors
+    ///
+    /// When KVM does not tell what it supports.
+    pub fn of_host(kvm: &Kvm, topology: Topology, hyperv: bool) -> anyhow::Result<Self> {
+        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("CPUID")?;
+        let hyperv = if hyperv { kvm::hyperv_cpuid(kvm) } else { Vec::new() };
+        let invariant = std::fs::read_to_string("/proc/cpuinfo")
+            .is_ok_and(|text| text.split_ascii_whitespace().any(|flag| flag == "nonstop_tsc"));
+        Ok(Self::new(cpuid.as_slice().to_vec(), topology, &hyperv, invariant))
+    }
+
+    fn new(mut leaves: Vec<Leaf>, topology: Topology, hyperv: &[Leaf], invariant: bool) -> Self {
+        let vendor = leaves.iter().find(|leaf| leaf.function == 0).map_or(0, |leaf| leaf.ebx);
+        // "Auth" and "Hygo".
+        let amd = [0x6874_7541, 0x6f67_7948].contains(&vendor);
+        for leaf in &mut leaves {
+            match leaf.function {
+                1 => {
+                    leaf.ecx = leaf.ecx & !VMX | TSC_DEADLINE | HYPERVISOR;
+                    leaf.edx |= MTRR;
+                }
+                0x8000_0001 => leaf.ecx &= !SVM,
+                0x8000_0007 if invariant => leaf.edx |= INVARIANT_TSC,
+                _ => {}
+            }
+        }
+        // Rebuilt for our topology, each processor its own.
+        leaves.retain(|leaf| ![0xb, 0x1f].contains(&leaf.function));
+        if !hyperv.is_empty() {
+            with_hyperv(&mut leaves, hyperv);
+        }
+        Self { leaves, topology, amd }
+    }
+
+    /// The leaves of one processor.
+    ///
+    /// # Errors
+    ///
+    /// When there are more leaves than KVM takes.
+    pub fn of(&self, index: u32) -> anyhow::Result<CpuId> {
+        let mut leaves = self.leaves.clone();
+        leaves.iter_mut().for_each(|leaf| self.place(leaf, index));
+        let last = leaves.iter().find(|leaf| leaf.function == 0).map_or(0, |leaf| leaf.eax);
+        for function in [0xb, 0x1f].into_iter().filter(|function| *function <= last) {
+            leaves.extend(self.levels(function, index));
+        }
+        CpuId::from_entries(&leaves).context("CPUID")
+    }
+
+    /// Puts the processor's place in the machine into a leaf.
+    fn place(&self, leaf: &mut Leaf, index: u32) {
+        let topology = &self.topology;
+        let id = topology.apic_id(index);
+        let shift = topology.socket_shift();
+        let (socket, core) = topology.place(index);
+        let threads = topology.cpus.threads;
+        let many = topology.per_socket() > 1;
+        match leaf.function {
+            1 => {
+                let logical = (1_u32 << shift.min(7)).min(255);
+                leaf.ebx = leaf.ebx & 0xffff | id << 24 | logical << 16;
+                leaf.edx = if many { leaf.edx | HTT } else { leaf.edx & !HTT };
+            }
+            4 if leaf.eax & 0x1f != 0 => {
+                let cores = (1 << topology.core_bits) - 1;
+                leaf.eax = leaf.eax & 0x3fff | sharing(leaf, topology) << 14 | cores << 26;
+            }
+            0x8000_0001 if self.amd => {
+                leaf.ecx &= !CMP_LEGACY;
+                leaf.ecx |= if many { CMP_LEGACY } else { 0 };
+                if leaf.ecx & TOPOLOGY_EXTENSIONS == 0 {
+                    leaf.ecx &= !PERFCTR_CORE;
+                }
+            }
+            0x8000_0008 if self.amd => {
+                leaf.ecx = leaf.ecx & !0xf0ff | (topology.per_socket() - 1) & 0xff | shift << 12;
+            }
+            0x8000_001d if self.amd && leaf.eax & 0x1f != 0 => {
+                leaf.eax = leaf.eax & 0x3fff | sharing(leaf, topology) << 14;
+            }
+            0x8000_001e if self.amd => {
+                leaf.eax = id;
+                leaf.ebx = core & 0xff | (threads - 1) << 8;
+                leaf.ecx = socket & 0xff;
+            }
+            _ => {}
+        }
+    }
+
+    /// Leaves 0xB and 0x1F: threads of a core, then processors of a socket.
+    fn levels(&self, function: u32, index: u32) -> [Leaf; 3] {
+        let topology = &self.topology;
+        let level = |number: u32, shift, count, kind: u32| Leaf {
+            function,
+            index: number,
+            flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+            eax: shift,
+            ebx: count,
+            ecx: number | kind << 8,
+            edx: topology.apic_id(index),
+            ..Default::default()
+        };
+        [
+            level(0, topology.thread_bits, topology.cpus.threads, 1),
+            level(1, topology.socket_shift(), topology.per_socket(), 2),
+            level(2, 0, 0, 0),
+        ]
+    }
+
+    /// Bits of guest-physical addresses.
+    pub fn physical_bits(&self) -> u8 {
+        let leaf = self.leaves.iter().find(|leaf| leaf.function == 0x8000_0008);
+        leaf.map_or(36, |leaf| leaf.eax.to_le_bytes()[0])
+    }
+
+    /// Family, model and stepping, as SMBIOS wants them: leaf 1's EAX and EDX.
+    pub fn signature(&self) -> u64 {
+        let leaf = self.leaves.iter().find(|leaf| leaf.function == 1);
+        leaf.map_or(0, |leaf| u64::from(leaf.edx) << 32 | u64::from(leaf.eax))
+    }
+
+    /// The maker, and the name on the lid.
+    pub fn names(&self) -> (String, String) {
+        let text = |function, order: [usize; 4], count| {
+            let leaf = self.leaves.iter().find(|leaf| leaf.function == function);
+            let leaf = leaf.map_or([0; 4], |leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
+            let bytes: Vec<u8> =
+                order[..count].iter().flat_map(|register| leaf[*register].to_le_bytes()).collect();
+            String::from_utf8_lossy(&bytes).replace('\0', "")
+        };
+        let brand = (0x8000_0002..=0x8000_0004).map(|leaf| text(leaf, [0, 1, 2, 3], 4));
+        (text(0, [1, 3, 2, 0], 3), brand.collect::<String>().trim().to_owned())
+    }
+}
+
+/// One less than the APIC ids that share a cache: the last level is the socket's, others a core's.
+fn sharing(leaf: &Leaf, topology: &Topology) -> u32 {
+    let level = leaf.eax >> 5 & 7;
+    let bits = if level >= 3 { topology.socket_shift() } else { topology.thread_bits };
+    (1 << bits) - 1
+}
+
+/// "Microsoft Hv" at 0x40000000, and KVM's own leaves after it.
+fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
+    const BASE: u32 = 0x4000_0000;
+    const KVM: u32 = 0x4000_0100;
+    for leaf in leaves.iter_mut().filter(|leaf| (BASE..=BASE + 1).contains(&leaf.function)) {
+        if leaf.function == BASE {
+            leaf.eax = KVM + 1;
+        }
+        leaf.function += KVM - BASE;
+    }
+    // Nested virtualization is off, and nobody debugs through KVM's synthetic debugger.
+    let wanted = hyperv.iter().filter(|leaf| leaf.function <= BASE + 5);
+    for mut leaf in wanted.copied() {
+        match leaf.function {
+            BASE => leaf.eax = BASE + 5,
+            0x4000_0003 => {
+                // Debug, guest idle, nested and reenlightenment privileges need what we lack; so
+                // does crash reporting by message. Hypercalls and the VP index stay: without them
+                // Windows never uses the reference TSC.
+                leaf.eax &= 0b1010_0111_1111;
+                leaf.ebx = 0;
+                leaf.edx &= 1 << 4 | 1 << 8 | 1 << 10 | 1 << 14 | 1 << 19;
+            }
+            0x4000_0004 => {
+                // Relaxed timing, and no nested flushes; spinlocks: say when you wait for long.
+                leaf.eax = leaf.eax & !(1 << 14) | 1 << 5;
+                leaf.ebx = 0xfff;
+            }
+            _ => {}
+        }
+        leaves.push(leaf);
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn topology(count: u32, sockets: u32, threads: u32) -> Topology {
+        let cpus = Cpus { count, sockets, cores: 0, threads };
+        Topology::new(cpus.settle(4096).unwrap())
+    }
+
+    fn leaf(function: u32, index: u32, eax: u32) -> Leaf {
+        Leaf { function, index, eax, ..Default::default() }
+    }
+
+    fn find(cpuid: &CpuId, function: u32, index: u32) -> Leaf {
+        let found = cpuid.as_slice().iter().find(|l| l.function == function && l.index == index);
+        *found.unwrap()
+    }
+
+    #[test]
+    fn apic_ids_have_whole_bits_for_threads_and_cores() {
+        let ids = |t: Topology| (0..t.cpus.count).map(|i| t.apic_id(i)).collect::<Vec<_>>();
+        assert_eq!(ids(topology(5, 1, 1)), [0, 1, 2, 3, 4]);
+        assert_eq!(ids(topology(6, 2, 1)), [0, 1, 2, 4, 5, 6]);
+        assert_eq!(ids(topology(8, 2, 2)), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(ids(topology(6, 1, 2)), [0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn all_topology_leaves_say_the_same() {
+        let mut amd = leaf(0, 0, 0x1f);
+        amd.ebx = 0x6874_7541;
+        let leaves = vec![
+            amd,
+            leaf(1, 0, 0),
+            leaf(4, 0, 1 | 1 << 5),
+            leaf(4, 3, 3 | 3 << 5),
+            leaf(0x8000_0001, 0, 0),
+            leaf(0x8000_0008, 0, 0x3028),
+            leaf(0x8000_001d, 3, 3 | 3 << 5),
+            leaf(0x8000_001e, 0, 0),
+        ];
+        let model = Model::new(leaves, topology(12, 2, 2), &[], true);
+        assert_eq!(model.physical_bits(), 40);
+        let cpuid = model.of(9).unwrap();
+        // Socket 1, core 1, thread 1 of 2 sockets, 3 cores, 2 threads: 1 | 01 | 1.
+        let id = 0b1011;
+        let one = find(&cpuid, 1, 0);
+        assert_eq!((one.ebx >> 24, one.ebx >> 16 & 0xff), (id, 8));
+        assert_eq!(one.edx & HTT, HTT);
+        assert_eq!(one.ecx & HYPERVISOR, HYPERVISOR);
+        for function in [0xb, 0x1f] {
+            let threads = find(&cpuid, function, 0);
+            assert_eq!((threads.eax, threads.ebx, threads.ecx, threads.edx), (1, 2, 0x100, id));
+            let cores = find(&cpuid, function, 1);
+            assert_eq!((cores.eax, cores.ebx, cores.ecx, cores.edx), (3, 6, 0x201, id));
+        }
+        assert_eq!(find(&cpuid, 4, 0).eax >> 14 & 0xfff, 1, "a core's two threads share it");
+        assert_eq!(find(&cpuid, 4, 3).eax >> 14 & 0xfff, 7, "all of a socket share it");
+        assert_eq!(find(&cpuid, 0x8000_0008, 0).ecx, 5 | 3 << 12);
+        let extended = find(&cpuid, 0x8000_001e, 0);
+        assert_eq!((extended.eax, extended.ebx, extended.ecx), (id, 1 | 1 << 8, 1));
+    }
+
+    #[test]
+    fn hyperv_comes_first_keeps_what_windows_needs_and_kvm_moves_up() {
+        let hyperv = [
+            leaf(0x4000_0000, 0, 0x4000_0082),
+            leaf(0x4000_0003, 0, u32::MAX),
+            leaf(0x4000_0004, 0, 0),
+            leaf(0x4000_0080, 0, 1),
+        ];
+        let kvm = vec![leaf(0, 0, 0xd), leaf(0x4000_0000, 0, 0x4000_0001), leaf(0x4000_0001, 0, 7)];
+        let model = Model::new(kvm, topology(1, 1, 1), &hyperv, false);
+        let cpuid = model.of(0).unwrap();
+        assert_eq!(find(&cpuid, 0x4000_0000, 0).eax, 0x4000_0005);
+        assert_eq!(find(&cpuid, 0x4000_0003, 0).eax & 0b110_0000, 0b110_0000);
+        assert_eq!(find(&cpuid, 0x4000_0004, 0).eax & 1 << 5, 1 << 5);
+        assert_eq!(find(&cpuid, 0x4000_0100, 0).eax, 0x4000_0101);
+        assert_eq!(find(&cpuid, 0x4000_0101, 0).eax, 7);
+        assert!(!cpuid.as_slice().iter().any(|leaf| leaf.function == 0x4000_0080));
+    }
+}

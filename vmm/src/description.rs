@@ -1,0 +1,134 @@
+//! What the machine is, for its firmware and its guest: from what devices were granted to the
+//! tables that say so.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use anyhow::Context;
+use boot::acpi::{Cpu, Node, Platform};
+use boot::layout::{self, Ram};
+use boot::smbios::{Processors, Smbios};
+use devices::board::Board;
+use devices::bus::Window;
+use devices::device::{Claim, Kind};
+
+use crate::machine::Plan;
+
+/// The machine as ACPI and SMBIOS tell it. Windows move, so it is asked anew each time.
+pub struct Description {
+    /// Where RAM lies.
+    pub ram: Ram,
+    /// What SMBIOS tells.
+    pub smbios: Smbios,
+    physical_bits: u8,
+    apic_ids: Vec<u32>,
+    nodes: Vec<Node>,
+    ecam: Arc<Window>,
+    pm: Arc<Window>,
+}
+
+/// PMBASE before anybody has programmed it: where stock firmware puts it.
+const PM_BASE: u64 = 0x600;
+
+impl Description {
+    /// Takes down what is on a board.
+    ///
+    /// # Errors
+    ///
+    /// When a device is missing that every machine has.
+    pub fn new(plan: &Plan, board: &Board) -> anyhow::Result<Self> {
+        Ok(Self {
+            ram: plan.ram,
+            smbios: smbios(plan)?,
+            physical_bits: plan.model.physical_bits(),
+            apic_ids: plan.apic_ids.clone(),
+            nodes: nodes(board),
+            ecam: window(board, "host-bridge", Kind::Memory)?,
+            pm: window(board, "lpc", Kind::Port)?,
+        })
+    }
+
+    /// What ACPI tells at this moment.
+    ///
+    /// # Errors
+    ///
+    /// When the guest has put the windows where no table can describe them.
+    pub fn platform(&self) -> anyhow::Result<Platform> {
+        let pcie = self.ecam.at().map_or(layout::PCIEXBAR, |at| at..at + self.ecam.size());
+        Ok(Platform {
+            cpus: self.apic_ids.iter().map(|apic_id| Cpu { apic_id: *apic_id }).collect(),
+            windows: layout::pci_windows(self.ram, &pcie),
+            window64: layout::pci_window64(self.ram, self.physical_bits),
+            pcie,
+            pm_base: u16::try_from(self.pm.at().unwrap_or(PM_BASE)).context("PMBASE")?,
+            nodes: self.nodes.clone(),
+        })
+    }
+
+    /// Where BARs of 32 and of 64 bits may lie when nobody has placed them yet.
+    pub fn bar_windows(&self) -> (Range<u64>, Option<Range<u64>>) {
+        let windows = layout::pci_windows(self.ram, &layout::PCIEXBAR);
+        let largest = windows.into_iter().max_by_key(|window| window.end - window.start);
+        (largest.unwrap_or(0..0), layout::pci_window64(self.ram, self.physical_bits))
+    }
+}
+
+fn window(board: &Board, device: &str, kind: Kind) -> anyhow::Result<Arc<Window>> {
+    let claims = board.claims().find(|it| it.0 == device).map_or(&[][..], |it| it.1);
+    let window = claims.iter().find_map(|claim| match claim {
+        Claim::Window(window) if window.kind() == kind => Some(window.clone()),
+        _ => None,
+    });
+    window.with_context(|| format!("a machine without `{device}`"))
+}
+
+/// Every device that told ACPI of itself, with what it was granted.
+fn nodes(board: &Board) -> Vec<Node> {
+    let mut nodes = Vec::new();
+    for (_, claims) in board.claims() {
+        for (hid, granted) in Claim::nodes(claims) {
+            let mut node = Node { hid: hid.to_owned(), ..Node::default() };
+            for claim in granted {
+                match claim {
+                    Claim::Fixed(Kind::Port, range) => node.ports.extend(ports(range)),
+                    Claim::Fixed(Kind::Memory, range) => node.memory.push(range.clone()),
+                    Claim::Line(gsi) => node.lines.push(*gsi),
+                    _ => {}
+                }
+            }
+            nodes.push(node);
+        }
+    }
+    nodes
+}
+
+fn ports(range: &Range<u64>) -> Option<Range<u16>> {
+    Some(u16::try_from(range.start).ok()?..u16::try_from(range.end).ok()?)
+}
+
+/// What SMBIOS tells of a plan.
+///
+/// # Errors
+///
+/// When a number has no place in its tables.
+pub fn smbios(plan: &Plan) -> anyhow::Result<Smbios> {
+    let told = &plan.config.smbios;
+    let cpus = plan.config.cpus;
+    let (vendor, model) = plan.model.names();
+    Ok(Smbios {
+        manufacturer: told.manufacturer.clone(),
+        product: told.product.clone(),
+        version: told.version.clone(),
+        serial: told.serial.clone(),
+        uuid: told.uuid()?,
+        processors: Processors {
+            sockets: u16::try_from(cpus.sockets)?,
+            cores: u16::try_from(cpus.cores)?,
+            threads: u16::try_from(cpus.threads)?,
+            vendor,
+            model,
+            signature: plan.model.signature(),
+        },
+        memory: plan.ram.ranges(),
+    })
+}

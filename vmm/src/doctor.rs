@@ -1,0 +1,130 @@
+//! `vmm doctor`: what this host can run, and what is missing.
+
+use std::fmt::Write as _;
+use std::fs;
+
+use kvm_ioctls::Kvm;
+use serde::Serialize;
+
+use crate::kvm::{self, CAPABILITIES, Situation};
+use crate::status::Status;
+
+/// What was found.
+#[derive(Debug, Serialize)]
+pub struct Findings {
+    situation: Situation,
+    /// The situation in words, and the way out.
+    says: String,
+    /// What runs here.
+    runs: Vec<Runs>,
+    capabilities: Vec<Found>,
+    processors: u64,
+    most_processors: u64,
+    memory_free_mib: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Runs {
+    what: &'static str,
+    works: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Found {
+    name: &'static str,
+    there: bool,
+    required: bool,
+    purpose: &'static str,
+}
+
+/// Looks at the host.
+pub fn examine() -> Findings {
+    let situation = Situation::of_this_host();
+    let kvm = kvm::open();
+    let checked = kvm
+        .as_ref()
+        .map_err(ToString::to_string)
+        .and_then(|kvm| kvm::check(kvm).map_err(|error| error.to_string()));
+    let says = match (&checked, situation) {
+        (Err(error), _) => error.clone(),
+        (Ok(()), Situation::Paravirtual) => kvm::PARAVIRTUAL.to_owned(),
+        (Ok(()), _) => "this host has full KVM".to_owned(),
+    };
+    let kvm = kvm.ok();
+    let full = checked.is_ok() && situation == Situation::Full;
+    let has = |name| {
+        let capability = CAPABILITIES.iter().find(|it| it.name == name);
+        kvm.as_ref().zip(capability).is_some_and(|(kvm, capability)| capability.is_there(kvm))
+    };
+    let runs = vec![
+        Runs { what: "the probe", works: checked.is_ok() },
+        Runs { what: "UEFI firmware and operating systems", works: full },
+        Runs { what: "Windows with enlightenments", works: full && has("HYPERV_CPUID") },
+        Runs { what: "firmware that needs SMM", works: false },
+    ];
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let free = free.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Findings {
+        situation: if checked.is_ok() { situation } else { Situation::None },
+        says,
+        runs,
+        capabilities: capabilities(kvm.as_ref()),
+        processors: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
+        most_processors: kvm.as_ref().map_or(0, |kvm| kvm.get_max_vcpus() as u64),
+        memory_free_mib: free.unwrap_or(0) >> 10,
+    }
+}
+
+fn capabilities(kvm: Option<&Kvm>) -> Vec<Found> {
+    let found = |it: &kvm::Capability| Found {
+        name: it.name,
+        there: kvm.is_some_and(|kvm| it.is_there(kvm)),
+        required: it.required,
+        purpose: it.purpose,
+    };
+    CAPABILITIES.iter().map(found).collect()
+}
+
+impl Findings {
+    /// 0 when all works that this version has, 1 when the probe alone works, 88 when nothing does.
+    pub fn status(&self) -> u8 {
+        let status = match self.situation {
+            Situation::Full => Status::Off,
+            Situation::Paravirtual => Status::Failed,
+            Situation::None => Status::NoKvm,
+        };
+        status as u8
+    }
+
+    /// The findings as a table, or as JSON.
+    ///
+    /// # Errors
+    ///
+    /// Never in practice: these are plain data.
+    pub fn show(&self, json: bool) -> anyhow::Result<String> {
+        if json {
+            return Ok(serde_json::to_string_pretty(self)? + "\n");
+        }
+        let mut text = String::new();
+        writeln!(text, "KVM: {}\n", self.says)?;
+        for runs in &self.runs {
+            writeln!(text, "  {} {}", if runs.works { "yes" } else { "no " }, runs.what)?;
+        }
+        writeln!(text, "\nCapabilities")?;
+        for found in &self.capabilities {
+            let there = match (found.there, found.required) {
+                (true, _) => "yes",
+                (false, true) => "MISSING",
+                (false, false) => "no",
+            };
+            writeln!(text, "  {there:<8}{:<20}{}", found.name, found.purpose)?;
+        }
+        writeln!(
+            text,
+            "\nHost\n  {} processors (a machine may have {}), {} MiB of memory free",
+            self.processors, self.most_processors, self.memory_free_mib
+        )?;
+        Ok(text)
+    }
+}

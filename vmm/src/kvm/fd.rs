@@ -1,0 +1,139 @@
+//! The ioctls and shared pages that `kvm-ioctls` does not make safe.
+#![expect(unsafe_code, reason = "KVM's memory slots and run pages are raw pointers by nature")]
+
+use std::cell::Cell;
+use std::ptr;
+use std::sync::Once;
+
+use anyhow::Context;
+use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_cpuid2, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use vm_memory::MmapRegion;
+use vmm_sys_util::fam::FamStruct as _;
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+use vmm_sys_util::{ioctl::ioctl_with_mut_ptr, ioctl_iowr_nr};
+
+use super::vm::Slot;
+
+/// Gives KVM a piece of our memory, or takes it back when `host` is `None`.
+pub(super) fn set_slot(vm: &VmFd, slot: Slot, host: Option<&MmapRegion>) -> anyhow::Result<()> {
+    let region = kvm_userspace_memory_region {
+        slot: slot.number,
+        flags: slot.flags,
+        guest_phys_addr: slot.guest,
+        memory_size: host.map_or(0, |host| host.size() as u64),
+        userspace_addr: host.map_or(0, |host| host.as_ptr() as u64),
+    };
+    // SAFETY: the region is a live mapping of that size, and whoever gives it keeps it until the VM
+    // is gone or the slot is taken back (`vm::Lent` and `vm::Vm::ram` own both).
+    unsafe { vm.set_user_memory_region(region) }
+        .with_context(|| format!("memory slot {} at {:#x}", slot.number, slot.guest))
+}
+
+ioctl_iowr_nr!(KVM_GET_SUPPORTED_HV_CPUID, kvm_bindings::KVMIO, 0xc1, kvm_cpuid2);
+
+/// The Hyper-V leaves that KVM can offer; none where it was built without them.
+pub fn hyperv_cpuid(kvm: &Kvm) -> Vec<kvm_cpuid_entry2> {
+    let Ok(mut cpuid) = CpuId::new(kvm_bindings::KVM_MAX_CPUID_ENTRIES) else { return Vec::new() };
+    // SAFETY: the pointer is to a header that is followed by as many entries as it says.
+    let result = unsafe {
+        ioctl_with_mut_ptr(kvm, KVM_GET_SUPPORTED_HV_CPUID(), cpuid.as_mut_fam_struct_ptr())
+    };
+    if result < 0 {
+        return Vec::new();
+    }
+    let count = cpuid.as_fam_struct_ref().len();
+    cpuid.as_slice().get(..count).unwrap_or_default().to_vec()
+}
+
+/// The data of a port access, and the width of one: a string instruction is one exit with many.
+pub(super) fn port_data(vcpu: &mut VcpuFd) -> (usize, &mut [u8]) {
+    let run = vcpu.get_kvm_run();
+    // SAFETY: called after KVM_EXIT_IO, for which KVM fills this member; any bytes are valid.
+    let io = unsafe { run.__bindgen_anon_1.io };
+    let start = ptr::from_mut(run).cast::<u8>();
+    let offset = usize::try_from(io.data_offset).expect("the run area fits memory");
+    // SAFETY: KVM points into the run area, which is mapped whole as long as the processor lives.
+    let data = unsafe { start.add(offset) };
+    let width = usize::from(io.size);
+    let length = width * usize::try_from(io.count).expect("the run area fits memory");
+    // SAFETY: KVM says that so many bytes lie there; the exclusive borrow of `vcpu` is theirs.
+    (width, unsafe { std::slice::from_raw_parts_mut(data, length) })
+}
+
+/// The two numbers and the instruction bytes of KVM_EXIT_INTERNAL_ERROR.
+pub(super) fn internal_error(vcpu: &mut VcpuFd) -> (u32, Vec<u8>) {
+    let run = vcpu.get_kvm_run();
+    // SAFETY: called after KVM_EXIT_INTERNAL_ERROR, for which KVM fills this; any bytes are valid.
+    let error = unsafe { run.__bindgen_anon_1.internal };
+    // struct kvm_run.emulation_failure: ndata, flags (bit 0: bytes are there), size, 15 bytes.
+    let has_bytes = error.suberror == 1 && error.ndata >= 3 && error.data[0] & 1 == 1;
+    let mut bytes = Vec::new();
+    if has_bytes {
+        let raw: Vec<u8> = error.data[1..3].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        bytes = raw[1..=usize::from(raw[0]).min(15)].to_vec();
+    }
+    (error.suberror, bytes)
+}
+
+/// Answers a hypercall that nobody handles: HV_STATUS_INVALID_HYPERCALL_CODE.
+pub(super) fn refuse_hypercall(vcpu: &mut VcpuFd) {
+    const KVM_EXIT_HYPERV_HCALL: u32 = 2;
+    const INVALID_CODE: u64 = 2;
+    let run = vcpu.get_kvm_run();
+    // SAFETY: called after KVM_EXIT_HYPERV, for which KVM fills this member; any bytes are valid.
+    let kind = unsafe { run.__bindgen_anon_1.hyperv.type_ };
+    if kind == KVM_EXIT_HYPERV_HCALL {
+        run.__bindgen_anon_1.hyperv.u.hcall.result = INVALID_CODE;
+    }
+}
+
+thread_local! {
+    /// The `immediate_exit` byte of the processor that this thread runs.
+    static EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+}
+
+static HANDLER: Once = Once::new();
+
+/// The signal that takes a thread out of KVM_RUN.
+pub(super) fn kick_signal() -> libc::c_int {
+    SIGRTMIN()
+}
+
+extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    EXIT.with(|exit| {
+        let exit = exit.get();
+        if !exit.is_null() {
+            // SAFETY: the byte lies in the run page of the processor whose thread this is, which
+            // `Kickable` keeps alive; a signal handler runs on that same thread.
+            unsafe { exit.write_volatile(1) };
+        }
+    });
+}
+
+/// While it lives, the kick signal makes this thread's processor leave KVM_RUN, also when it comes
+/// just before the call.
+pub(super) struct Kickable;
+
+impl Kickable {
+    pub(super) fn new(vcpu: &mut VcpuFd) -> Self {
+        HANDLER.call_once(|| {
+            register_signal_handler(kick_signal(), on_kick).expect("real-time signals are free");
+        });
+        EXIT.set(&raw mut vcpu.get_kvm_run().immediate_exit);
+        Self
+    }
+}
+
+impl Drop for Kickable {
+    fn drop(&mut self) {
+        EXIT.set(ptr::null_mut());
+    }
+}
+
+/// Sends the kick signal to a thread of ours.
+pub fn kick(thread: &std::thread::JoinHandle<()>) {
+    use std::os::unix::thread::JoinHandleExt;
+    // SAFETY: the handle is not joined yet, so the id is that of our thread.
+    unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
+}

@@ -1,0 +1,136 @@
+//! KVM: which one this host has, the virtual machine, its processors. Every ioctl is in here.
+
+mod fd;
+pub mod routes;
+pub mod vcpu;
+pub mod vm;
+
+use std::fs;
+use std::io::ErrorKind;
+
+use kvm_bindings as kb;
+use kvm_ioctls::Kvm;
+use serde::Serialize;
+
+pub use self::fd::{hyperv_cpuid, kick};
+use crate::status::{Failure, Status};
+
+const DEVICE: &str = "/dev/kvm";
+
+/// Which of the three situations a host is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Situation {
+    /// The processor runs guests itself (VMX or SVM, nested or not).
+    Full,
+    /// `/dev/kvm` opens, but the processor has neither: guest code in kernel mode is emulated.
+    Paravirtual,
+    /// No usable `/dev/kvm`.
+    None,
+}
+
+impl Situation {
+    /// Looks at the host.
+    pub fn of_this_host() -> Self {
+        if Kvm::new().is_err() {
+            return Self::None;
+        }
+        let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
+        if has("vmx") || has("svm") { Self::Full } else { Self::Paravirtual }
+    }
+}
+
+/// Why an operating system cannot run on a paravirtual-only KVM, and what to do.
+pub const PARAVIRTUAL: &str = "this host's KVM is paravirtual only (no VMX or SVM in /proc/cpuinfo): \
+    it emulates kernel-mode code slowly and incompletely, so firmware and operating systems do \
+    not run; use a host with hardware virtualization (or a VM host with nested virtualization \
+    switched on), or run without --firmware and --kernel for the built-in probe";
+
+/// Opens KVM.
+///
+/// # Errors
+///
+/// When there is none, or it may not be opened; both have the status of the reference image.
+pub fn open() -> anyhow::Result<Kvm> {
+    let kvm = Kvm::new().map_err(|error| {
+        let reason = match std::io::Error::from(error).kind() {
+            ErrorKind::NotFound => format!(
+                "{DEVICE} does not exist: load the module kvm_intel or kvm_amd, switch \
+                 virtualization on in the firmware setup, or, in a container, pass the device \
+                 (--device {DEVICE})"
+            ),
+            ErrorKind::PermissionDenied => format!(
+                "{DEVICE} may not be opened by this user: join its group (usermod -aG kvm USER) \
+                 or run as root"
+            ),
+            _ => format!("{DEVICE} cannot be opened: {error}"),
+        };
+        Failure::new(Status::NoKvm, reason)
+    })?;
+    let version = kvm.get_api_version();
+    anyhow::ensure!(version == 12, "{DEVICE} speaks version {version} of its API, not 12");
+    Ok(kvm)
+}
+
+/// A capability that we ask for, and what it is for.
+pub struct Capability {
+    /// KVM's name.
+    pub name: &'static str,
+    /// Its number.
+    pub cap: u32,
+    /// A machine cannot be built without it.
+    pub required: bool,
+    /// What works with it.
+    pub purpose: &'static str,
+}
+
+impl Capability {
+    /// Whether this KVM has it.
+    pub fn is_there(&self, kvm: &Kvm) -> bool {
+        kvm.check_extension_raw(self.cap.into()) > 0
+    }
+}
+
+macro_rules! capabilities {
+    ($($name:ident $cap:ident, $required:literal, $purpose:literal;)*) => {
+        /// What we ask KVM for, in the order in which `vmm doctor` prints it.
+        pub const CAPABILITIES: &[Capability] = &[$(Capability {
+            name: stringify!($name), cap: kb::$cap, required: $required, purpose: $purpose,
+        }),*];
+    };
+}
+
+capabilities! {
+    USER_MEMORY KVM_CAP_USER_MEMORY, true, "guest memory";
+    IRQCHIP KVM_CAP_IRQCHIP, true, "interrupt controllers in the kernel";
+    PIT2 KVM_CAP_PIT2, true, "the timer in the kernel";
+    IRQFD KVM_CAP_IRQFD, true, "interrupts from any thread";
+    IOEVENTFD KVM_CAP_IOEVENTFD, true, "doorbells without an exit";
+    IRQ_ROUTING KVM_CAP_IRQ_ROUTING, true, "MSI and MSI-X";
+    IMMEDIATE_EXIT KVM_CAP_IMMEDIATE_EXIT, true, "stopping processors at once";
+    READONLY_MEM KVM_CAP_READONLY_MEM, true, "firmware in flash";
+    USER_NMI KVM_CAP_USER_NMI, false, "NMI from the control socket";
+    X2APIC_API KVM_CAP_X2APIC_API, false, "more than 255 processors";
+    X86_USER_SPACE_MSR KVM_CAP_X86_USER_SPACE_MSR, false, "our own answer to unknown registers (Windows)";
+    HYPERV_CPUID KVM_CAP_HYPERV_CPUID, false, "Hyper-V enlightenments (Windows is slow without)";
+    HYPERV_SYNIC2 KVM_CAP_HYPERV_SYNIC2, false, "Hyper-V timers (Windows uses slower ones without)";
+    TSC_CONTROL KVM_CAP_TSC_CONTROL, false, "a chosen TSC frequency";
+    X86_SMM KVM_CAP_X86_SMM, false, "Secure Boot that the guest cannot switch off";
+}
+
+/// The first required capability that is missing.
+///
+/// # Errors
+///
+/// When one is missing: it is named.
+pub fn check(kvm: &Kvm) -> anyhow::Result<()> {
+    let missing = CAPABILITIES.iter().find(|it| it.required && !it.is_there(kvm));
+    match missing {
+        None => Ok(()),
+        Some(it) => Err(Failure::new(
+            Status::NoKvm,
+            format!("this host's KVM lacks {} ({}): use a newer kernel", it.name, it.purpose),
+        )),
+    }
+}

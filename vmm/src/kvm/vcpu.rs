@@ -1,0 +1,311 @@
+//! One processor: its power-on state, one step of running it, and what it looks like when it broke.
+
+use std::fmt::Write as _;
+
+use anyhow::Context;
+use devices::bus::Spaces;
+use kvm_bindings::{
+    CpuId, KVM_MP_STATE_RUNNABLE, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_debugregs, kvm_enable_cap,
+    kvm_fpu, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
+    kvm_xcrs,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd};
+
+use super::fd;
+use super::vm::Vm;
+use crate::msr::Policy;
+
+/// The time stamp counter runs on through a reset, as do the registers that shift it.
+const TSC: [u32; 2] = [0x10, 0x3b];
+/// IA32_MISC_ENABLE: fast strings, as all firmware leaves it.
+const MISC_ENABLE: (u32, u64) = (0x1a0, 1);
+
+/// A processor.
+pub struct Vcpu {
+    fd: VcpuFd,
+    index: usize,
+    power_on: PowerOn,
+}
+
+/// All that a reset puts back.
+struct PowerOn {
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    fpu: kvm_fpu,
+    xcrs: Option<kvm_xcrs>,
+    msrs: Vec<kvm_msr_entry>,
+    lapic: kvm_lapic_state,
+    events: kvm_vcpu_events,
+    debug: kvm_debugregs,
+}
+
+/// Why a step ended without being a mere access.
+#[derive(Debug)]
+pub enum Exit {
+    /// It was an access, and the device has answered.
+    Done,
+    /// A signal came: somebody may want this processor to stop.
+    Interrupted,
+    /// A triple fault.
+    Shutdown,
+    /// KVM_EXIT_SYSTEM_EVENT: its type and its data.
+    System(u32, Vec<u64>),
+    /// What KVM cannot run, in a sentence, with registers and instruction bytes.
+    Broken(String),
+}
+
+impl Vcpu {
+    /// Makes processor `index` with this APIC id and CPUID.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn new(
+        kvm: &Kvm,
+        vm: &Vm,
+        (index, apic_id): (usize, u32),
+        cpuid: &CpuId,
+        hyperv: bool,
+    ) -> anyhow::Result<Self> {
+        let fd = vm.fd().create_vcpu(u64::from(apic_id)).context("a processor")?;
+        fd.set_cpuid2(cpuid).context("the features of a processor")?;
+        if hyperv && vm.fd().check_extension(Cap::HypervSynic2) {
+            let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
+            fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
+        }
+        set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
+        let power_on = PowerOn::of(kvm, &fd)?;
+        let vcpu = Self { fd, index, power_on };
+        vcpu.set_mp_state()?;
+        Ok(vcpu)
+    }
+
+    /// The first processor starts; the others wait for it to wake them.
+    fn set_mp_state(&self) -> anyhow::Result<()> {
+        let mp_state =
+            if self.index == 0 { KVM_MP_STATE_RUNNABLE } else { KVM_MP_STATE_UNINITIALIZED };
+        self.fd.set_mp_state(kvm_mp_state { mp_state }).context("the state of a processor")
+    }
+
+    /// Back to power-on.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn reset(&self) -> anyhow::Result<()> {
+        let PowerOn { regs, sregs, fpu, xcrs, msrs, lapic, events, debug } = &self.power_on;
+        self.fd.set_regs(regs).context("registers")?;
+        self.fd.set_fpu(fpu).context("floating-point registers")?;
+        if let Some(xcrs) = xcrs {
+            self.fd.set_xcrs(xcrs).context("extended control registers")?;
+        }
+        self.fd.set_sregs(sregs).context("system registers")?;
+        for msr in msrs {
+            set_msr(&self.fd, msr.index, msr.data);
+        }
+        self.set_mp_state()?;
+        self.fd.set_lapic(lapic).context("the local interrupt controller")?;
+        self.fd.set_vcpu_events(events).context("pending events")?;
+        self.fd.set_debug_regs(debug).context("debug registers")
+    }
+
+    /// Starts a kernel without firmware: the state that its boot protocol asks for.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn enter(
+        &self,
+        how: impl FnOnce(&mut kvm_regs, &mut kvm_sregs),
+        msrs: &[(u32, u64)],
+    ) -> anyhow::Result<()> {
+        let mut regs = self.power_on.regs;
+        let mut sregs = self.power_on.sregs;
+        how(&mut regs, &mut sregs);
+        self.fd.set_sregs(&sregs).context("system registers")?;
+        self.fd.set_regs(&regs).context("registers")?;
+        for (index, value) in msrs {
+            set_msr(&self.fd, *index, *value);
+        }
+        Ok(())
+    }
+
+    /// Makes the kick signal stop this processor while it runs on this thread.
+    pub fn kickable(&mut self) -> impl Drop + use<> {
+        fd::Kickable::new(&mut self.fd)
+    }
+
+    /// Sends a non-maskable interrupt.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn nmi(&self) -> anyhow::Result<()> {
+        self.fd.nmi().context("a non-maskable interrupt")
+    }
+
+    /// Runs until the next exit, and answers it when it is an access.
+    pub fn step(&mut self, spaces: &Spaces, policy: &Policy) -> Exit {
+        match self.fd.run() {
+            Ok(VcpuExit::IoIn(port, _)) => {
+                let (width, data) = fd::port_data(&mut self.fd);
+                data.chunks_mut(width).for_each(|data| spaces.port.read(port.into(), data));
+            }
+            Ok(VcpuExit::IoOut(port, _)) => {
+                let (width, data) = fd::port_data(&mut self.fd);
+                data.chunks(width).for_each(|data| spaces.port.write(port.into(), data));
+            }
+            Ok(VcpuExit::MmioRead(address, data)) => spaces.memory.read(address, data),
+            Ok(VcpuExit::MmioWrite(address, data)) => spaces.memory.write(address, data),
+            Ok(VcpuExit::X86Rdmsr(exit)) => match policy.read(exit.index) {
+                Some(value) => *exit.data = value,
+                None => *exit.error = 1,
+            },
+            Ok(VcpuExit::X86Wrmsr(exit)) => {
+                *exit.error = u8::from(!policy.write(exit.index, exit.data));
+            }
+            Ok(VcpuExit::Hyperv) => fd::refuse_hypercall(&mut self.fd),
+            // Without events to wait for it halts in the kernel; this is a spurious wake-up.
+            Ok(VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {}
+            Ok(VcpuExit::Intr) => return self.interrupted(),
+            Ok(VcpuExit::Shutdown) => return Exit::Shutdown,
+            Ok(VcpuExit::SystemEvent(kind, data)) => return Exit::System(kind, data.to_vec()),
+            Ok(VcpuExit::InternalError) => return self.internal_error(),
+            Ok(VcpuExit::FailEntry(reason, _)) => {
+                return self.broken(&format!("the processor refuses the guest: {reason:#x}"));
+            }
+            Ok(other) => {
+                let what = format!("KVM stopped with {other:?}, which this machine does not use");
+                return self.broken(&what);
+            }
+            Err(error) if error.errno() == libc::EINTR => return self.interrupted(),
+            Err(error) if error.errno() == libc::EAGAIN => {}
+            Err(error) => return self.broken(&format!("KVM cannot run the guest: {error}")),
+        }
+        Exit::Done
+    }
+
+    fn interrupted(&mut self) -> Exit {
+        self.fd.set_kvm_immediate_exit(0);
+        Exit::Interrupted
+    }
+
+    /// Completes the access that the last exit was about, without running on: only then are the
+    /// registers what the guest will see.
+    pub fn settle(&mut self) {
+        self.fd.set_kvm_immediate_exit(1);
+        // It returns EINTR at once, after what was pending.
+        self.fd.run().ok();
+        self.fd.set_kvm_immediate_exit(0);
+    }
+
+    fn internal_error(&mut self) -> Exit {
+        let (kind, bytes) = fd::internal_error(&mut self.fd);
+        let what = match kind {
+            1 => "KVM cannot emulate an instruction of the guest",
+            2 => "the guest's exception handlers fault while another fault is delivered",
+            3 => "KVM cannot deliver an event to the guest",
+            _ => "KVM met an internal error",
+        };
+        let mut sentence = format!("{what} (suberror {kind})");
+        if !bytes.is_empty() {
+            sentence.push_str(", bytes");
+            for byte in bytes {
+                write!(sentence, " {byte:02x}").expect("a string takes all");
+            }
+        }
+        self.broken(&sentence)
+    }
+
+    fn broken(&self, sentence: &str) -> Exit {
+        Exit::Broken(format!("processor {}: {sentence}\n{}", self.index, self.registers()))
+    }
+
+    /// The registers, as a table.
+    pub fn registers(&self) -> String {
+        let (Ok(r), Ok(s)) = (self.fd.get_regs(), self.fd.get_sregs()) else {
+            return "the registers cannot be read".into();
+        };
+        format!(
+            "rip {:016x} rsp {:016x} rflags {:08x}\n\
+             rax {:016x} rbx {:016x} rcx {:016x} rdx {:016x}\n\
+             rsi {:016x} rdi {:016x} rbp {:016x} r8  {:016x}\n\
+             r9  {:016x} r10 {:016x} r11 {:016x} r12 {:016x}\n\
+             r13 {:016x} r14 {:016x} r15 {:016x}\n\
+             cr0 {:08x} cr2 {:016x} cr3 {:016x} cr4 {:08x} efer {:x}\n\
+             cs {:04x} base {:016x} limit {:08x} l={} db={}  ss {:04x}  ds {:04x}  tr {:04x}",
+            r.rip,
+            r.rsp,
+            r.rflags,
+            r.rax,
+            r.rbx,
+            r.rcx,
+            r.rdx,
+            r.rsi,
+            r.rdi,
+            r.rbp,
+            r.r8,
+            r.r9,
+            r.r10,
+            r.r11,
+            r.r12,
+            r.r13,
+            r.r14,
+            r.r15,
+            s.cr0,
+            s.cr2,
+            s.cr3,
+            s.cr4,
+            s.efer,
+            s.cs.selector,
+            s.cs.base,
+            s.cs.limit,
+            s.cs.l,
+            s.cs.db,
+            s.ss.selector,
+            s.ds.selector,
+            s.tr.selector
+        )
+    }
+}
+
+impl PowerOn {
+    fn of(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Self> {
+        Ok(Self {
+            regs: fd.get_regs().context("registers")?,
+            sregs: fd.get_sregs().context("system registers")?,
+            fpu: fd.get_fpu().context("floating-point registers")?,
+            xcrs: fd.get_xcrs().ok(),
+            msrs: msrs(kvm, fd)?,
+            lapic: fd.get_lapic().context("the local interrupt controller")?,
+            events: fd.get_vcpu_events().context("pending events")?,
+            debug: fd.get_debug_regs().context("debug registers")?,
+        })
+    }
+}
+
+/// All MSRs that KVM keeps for a processor, but the time stamp counter.
+fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
+    let list = kvm.get_msr_index_list().context("the list of MSRs")?;
+    let wanted = list.as_slice().iter().filter(|index| !TSC.contains(index));
+    let mut wanted: Vec<_> =
+        wanted.map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
+    let mut known = Vec::new();
+    // KVM stops at the first that this processor does not have.
+    while !wanted.is_empty() {
+        let mut batch = Msrs::from_entries(&wanted).context("a list of MSRs")?;
+        let count = fd.get_msrs(&mut batch).context("MSRs")?;
+        known.extend(&batch.as_slice()[..count]);
+        wanted.drain(..(count + 1).min(wanted.len()));
+    }
+    Ok(known)
+}
+
+/// Writes an MSR. What a processor does not have, or refuses, stays as it is.
+fn set_msr(fd: &VcpuFd, index: u32, data: u64) {
+    let entry = kvm_msr_entry { index, data, ..Default::default() };
+    let written = Msrs::from_entries(&[entry]).map(|msrs| fd.set_msrs(&msrs));
+    if !matches!(written, Ok(Ok(1))) {
+        tracing::trace!("MSR {index:#x} does not take {data:#x}");
+    }
+}

@@ -1,0 +1,239 @@
+//! The virtual machine: memory slots, interrupt controllers, and what it lends to devices.
+
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context;
+use devices::device::Kind;
+use devices::host::{Backing, Doorbell, Guest, Host, Pin, Route};
+use kvm_bindings::{
+    KVM_CAP_EXIT_ON_EMULATION_FAILURE, KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR,
+    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY,
+    KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
+};
+use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
+use vm_memory::VolatileMemory;
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::fd;
+use super::routes::{Irqfd, PINS, Table};
+
+/// Where KVM keeps three pages of its own on Intel processors, and its identity map before them:
+/// `boot::layout` reserves the 16 KiB.
+const IDENTITY_MAP: u64 = 0xfeff_c000;
+const TSS: usize = 0xfeff_d000;
+/// The vCPU that exits for a system-management interrupt sees other slots: their numbers carry an
+/// address space in bits 31:16. Only 0 is used until the machine has SMM.
+const NORMAL: u32 = 0;
+
+/// A memory slot.
+#[derive(Clone, Copy)]
+pub(super) struct Slot {
+    pub(super) number: u32,
+    pub(super) flags: u32,
+    pub(super) guest: u64,
+}
+
+/// A virtual machine without processors.
+pub struct Vm {
+    fd: Arc<VmFd>,
+    /// Kept as long as KVM maps it.
+    _ram: Arc<GuestMemoryMmap>,
+    next_slot: Mutex<u32>,
+    table: Arc<Mutex<Table>>,
+    chips: Mutex<Option<Chips>>,
+}
+
+/// The interrupt controllers and the timer at power-on.
+struct Chips {
+    chips: Vec<kvm_irqchip>,
+    pit: kvm_pit_state2,
+}
+
+impl Vm {
+    /// A machine with this RAM. Interrupt controllers come with `finish`: each slot that is added
+    /// after them waits for a grace period of the kernel, which is 5 ms.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn new(kvm: &Kvm, ram: Arc<GuestMemoryMmap>) -> anyhow::Result<Self> {
+        let fd = Arc::new(kvm.create_vm().context("a virtual machine")?);
+        let table = Arc::new(Mutex::new(Table::default()));
+        let vm = Self { fd, _ram: ram.clone(), next_slot: 0.into(), table, chips: None.into() };
+        for region in ram.iter() {
+            let slot = vm.slot(0, region.start_addr().0);
+            fd::set_slot(&vm.fd, slot, Some(&region.get_mmap()))?;
+        }
+        Ok(vm)
+    }
+
+    fn slot(&self, flags: u32, guest: u64) -> Slot {
+        let mut next = self.next_slot.lock().expect("no thread panicked");
+        *next += 1;
+        Slot { number: NORMAL << 16 | (*next - 1), flags, guest }
+    }
+
+    /// Adds interrupt controllers and timer. Devices should have their memory by now.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn finish(&self) -> anyhow::Result<()> {
+        if self.fd.check_extension(Cap::SetIdentityMapAddr) {
+            self.fd.set_identity_map_address(IDENTITY_MAP).context("the identity map page")?;
+        }
+        if self.fd.check_extension(Cap::SetTssAddr) {
+            self.fd.set_tss_address(TSS).context("the TSS pages")?;
+        }
+        self.fd.create_irq_chip().context("interrupt controllers")?;
+        let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        self.fd.create_pit2(config).context("the timer")?;
+        self.table.lock().expect("no thread panicked").load(&self.fd)?;
+        self.enable(KVM_CAP_X2APIC_API, 3);
+        // Unknown and invalid MSRs exit to us: what they mean is this machine's policy, and not
+        // that of all machines of the host.
+        self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b11);
+        self.enable(KVM_CAP_EXIT_ON_EMULATION_FAILURE, 1);
+        let mut chips = Vec::new();
+        for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC] {
+            let mut chip = kvm_irqchip { chip_id, ..Default::default() };
+            self.fd.get_irqchip(&mut chip).context("interrupt controllers")?;
+            chips.push(chip);
+        }
+        let pit = self.fd.get_pit2().context("the timer")?;
+        *self.chips.lock().expect("no thread panicked") = Some(Chips { chips, pit });
+        Ok(())
+    }
+
+    /// Switches a capability on where there is one.
+    fn enable(&self, cap: u32, flags: u64) {
+        if self.fd.check_extension_raw(cap.into()) > 0 {
+            let request = kvm_enable_cap { cap, args: [flags, 0, 0, 0], ..Default::default() };
+            if let Err(error) = self.fd.enable_cap(&request) {
+                tracing::debug!("KVM has capability {cap} but refuses it: {error}");
+            }
+        }
+    }
+
+    /// Interrupt controllers and timer back to power-on.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn reset(&self) -> anyhow::Result<()> {
+        let chips = self.chips.lock().expect("no thread panicked");
+        let chips = chips.as_ref().context("the machine has no interrupt controllers yet")?;
+        for chip in &chips.chips {
+            self.fd.set_irqchip(chip).context("interrupt controllers")?;
+        }
+        self.fd.set_pit2(&chips.pit).context("the timer")
+    }
+
+    /// A file descriptor for processors.
+    pub(super) fn fd(&self) -> &Arc<VmFd> {
+        &self.fd
+    }
+}
+
+struct KvmPin {
+    vm: Arc<VmFd>,
+    gsi: u32,
+}
+
+impl Pin for KvmPin {
+    fn set(&self, high: bool) {
+        // Refused only without interrupt controllers, when no processor runs either.
+        if let Err(error) = self.vm.set_irq_line(self.gsi, high) {
+            tracing::debug!("interrupt pin {}: {error}", self.gsi);
+        }
+    }
+}
+
+/// Memory of ours that the guest sees.
+struct Lent {
+    vm: Arc<VmFd>,
+    region: MmapRegion,
+    slot: Mutex<Slot>,
+}
+
+impl Backing for Lent {
+    fn place(&self, at: Option<u64>) -> anyhow::Result<()> {
+        let mut slot = self.slot.lock().expect("no thread panicked");
+        // KVM does not move a slot whose contents the guest may not write: take away, then put.
+        fd::set_slot(&self.vm, *slot, None).ok();
+        if let Some(at) = at {
+            slot.guest = at;
+            fd::set_slot(&self.vm, *slot, Some(&self.region))?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        self.region.as_volatile_slice().read(data, offset).ok();
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        self.region.as_volatile_slice().write(data, offset).ok();
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.place(None).ok();
+    }
+}
+
+impl Host for Vm {
+    fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>> {
+        anyhow::ensure!(gsi < PINS, "there is no interrupt pin {gsi}: the IOAPIC has {PINS}");
+        Ok(Box::new(KvmPin { vm: self.fd.clone(), gsi }))
+    }
+
+    fn route(&self) -> anyhow::Result<Box<dyn Route>> {
+        Ok(Box::new(Irqfd::new(self.fd.clone(), self.table.clone())?))
+    }
+
+    fn ring(&self, bell: Doorbell, event: &Arc<EventFd>) {
+        if let Err(error) = doorbell(&self.fd, bell, event, true) {
+            // Two bells on one address, while a guest shuffles BARs: the write reaches the device.
+            tracing::debug!("doorbell at {:#x}: {error}", bell.address);
+        }
+    }
+
+    fn unring(&self, bell: Doorbell, event: &Arc<EventFd>) {
+        doorbell(&self.fd, bell, event, false).ok();
+    }
+
+    fn backing(&self, size: u64, guest: Guest) -> anyhow::Result<Arc<dyn Backing>> {
+        let size = usize::try_from(size)?.next_multiple_of(4096);
+        let region = MmapRegion::new(size).with_context(|| format!("{size} bytes of memory"))?;
+        let flags = if guest == Guest::Reads { KVM_MEM_READONLY } else { 0 };
+        let slot = Mutex::new(self.slot(flags, 0));
+        Ok(Arc::new(Lent { vm: self.fd.clone(), region, slot }))
+    }
+}
+
+fn doorbell(vm: &VmFd, bell: Doorbell, event: &EventFd, on: bool) -> Result<(), kvm_ioctls::Error> {
+    let address = match bell.kind {
+        Kind::Port => IoEventAddress::Pio(bell.address),
+        _ => IoEventAddress::Mmio(bell.address),
+    };
+    // The type of the value is the width of the write.
+    macro_rules! with {
+        ($value:expr) => {
+            if on {
+                vm.register_ioevent(event, &address, $value)
+            } else {
+                vm.unregister_ioevent(event, &address, $value)
+            }
+        };
+    }
+    match (bell.value, bell.length) {
+        (None, _) => with!(NoDatamatch),
+        (Some(value), 8) => with!(value),
+        (Some(value), _) => with!(u32::try_from(value).unwrap_or(u32::MAX)),
+    }
+}

@@ -1,0 +1,244 @@
+//! The recipe: what a machine is made of, in the order in which it is put together.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Context;
+use boot::layout::Ram;
+use devices::backend::stream::Stream;
+use devices::board::{Board, Event};
+use devices::host::Host;
+use devices::memory::Memory;
+use devices::platform::{flash, fw_cfg, serial};
+use devices::power::Buttons;
+use devices::registry;
+use kvm_ioctls::Kvm;
+use vm_memory::GuestMemoryMmap;
+
+use crate::config::{Config, Hyperv};
+use crate::cpuid::{Model, Topology};
+use crate::description::Description;
+use crate::direct::Direct;
+use crate::firmware::Source;
+use crate::kvm::vcpu::Vcpu;
+use crate::kvm::vm::Vm;
+use crate::msr::Policy;
+use crate::probe;
+use crate::run::Notice;
+use crate::vcpu::{OnStop, Processors};
+use crate::{kvm, ram};
+
+/// A machine that is off.
+pub struct Machine {
+    config: Config,
+    // Processors first: fields are dropped in this order, and they use all the rest.
+    processors: Processors,
+    board: Board,
+    vm: Arc<Vm>,
+    ram: Arc<GuestMemoryMmap>,
+    /// How a kernel is started without firmware.
+    direct: Option<Direct>,
+}
+
+/// What is the same for a machine that runs and one that is only looked at.
+pub struct Plan {
+    /// The configuration, with what was not said filled in.
+    pub config: Config,
+    /// Where RAM lies.
+    pub ram: Ram,
+    /// Processors as they see themselves.
+    pub model: Model,
+    /// APIC ids, processor by processor.
+    pub apic_ids: Vec<u32>,
+    hyperv: bool,
+}
+
+impl Plan {
+    /// Fills in what was not said, from what this host's KVM can do.
+    ///
+    /// # Errors
+    ///
+    /// When the configuration does not fit this host.
+    pub fn new(mut config: Config, kvm: &Kvm) -> anyhow::Result<Self> {
+        config.check()?;
+        config.cpus = config.cpus.settle(kvm.get_max_vcpus())?;
+        let topology = Topology::new(config.cpus);
+        let hyperv = match config.hyperv {
+            Hyperv::Auto => config.firmware.is_some(),
+            Hyperv::On => true,
+            Hyperv::Off => false,
+        };
+        let model = Model::of_host(kvm, topology, hyperv)?;
+        let apic_ids: Vec<_> = (0..config.cpus.count).map(|it| topology.apic_id(it)).collect();
+        let last = apic_ids.last().copied().unwrap_or(0) as usize;
+        let most = kvm.get_max_vcpu_id();
+        anyhow::ensure!(
+            last < most,
+            "--cpus {}: with this layout the last processor has id {last}, and this host's KVM \
+             allows ids below {most}; make cores and threads powers of two",
+            config.cpus
+        );
+        let ram = Ram::new(config.memory.size.0);
+        Ok(Self { config, ram, model, apic_ids, hyperv })
+    }
+
+    /// The devices that a machine has, in the order in which they are built.
+    pub fn devices(&self) -> Vec<registry::Config> {
+        let config = &self.config;
+        let serial = config.serial.clone().unwrap_or(Stream::Stdio);
+        let mut devices = vec![
+            registry::Config::HostBridge(Default::default()),
+            registry::Config::Lpc(Default::default()),
+            registry::Config::I8042(Default::default()),
+            registry::Config::Serial(serial::Config { port: 1, to: serial }),
+        ];
+        if let Some(code) = &config.firmware {
+            let (code, vars) = (code.clone(), config.vars.clone());
+            let readonly = false;
+            devices.push(registry::Config::Flash(flash::Config { code, vars, readonly }));
+        }
+        devices.extend(config.device.iter().cloned());
+        devices
+    }
+
+    /// Puts all devices on a board.
+    ///
+    /// # Errors
+    ///
+    /// When one of them cannot have what it needs.
+    pub fn furnish(&self, board: &mut Board) -> anyhow::Result<Arc<OnceLock<Description>>> {
+        let description = Arc::<OnceLock<Description>>::default();
+        for device in self.devices() {
+            board.add(device.kind(), |place| device.build(place))?;
+        }
+        let source = Box::new(Source::new(self, description.clone())?);
+        board.add("fw-cfg", |place| fw_cfg::build(source, place))?;
+        let described = Description::new(self, board)?;
+        if description.set(described).is_err() {
+            unreachable!("it was made above");
+        }
+        Ok(description)
+    }
+}
+
+/// Builds a machine, switched off.
+///
+/// # Errors
+///
+/// When the host, a file or the configuration does not allow it.
+pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
+    let kvm = kvm::open()?;
+    kvm::check(&kvm)?;
+    let plan = Plan::new(config, &kvm)?;
+    let ranges = plan.ram.ranges().into_iter().map(|range| (range.start, range.end - range.start));
+    let ram = ram::map(&plan.config.memory, &ranges.collect::<Vec<_>>())?;
+    let vm = Arc::new(Vm::new(&kvm, ram.clone())?);
+
+    let notices = tell.clone();
+    let events = Arc::new(move |event: Event| {
+        notices.send(Notice::Device(event)).ok();
+    });
+    let mut board = Board::new(Memory::new(ram.clone()), vm.clone() as Arc<dyn Host>, events);
+    let description = plan.furnish(&mut board)?;
+    let direct = direct(&plan.config, description)?;
+
+    vm.finish()?;
+    let on_stop: OnStop = Arc::new(move |stop| {
+        tell.send(Notice::Stopped(stop)).ok();
+    });
+    let vcpus = (0..).zip(&plan.apic_ids).map(|(index, apic_id)| {
+        let cpuid = plan.model.of(index)?;
+        Vcpu::new(&kvm, &vm, (index as usize, *apic_id), &cpuid, plan.hyperv)
+    });
+    let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
+    let policy = Policy::new(plan.config.msr);
+    let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop)?;
+    Ok(Machine { config: plan.config, processors, board, vm, ram, direct })
+}
+
+/// What is started without firmware: the kernel that was named, or the probe.
+fn direct(
+    config: &Config,
+    description: Arc<OnceLock<Description>>,
+) -> anyhow::Result<Option<Direct>> {
+    if config.firmware.is_some() {
+        return Ok(None);
+    }
+    let open = |what: &str, path: &Path| {
+        File::open(path).with_context(|| format!("--{what} {}", path.display()))
+    };
+    let command_line = config.cmdline.clone();
+    let Some(kernel) = &config.kernel else {
+        let words = command_line.unwrap_or_else(|| "then=poweroff".into());
+        return Ok(Some(Direct::image(probe::IMAGE, words, description)));
+    };
+    let command_line = command_line.unwrap_or_default();
+    let initrd = config.initrd.as_deref().map(|path| open("initrd", path)).transpose()?;
+    let kernel = (kernel.display().to_string(), open("kernel", kernel)?);
+    Ok(Some(Direct::files(kernel, initrd, command_line, description)))
+}
+
+impl Machine {
+    /// Switches on, or resets: everything is as new, and runs.
+    ///
+    /// # Errors
+    ///
+    /// When a device or KVM refuses.
+    pub fn power_on(&mut self) -> anyhow::Result<()> {
+        self.board.reset()?;
+        self.vm.reset()?;
+        for vcpu in self.processors.each() {
+            vcpu.reset()?;
+        }
+        if let Some(direct) = &mut self.direct {
+            let first = self.processors.each().next().context("a machine without processors")?;
+            direct.start(&self.ram, self.board.spaces(), &first)?;
+        }
+        self.processors.resume();
+        Ok(())
+    }
+
+    /// Stops the processors.
+    pub fn pause(&self) {
+        self.processors.pause();
+    }
+
+    /// Lets the processors run on.
+    pub fn resume(&self) {
+        self.processors.resume();
+    }
+
+    /// Stops the devices: what they hold is on the host's side now. Processors must be paused.
+    pub fn park(&self) {
+        self.board.park();
+    }
+
+    /// The configuration, with what was not said filled in.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The buttons on the case.
+    pub fn buttons(&self) -> &Buttons {
+        self.board.buttons()
+    }
+
+    /// Sends a non-maskable interrupt to the first processor.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn nmi(&self) -> anyhow::Result<()> {
+        self.processors.pause();
+        let sent = self.processors.each().next().map_or(Ok(()), |vcpu| vcpu.nmi());
+        self.processors.resume();
+        sent
+    }
+
+    /// The registers of all processors, which must be paused.
+    pub fn registers(&self) -> Vec<String> {
+        self.processors.each().map(|vcpu| vcpu.registers()).collect()
+    }
+}

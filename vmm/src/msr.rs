@@ -1,0 +1,105 @@
+//! What model-specific registers mean that KVM does not know: this machine's policy.
+//!
+//! Windows reads many registers of real chip sets, some of them without an exception handler. The
+//! usual way out is `kvm.ignore_msrs=1` for the whole host; ours is a list for one machine.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use serde::{Deserialize, Serialize};
+
+/// What a register means that is on no list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unknown {
+    /// A general-protection fault, as on a processor that does not have it.
+    #[default]
+    Fault,
+    /// Reads as zero, and takes writes.
+    Ignore,
+}
+
+/// Registers that read as zero and take any write: power, thermal and performance registers that
+/// Windows and its drivers look at, and that mean nothing in a virtual machine.
+const BENIGN: &[std::ops::RangeInclusive<u32>] = &[
+    0x34..=0x34,               // SMI_COUNT
+    0x88..=0x8a,               // BBL_CR_D0..: looked at by the HAL
+    0xe7..=0xe8,               // MPERF, APERF
+    0x116..=0x11e,             // BBL_CR_*
+    0x198..=0x19c,             // PERF_STATUS, CLOCK_MODULATION, THERM_*
+    0x1a2..=0x1a2,             // TEMPERATURE_TARGET
+    0x1ad..=0x1ae,             // TURBO_RATIO_LIMIT
+    0x1b0..=0x1b2,             // ENERGY_PERF_BIAS, PACKAGE_THERM_*
+    0x601..=0x64f,             // RAPL, core and package residency, PPERF
+    0x770..=0x777,             // HWP
+    0xc001_0015..=0xc001_0015, // HWCR
+    0xc001_0061..=0xc001_0071, // P-states
+    0xc001_0114..=0xc001_0114, // VM_CR
+    0xc001_0299..=0xc001_029b, // RAPL
+    0xc001_1020..=0xc001_102d, // LS_CFG .. DE_CFG
+];
+
+/// One machine's answers.
+pub struct Policy {
+    unknown: Unknown,
+    /// Said once each: a guest must not fill the log.
+    said: Mutex<BTreeSet<u32>>,
+}
+
+/// More different registers than any guest asks for honestly are not written down.
+const MOST: usize = 256;
+
+impl Policy {
+    /// Answers for what is on no list.
+    pub fn new(unknown: Unknown) -> Self {
+        Self { unknown, said: Mutex::default() }
+    }
+
+    /// The value of a register, or a fault.
+    pub fn read(&self, index: u32) -> Option<u64> {
+        self.allows(index, "reads").then_some(0)
+    }
+
+    /// Whether a write is taken; else it faults.
+    pub fn write(&self, index: u32, value: u64) -> bool {
+        self.allows(index, &format!("writes {value:#x} to"))
+    }
+
+    fn allows(&self, index: u32, verb: &str) -> bool {
+        if BENIGN.iter().any(|range| range.contains(&index)) {
+            return true;
+        }
+        let mut said = self.said.lock().expect("no thread panicked");
+        if said.len() < MOST && said.insert(index) {
+            let answer = match self.unknown {
+                Unknown::Fault => "a fault (--msr ignore makes it zero)",
+                Unknown::Ignore => "zero",
+            };
+            tracing::info!("the guest {verb} unknown MSR {index:#x}: it gets {answer}");
+        }
+        self.unknown == Unknown::Ignore
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn listed_registers_are_zero_and_others_as_the_policy_says() {
+        let strict = Policy::new(Unknown::Fault);
+        assert_eq!((strict.read(0x611), strict.write(0x1b0, 6)), (Some(0), true));
+        assert_eq!((strict.read(0xdead), strict.write(0xdead, 1)), (None, false));
+        let lax = Policy::new(Unknown::Ignore);
+        assert_eq!((lax.read(0xdead), lax.write(0xdead, 1)), (Some(0), true));
+    }
+
+    #[test]
+    fn a_guest_that_tries_them_all_costs_bounded_memory() {
+        let policy = Policy::new(Unknown::Fault);
+        (0..100_000).for_each(|index| {
+            policy.read(index);
+        });
+        assert!(policy.said.lock().unwrap().len() <= MOST);
+    }
+}

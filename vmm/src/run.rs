@@ -1,0 +1,264 @@
+//! The life of a machine: from power-on to the exit status.
+
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use devices::board::Event;
+use devices::power::Buttons;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use serde_json::json;
+use vmm_sys_util::signal::register_signal_handler;
+
+use crate::config::Config;
+use crate::control::{Command, Request, Server};
+use crate::kvm::{self, Situation};
+use crate::machine::{self, Machine};
+use crate::status::{Failure, Status};
+use crate::vcpu::Stop;
+
+/// What the machine's threads tell the main thread.
+pub enum Notice {
+    /// A device wants a reset, or power off.
+    Device(Event),
+    /// A processor cannot go on.
+    Stopped(Stop),
+    /// A signal that means: end.
+    Signal(i32),
+    /// A request at the control socket.
+    Control(Request),
+}
+
+/// KVM_SYSTEM_EVENT_*
+const SYSTEM_SHUTDOWN: u32 = 1;
+const SYSTEM_RESET: u32 = 2;
+const SYSTEM_CRASH: u32 = 3;
+
+/// Runs a machine until it is off. The number is the exit status.
+///
+/// # Errors
+///
+/// When it cannot be built, or broke.
+pub fn run(config: Config) -> anyhow::Result<u8> {
+    config.check()?;
+    let (tell, notices) = mpsc::channel();
+    catch_signals(tell.clone())?;
+    // First the socket: what is in use there must end us before the guest touches a disk.
+    let control = config.control.clone();
+    let server = control.map(|path| Server::new(&path, tell.clone())).transpose()?;
+    let machine = machine::build(config, tell)?;
+    refuse_what_cannot_run(&machine)?;
+    let mut life = Life { machine, notices, paused: false, resets: 0, end: None };
+    life.machine.power_on()?;
+    let status = life.run();
+    drop(life);
+    drop(server);
+    status
+}
+
+/// On a host that only emulates kernel-mode code, an operating system gets nowhere; say so now.
+fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
+    let config = machine.config();
+    let foreign = config.firmware.is_some() || config.kernel.is_some();
+    if foreign && !config.accept_emulation && Situation::of_this_host() == Situation::Paravirtual {
+        let sentence = format!("{} (--accept-emulation tries all the same)", kvm::PARAVIRTUAL);
+        return Err(Failure::new(Status::NoKvm, sentence));
+    }
+    Ok(())
+}
+
+struct Life {
+    machine: Machine,
+    notices: Receiver<Notice>,
+    paused: bool,
+    resets: u64,
+    /// The guest was asked to switch off: when we stop waiting, and the status then.
+    end: Option<(Instant, u8)>,
+}
+
+impl Life {
+    fn run(&mut self) -> anyhow::Result<u8> {
+        loop {
+            let notice = match self.end {
+                None => self.notices.recv().ok(),
+                Some((at, status)) => {
+                    let left = at.saturating_duration_since(Instant::now());
+                    match self.notices.recv_timeout(left) {
+                        Ok(notice) => Some(notice),
+                        Err(_) => return Ok(self.off(status)),
+                    }
+                }
+            };
+            let notice = notice.context("all threads of the machine are gone")?;
+            if let Some(status) = self.heed(notice)? {
+                return Ok(self.off(status));
+            }
+        }
+    }
+
+    /// Does what a notice says; a number is the end.
+    fn heed(&mut self, notice: Notice) -> anyhow::Result<Option<u8>> {
+        match notice {
+            Notice::Device(Event::PowerOff) => return Ok(Some(Status::Off as u8)),
+            Notice::Device(Event::Reset) => self.reset()?,
+            Notice::Stopped(stop) => return self.stopped(stop),
+            Notice::Signal(signal) => return Ok(self.signal(signal)),
+            Notice::Control(request) => return Ok(self.control(request)),
+        }
+        Ok(None)
+    }
+
+    fn stopped(&mut self, stop: Stop) -> anyhow::Result<Option<u8>> {
+        match stop {
+            Stop::TripleFault | Stop::System(SYSTEM_RESET, _) => self.reset()?,
+            Stop::System(SYSTEM_SHUTDOWN, _) => return Ok(Some(Status::Off as u8)),
+            Stop::System(SYSTEM_CRASH, codes) => {
+                // The guest writes its dump now: it goes on, and ends by itself.
+                let codes: Vec<_> = codes.iter().map(|code| format!("{code:#x}")).collect();
+                tracing::error!("the guest crashed: {}", codes.join(" "));
+                self.machine.resume();
+            }
+            Stop::System(kind, _) => bail!("KVM raised system event {kind}, which is unknown"),
+            Stop::Broken(report) => {
+                self.machine.pause();
+                let mut report = report;
+                if Situation::of_this_host() == Situation::Paravirtual {
+                    report = format!("{report}\n{}", kvm::PARAVIRTUAL);
+                }
+                return Err(Failure::new(Status::Guest, report));
+            }
+        }
+        Ok(None)
+    }
+
+    fn reset(&mut self) -> anyhow::Result<()> {
+        let start = Instant::now();
+        self.machine.pause();
+        // Several processors may have asked, and the guest of before has nothing to say any more.
+        let mut kept = Vec::new();
+        while let Ok(notice) = self.notices.try_recv() {
+            match notice {
+                Notice::Device(Event::Reset) | Notice::Stopped(Stop::TripleFault) => {}
+                other => kept.push(other),
+            }
+        }
+        self.machine.power_on()?;
+        self.paused = false;
+        self.resets += 1;
+        tracing::info!("the machine was reset in {:?}", start.elapsed());
+        for notice in kept {
+            if let Some(status) = self.heed(notice)? {
+                self.end = Some((Instant::now(), status));
+            }
+        }
+        Ok(())
+    }
+
+    fn signal(&mut self, signal: i32) -> Option<u8> {
+        let status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
+        let grace = self.machine.config().grace.0;
+        // A second signal does not wait.
+        if grace == 0 || self.end.is_some() || !self.machine.buttons().press() {
+            return Some(status);
+        }
+        tracing::info!("power button pressed, the guest has {grace} s");
+        self.end = Some((Instant::now() + Duration::from_secs(grace.into()), status));
+        None
+    }
+
+    fn control(&mut self, request: Request) -> Option<u8> {
+        let mut status = None;
+        let answer = match request.command {
+            Command::Status => Ok(json!({
+                "state": if self.paused { "paused" } else { "running" },
+                "resets": self.resets,
+                "processors": self.machine.config().cpus.count,
+                "memory": self.machine.config().memory.size.0,
+                "pid": std::process::id(),
+            })),
+            Command::Pause => {
+                self.machine.pause();
+                self.paused = true;
+                Ok(json!({}))
+            }
+            Command::Resume => {
+                self.machine.resume();
+                self.paused = false;
+                Ok(json!({}))
+            }
+            Command::Reset => self.reset().map(|()| json!({})),
+            Command::PowerButton => press(self.machine.buttons()),
+            Command::Nmi => self.machine.nmi().map(|()| json!({})),
+            Command::Registers => Ok(json!({ "registers": self.registers() })),
+            Command::Quit => {
+                status = Some(Status::Off as u8);
+                Ok(json!({}))
+            }
+        };
+        request.answer(answer);
+        status
+    }
+
+    /// The registers of all processors, which stop for it.
+    fn registers(&self) -> Vec<String> {
+        self.machine.pause();
+        let registers = self.machine.registers();
+        if !self.paused {
+            self.machine.resume();
+        }
+        registers
+    }
+
+    /// Switches off: from here on nothing of the guest's runs.
+    fn off(&mut self, status: u8) -> u8 {
+        self.machine.pause();
+        self.machine.park();
+        status
+    }
+}
+
+fn press(buttons: &Buttons) -> anyhow::Result<serde_json::Value> {
+    anyhow::ensure!(buttons.press(), "this machine has no power button");
+    Ok(json!({}))
+}
+
+static SIGNALS: OnceLock<OwnedFd> = OnceLock::new();
+
+extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    if let Some(event) = SIGNALS.get() {
+        // One write of a number: what a signal handler may do. Signals of one moment add up, so
+        // each has a byte of its own.
+        let number = 1_u64 << (8 * slot(signal));
+        rustix::io::write(event, &number.to_ne_bytes()).ok();
+    }
+}
+
+const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+fn slot(signal: i32) -> u32 {
+    (0..).zip(ENDING).find(|it| it.1 == signal).map_or(0, |it| it.0)
+}
+
+/// Turns the signals that mean "end" into notices.
+fn catch_signals(tell: Sender<Notice>) -> anyhow::Result<()> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC).context("an event for signals")?;
+    let event = SIGNALS.get_or_init(|| event);
+    for signal in ENDING {
+        register_signal_handler(signal, on_signal).context("signal handlers")?;
+    }
+    let body = move || {
+        let mut number = [0; 8];
+        while rustix::io::read(event, &mut number).is_ok() {
+            let which = u64::from_ne_bytes(number).trailing_zeros() / 8;
+            let signal = ENDING.get(which as usize).copied().unwrap_or(libc::SIGTERM);
+            if tell.send(Notice::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    };
+    Builder::new().name("signals".into()).spawn(body).context("a thread for signals")?;
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! Processors on their threads: run, pause, reset. This loop knows no port and no device.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{Builder, JoinHandle};
+
+use anyhow::Context;
+use devices::bus::Spaces;
+
+use crate::kvm;
+use crate::kvm::vcpu::{Exit, Vcpu};
+use crate::msr::Policy;
+
+/// Why a processor cannot go on.
+#[derive(Debug)]
+pub enum Stop {
+    /// A triple fault: the guest wants a reset, or is lost.
+    TripleFault,
+    /// KVM's system event: its type, and its data.
+    System(u32, Vec<u64>),
+    /// What cannot be run, with registers.
+    Broken(String),
+}
+
+/// Told on the processor's thread; it must not block.
+pub type OnStop = Arc<dyn Fn(Stop) + Send + Sync>;
+
+/// All processors of a machine. They begin paused.
+pub struct Processors {
+    shared: Arc<Shared>,
+    cpus: Vec<Arc<Mutex<Vcpu>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// Looked at before each entry of the guest, so that pausing needs no lock there.
+    wanted: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+    spaces: Arc<Spaces>,
+    policy: Policy,
+    on_stop: OnStop,
+}
+
+struct State {
+    order: Order,
+    /// Counts `resume`s: a processor that stopped by itself waits for the next.
+    round: u64,
+    parked: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Run,
+    Pause,
+    Quit,
+}
+
+impl Processors {
+    /// Starts a thread for each processor, paused.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no thread left.
+    pub fn new(
+        vcpus: Vec<Vcpu>,
+        spaces: Arc<Spaces>,
+        policy: Policy,
+        on_stop: OnStop,
+    ) -> anyhow::Result<Self> {
+        let state = State { order: Order::Pause, round: 0, parked: 0 };
+        let shared = Arc::new(Shared {
+            wanted: AtomicBool::new(true),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            spaces,
+            policy,
+            on_stop,
+        });
+        let cpus: Vec<_> = vcpus.into_iter().map(|vcpu| Arc::new(Mutex::new(vcpu))).collect();
+        let threads = cpus.iter().enumerate().map(|(index, cpu)| {
+            let (shared, cpu) = (shared.clone(), cpu.clone());
+            let body = move || shared.work(&cpu);
+            Builder::new().name(format!("cpu{index}")).spawn(body).context("a processor's thread")
+        });
+        let threads = threads.collect::<anyhow::Result<_>>()?;
+        let processors = Self { shared, cpus, threads };
+        processors.shared.wait_for_all(processors.threads.len());
+        Ok(processors)
+    }
+
+    /// Stops all processors between two instructions; returns when they have.
+    pub fn pause(&self) {
+        self.order(Order::Pause);
+        self.shared.wait_for_all(self.threads.len());
+    }
+
+    /// Lets all processors run on.
+    pub fn resume(&self) {
+        let mut state = self.shared.lock();
+        state.order = Order::Run;
+        state.round += 1;
+        self.shared.wanted.store(false, Ordering::Release);
+        self.shared.changed.notify_all();
+    }
+
+    /// The processors, which must be paused.
+    pub fn each(&self) -> impl Iterator<Item = MutexGuard<'_, Vcpu>> {
+        self.cpus.iter().map(|cpu| cpu.lock().expect("a panic ends the process"))
+    }
+
+    fn order(&self, order: Order) {
+        self.shared.wanted.store(true, Ordering::Release);
+        self.shared.lock().order = order;
+        self.shared.changed.notify_all();
+        self.threads.iter().for_each(kvm::kick);
+    }
+}
+
+impl Drop for Processors {
+    fn drop(&mut self) {
+        self.order(Order::Quit);
+        for thread in self.threads.drain(..) {
+            thread.join().expect("a panic ends the process");
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("a panic ends the process")
+    }
+
+    fn wait_for_all(&self, count: usize) {
+        let state = self.lock();
+        let parked = self.changed.wait_while(state, |state| state.parked < count);
+        drop(parked.expect("a panic ends the process"));
+    }
+
+    /// A processor's thread.
+    fn work(&self, cpu: &Mutex<Vcpu>) {
+        let mut round = 0;
+        while let Some(next) = self.park(round) {
+            round = next;
+            let mut vcpu = cpu.lock().expect("a panic ends the process");
+            let kickable = vcpu.kickable();
+            let stop = self.run(&mut vcpu);
+            vcpu.settle();
+            drop(kickable);
+            drop(vcpu);
+            if let Some(stop) = stop {
+                (self.on_stop)(stop);
+            } else {
+                // It was told to: the same round goes on when all resume.
+                round = round.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Waits for the order to run in a later round than `done`; `None` is the end.
+    fn park(&self, done: u64) -> Option<u64> {
+        let mut state = self.lock();
+        state.parked += 1;
+        self.changed.notify_all();
+        let waits = |state: &mut State| match state.order {
+            Order::Pause => true,
+            Order::Run => state.round <= done,
+            Order::Quit => false,
+        };
+        state = self.changed.wait_while(state, waits).expect("a panic ends the process");
+        state.parked -= 1;
+        (state.order == Order::Run).then_some(state.round)
+    }
+
+    fn run(&self, vcpu: &mut Vcpu) -> Option<Stop> {
+        while !self.wanted.load(Ordering::Acquire) {
+            match vcpu.step(&self.spaces, &self.policy) {
+                Exit::Done | Exit::Interrupted => {}
+                Exit::Shutdown => return Some(Stop::TripleFault),
+                Exit::System(kind, data) => return Some(Stop::System(kind, data)),
+                Exit::Broken(report) => return Some(Stop::Broken(report)),
+            }
+        }
+        None
+    }
+}
