@@ -198,7 +198,8 @@ fn a_damaged_state_is_refused_or_borne() {
             assert!((0..100).all(|_| guest.step()));
             bench.board.park();
         }
-        assert!(refused > 0, "`{kind}` takes anything for its state");
+        let has_state = !saved[0][1].is_null();
+        assert!(refused > 0 || !has_state, "`{kind}` takes anything for its state");
         bench.board.run(Vec::new()).unwrap();
     }
 }
