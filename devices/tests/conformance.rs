@@ -21,7 +21,15 @@ const SLOWEST: Duration = Duration::from_secs(1);
 const FIRMWARE: &[(&str, u64, u32)] = &[("lpc", 0x40, 0x601), ("lpc", 0x44, 0x80)];
 
 /// What goes on by itself while a device runs: kinds, and where their state holds it.
-const CLOCKS: &[(&str, &str)] = &[("lpc", "/device/pm/timer"), ("lpc", "/device/pm/overflow")];
+const CLOCKS: &[(&str, &str)] = &[
+    ("hpet", "/count"),
+    ("hpet", "/seen"),
+    ("hpet", "/timers/0/comparator"),
+    ("hpet", "/timers/1/comparator"),
+    ("hpet", "/timers/2/comparator"),
+    ("lpc", "/device/pm/timer"),
+    ("lpc", "/device/pm/overflow"),
+];
 
 /// A device of this kind alone, running.
 fn bench(kind: &str, folder: &tempfile::TempDir) -> Bench {
