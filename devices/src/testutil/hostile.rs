@@ -39,7 +39,7 @@ impl Iterator for Noise {
 }
 
 /// The first registers of configuration space: commands, BARs, capabilities. Windows move by those.
-const HEADER: u64 = 0x60;
+const HEADER: u64 = 0x80;
 
 /// The guest. It knows what every device was granted, and follows windows as they move.
 pub struct Guest<'a, B> {
@@ -52,8 +52,32 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
     /// A guest of this machine that does what `bytes` say.
     pub fn new(bench: &'a Bench, bytes: B) -> Self {
         let claims = bench.board.claims().flat_map(|(_, claims)| claims);
-        let targets = claims.filter(|it| !matches!(it, Claim::Line(_) | Claim::Acpi(_)));
+        // The configuration space of a function is claimed twice: as that, and as a function.
+        let targets = claims.filter(|it| match it {
+            Claim::Fixed(kind, _) => *kind != Kind::Config,
+            Claim::Window(_) | Claim::Pci(..) => true,
+            Claim::Line(_) | Claim::Acpi(_) => false,
+        });
         Self { bench, targets: targets.collect(), bytes }
+    }
+
+    /// Sets all functions up as firmware does, BARs placed and decoded, and leaves their
+    /// configuration alone from then on.
+    #[must_use]
+    pub fn open(mut self) -> Self {
+        let (mut memory, mut ports) = (0x4000_0000_u32, 0xc000_u32);
+        for target in &self.targets {
+            let Claim::Pci(at, _) = target else { continue };
+            let config = &self.bench.board.spaces().config;
+            for bar in 0..6 {
+                config.write(at.config() + 0x10 + 4 * bar, &(memory | ports).to_le_bytes());
+                (memory, ports) = (memory + (8 << 20), ports + 0x40);
+            }
+            // Decode ports and memory, master the bus, use the wire.
+            config.write(at.config() + 4, &[7, 0]);
+        }
+        self.targets.retain(|it| !matches!(it, Claim::Pci(..)));
+        self
     }
 
     /// Makes one access; false when the bytes are used up.
@@ -101,7 +125,7 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
         let byte = u64::from(self.bytes.next()?);
         Some(match how {
             0 => byte,
-            1 => byte * 4,
+            1 => (byte & 63) * 4,
             2 => u64::from(u32::from_le_bytes(self.take()?)),
             _ => u64::MAX - byte,
         })
