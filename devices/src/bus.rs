@@ -86,17 +86,22 @@ impl Space {
     pub fn read(&self, address: u64, data: &mut [u8]) {
         // Devices may leave bytes alone, and firmware tells an absent device by all-ones.
         data.fill(0xff);
-        let Some(hit) = self.find(address, data.len()) else { return };
+        let Some(hit) = self.find(address, data.len()) else {
+            tracing::trace!("read {address:#x}: nobody answers");
+            return;
+        };
         let access =
             hit.seat.device.lock().expect("no device panicked").read(hit.region, hit.offset, data);
         if access == Access::Ignored {
             data.fill(0xff);
             hit.seat.note(1, "read", &hit, data.len());
         }
+        tracing::trace!(device = hit.seat.name, "read {address:#x}: {data:02x?}");
     }
 
     /// Gives `data` to the device at `address`; what nobody takes is dropped.
     pub fn write(&self, address: u64, data: &[u8]) {
+        tracing::trace!("write {address:#x}: {data:02x?}");
         let Some(hit) = self.find(address, data.len()) else { return };
         let access =
             hit.seat.device.lock().expect("no device panicked").write(hit.region, hit.offset, data);

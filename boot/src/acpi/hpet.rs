@@ -10,7 +10,7 @@ use super::{Node, Platform};
 const HID: &str = "PNP0103";
 
 /// The event timer block's ID, the upper bits of which are those of the capability register: vendor
-/// 8086, legacy replacement, 64-bit counter, three timers.
+/// 8086, 64-bit counter, three timers; no legacy replacement, which the timer in the kernel lacks.
 const BLOCK_ID: u32 = 0x8086_2201;
 
 /// The table, if a node says that the machine has an HPET.

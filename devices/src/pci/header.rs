@@ -47,11 +47,10 @@ impl Header {
         header.put(SUBSYSTEM, &id.subsystem.0.to_le_bytes());
         header.put(SUBSYSTEM + 2, &id.subsystem.1.to_le_bytes());
         header.put(PIN, &[identity.pin.map_or(0, |pin| pin + 1)]);
-        // Parity and SERR enable (bits 6 and 8) are plain storage in every PC.
-        let mut command = MASTER | 1 << 6 | 1 << 8;
-        for (_, bar) in &identity.bars {
-            command |= if matches!(bar, Bar::Port(_)) { IO } else { MEMORY };
-        }
+        // All functions have these bits as storage, also without BARs: firmware tests which it can
+        // set, and starts no driver on a bridge whose ports cannot be switched on. So have all PCs
+        // parity and SERR enable (bits 6 and 8).
+        let mut command = IO | MEMORY | MASTER | 1 << 6 | 1 << 8;
         if identity.pin.is_some() {
             command |= NO_INTX;
         }
