@@ -77,7 +77,8 @@ options! {
     "firmware" "FILE" firmware: Option<PathBuf>,
     /// The firmware's variable store: your own copy of OVMF_VARS, which it writes to.
     "vars" "FILE" vars: Option<PathBuf>,
-    /// A Linux kernel (bzImage, or ELF with a PVH entry) that is started without firmware.
+    /// A Linux kernel: bzImage, or ELF with a PVH entry. It is started directly, or by the firmware
+    /// (bzImage only) when there is one.
     "kernel" "FILE" kernel: Option<PathBuf>,
     /// The kernel's initial RAM disk.
     "initrd" "FILE" initrd: Option<PathBuf>,
@@ -506,11 +507,10 @@ impl Config {
         self.smbios.uuid().map_err(usage)?;
         let conflict = match self {
             Self { vars: Some(_), firmware: None, .. } => "--vars needs --firmware",
-            Self { kernel: Some(_), firmware: Some(_), .. } => {
-                "--kernel starts without firmware: leave out one of --kernel and --firmware"
-            }
             Self { initrd: Some(_), kernel: None, .. } => "--initrd needs --kernel",
-            Self { cmdline: Some(_), firmware: Some(_), .. } => "--cmdline needs --kernel",
+            Self { cmdline: Some(_), firmware: Some(_), kernel: None, .. } => {
+                "--cmdline needs --kernel"
+            }
             _ => return Ok(()),
         };
         Err(Failure::new(Status::Usage, conflict))

@@ -1,12 +1,15 @@
 //! What firmware finds in fw_cfg.
 
+use std::fs;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use boot::fw_cfg::{self as files, Files};
 use boot::{acpi, e820};
 use devices::platform::fw_cfg::{self, Content, File};
 
+use crate::config::Config;
 use crate::description::Description;
 use crate::machine::Plan;
 
@@ -30,7 +33,8 @@ impl Source {
     /// When something has no place in a table, or a file cannot be read.
     pub fn new(plan: &Plan, description: Arc<OnceLock<Description>>) -> anyhow::Result<Self> {
         let cpus = plan.apic_ids.len();
-        let keys = files::numbers(cpus, plan.config.smbios.uuid()?, false)?;
+        let mut keys = files::numbers(cpus, plan.config.smbios.uuid()?, false)?;
+        keys.extend(kernel(&plan.config)?);
         let smbios = crate::description::smbios(plan)?;
         let map = e820::for_firmware(plan.ram);
         let told = Files { e820: &map, smbios: &smbios, boot_order: &[], boot_menu_ms: None };
@@ -41,6 +45,46 @@ impl Source {
         }
         Ok(Self { keys, files, description })
     }
+}
+
+/// Sizes and data of what firmware is to start: the kernel's set-up part and the rest of it, the
+/// initial RAM disk, the command line.
+const SETUP: (u16, u16) = (0x17, 0x18);
+const KERNEL: (u16, u16) = (0x08, 0x11);
+const INITRD: (u16, u16) = (0x0b, 0x12);
+const COMMAND_LINE: (u16, u16) = (0x14, 0x15);
+/// In a bzImage (Linux, Documentation/arch/x86/boot.rst): sectors of the set-up part after the
+/// first, 0 for 4; and the magic that makes it one.
+const SETUP_SECTORS: usize = 0x1f1;
+const MAGIC: std::ops::Range<usize> = 0x202..0x206;
+
+fn kernel(config: &Config) -> anyhow::Result<Vec<(u16, Vec<u8>)>> {
+    let (Some(_), Some(path)) = (&config.firmware, &config.kernel) else { return Ok(Vec::new()) };
+    let read = |what: &str, path: &Path| {
+        fs::read(path).with_context(|| format!("--{what} {}", path.display()))
+    };
+    let mut setup = read("kernel", path)?;
+    if setup.get(MAGIC) != Some(b"HdrS") {
+        bail!("--kernel {}: firmware starts bzImage kernels, and this is none", path.display());
+    }
+    let sectors = match setup[SETUP_SECTORS] {
+        0 => 4,
+        count => usize::from(count),
+    };
+    let rest = setup.split_off(((sectors + 1) * 512).min(setup.len()));
+    let mut command_line = config.cmdline.clone().unwrap_or_default().into_bytes();
+    command_line.push(0);
+    let mut items = vec![(SETUP, setup), (KERNEL, rest), (COMMAND_LINE, command_line)];
+    if let Some(path) = &config.initrd {
+        items.push((INITRD, read("initrd", path)?));
+    }
+    let mut keys = Vec::new();
+    for ((size, data), bytes) in items {
+        let length = u32::try_from(bytes.len()).context("a kernel of more than 4 GiB")?;
+        keys.push((size, length.to_le_bytes().to_vec()));
+        keys.push((data, bytes));
+    }
+    Ok(keys)
 }
 
 impl fw_cfg::Source for Source {
