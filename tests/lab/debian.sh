@@ -148,6 +148,54 @@ unpack() {
   rm -rf "$archives"
 }
 
+unpack_package() {
+  open_suite "$1"
+  unpack "$1" "$3.new" "$2"
+  mv "$3.new" "$3"
+}
+
+# With everything that it depends on.
+unpack_tree() {
+  local packages name
+  open_suite "$1"
+  packages=$(apt_of "$1" apt-get -s install "$2" 2> "$cache/apt/$1/log" | awk '$1 == "Inst" { print $2 }')
+  [ -n "$packages" ] || fail "Debian's $1 has no package $2"
+  # shellcheck disable=SC2086  # a list
+  unpack "$1" "$3.new" $packages
+  rm -rf "$3.new"/usr/share/{doc,man,locale,info,lintian,bug} "$3.new"/usr/lib/x86_64-linux-gnu/gconv
+  mkdir -p "$3.new"/{proc,sys,dev,tmp,run}
+  for name in bin sbin lib lib64; do
+    merge "$3.new" "$name"
+  done
+  mv "$3.new" "$3"
+}
+
+# merge ROOT NAME: /NAME is a link to /usr/NAME, as the package base-files has it.
+merge() {
+  mkdir -p "$1/usr/$2"
+  if [ -d "$1/$2" ]; then
+    cp -a "$1/$2/." "$1/usr/$2/"
+    rm -rf "${1:?}/$2"
+  fi
+  ln -s "usr/$2" "$1/$2"
+}
+
+# package SUITE PACKAGE: says the folder where it is unpacked alone, and gets it first if it is not there.
+package() {
+  local folder
+  folder=$cache/package/$1-$2-$(stamp "$here/debian.sh")
+  kept "$folder" unpack_package "$1" "$2" "$folder"
+  echo "$folder"
+}
+
+# tree SUITE PACKAGE: the same with all that it depends on: a root to run it in.
+tree() {
+  local folder
+  folder=$cache/tree/$1-$2-$(stamp "$here/debian.sh")
+  kept "$folder" unpack_tree "$1" "$2" "$folder"
+  echo "$folder"
+}
+
 # kernel_of SUITE FLAVOUR: the package that today's linux-image-FLAVOUR stands for.
 kernel_of() {
   apt_of "$1" apt-cache depends "linux-image-$2" | awk '/Depends: linux-image-[0-9]/ { print $2; exit }'
