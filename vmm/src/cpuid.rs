@@ -83,9 +83,14 @@ impl Model {
     pub fn of_host(kvm: &Kvm, topology: Topology, hyperv: bool) -> anyhow::Result<Self> {
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("CPUID")?;
         let hyperv = if hyperv { kvm::hyperv_cpuid(kvm) } else { Vec::new() };
-        let invariant = std::fs::read_to_string("/proc/cpuinfo")
-            .is_ok_and(|text| text.split_ascii_whitespace().any(|flag| flag == "nonstop_tsc"));
-        Ok(Self::new(cpuid.as_slice().to_vec(), topology, &hyperv, invariant))
+        let host = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let invariant = host.split_ascii_whitespace().any(|flag| flag == "nonstop_tsc");
+        let mut leaves = cpuid.as_slice().to_vec();
+        let name = host.lines().find_map(|line| line.strip_prefix("model name"));
+        if let Some(name) = name {
+            name_processor(&mut leaves, name.trim_start_matches([':', ' ', '\t']));
+        }
+        Ok(Self::new(leaves, topology, &hyperv, invariant))
     }
 
     fn new(mut leaves: Vec<Leaf>, topology: Topology, hyperv: &[Leaf], invariant: bool) -> Self {
@@ -209,6 +214,21 @@ impl Model {
         };
         let brand = (0x8000_0002..=0x8000_0004).map(|leaf| text(leaf, [0, 1, 2, 3], 4));
         (text(0, [1, 3, 2, 0], 3), brand.collect::<String>().trim().to_owned())
+    }
+}
+
+/// Leaves 0x80000002 to 4: the name on the lid, where KVM leaves it empty.
+fn name_processor(leaves: &mut [Leaf], name: &str) {
+    let mut text = [0; 48];
+    // The last byte stays 0: it is a C string.
+    let length = name.len().min(text.len() - 1);
+    text[..length].copy_from_slice(&name.as_bytes()[..length]);
+    let word = |at| u32::from_le_bytes([text[at], text[at + 1], text[at + 2], text[at + 3]]);
+    let brand =
+        leaves.iter_mut().filter(|leaf| (0x8000_0002..=0x8000_0004).contains(&leaf.function));
+    for leaf in brand.filter(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx] == [0; 4]) {
+        let at = (leaf.function & 0xf) as usize * 16 - 32;
+        [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx] = [0, 4, 8, 12].map(|offset| word(at + offset));
     }
 }
 

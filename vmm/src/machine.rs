@@ -53,6 +53,8 @@ pub struct Plan {
     /// APIC ids, processor by processor.
     pub apic_ids: Vec<u32>,
     hyperv: bool,
+    /// Only looked at: devices leave the host's files and terminals alone.
+    dry: bool,
 }
 
 impl Plan {
@@ -81,7 +83,13 @@ impl Plan {
             config.cpus
         );
         let ram = Ram::new(config.memory.size.0);
-        Ok(Self { config, ram, model, apic_ids, hyperv })
+        Ok(Self { config, ram, model, apic_ids, hyperv, dry: false })
+    }
+
+    /// The same plan, to be looked at only.
+    #[must_use]
+    pub fn dry(self) -> Self {
+        Self { dry: true, ..self }
     }
 
     /// The devices that a machine has, in the order in which they are built.
@@ -101,6 +109,9 @@ impl Plan {
             devices.push(registry::Config::Flash(flash::Config { code, vars, readonly }));
         }
         devices.extend(config.device.iter().cloned());
+        if self.dry {
+            devices.iter_mut().for_each(registry::Config::leave_host_alone);
+        }
         devices
     }
 

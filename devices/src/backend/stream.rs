@@ -183,7 +183,13 @@ struct Unbuffered;
 
 impl Write for Unbuffered {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(rustix::stdio::stdout(), buffer)?)
+        let stdout = rustix::stdio::stdout();
+        // Where nobody reads, the guest waits as with any slow line; but a signal means that its
+        // processor is to stop, which must not wait: then what is written here is lost.
+        if poll(&mut [PollFd::new(&stdout, PollFlags::OUT)], None).is_err() {
+            return Ok(buffer.len());
+        }
+        Ok(rustix::io::write(stdout, buffer)?)
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())

@@ -19,6 +19,10 @@ use crate::msr::Policy;
 const TSC: [u32; 2] = [0x10, 0x3b];
 /// IA32_MISC_ENABLE: fast strings, as all firmware leaves it.
 const MISC_ENABLE: (u32, u64) = (0x1a0, 1);
+/// IA32_FEATURE_CONTROL: locked, as firmware leaves it; what is not there takes no write.
+const FEATURE_CONTROL: (u32, u64) = (0x3a, 1);
+/// HV_X64_MSR_SCONTROL: the synthetic interrupt controller is on at power-on, which KVM forgets.
+const SCONTROL: (u32, u64) = (0x4000_0080, 1);
 
 /// A processor.
 pub struct Vcpu {
@@ -72,8 +76,11 @@ impl Vcpu {
         if hyperv && vm.fd().check_extension(Cap::HypervSynic2) {
             let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
             fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
+            set_msr(&fd, SCONTROL.0, SCONTROL.1);
         }
+        fd::set_up_machine_checks(kvm, &fd);
         set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
+        set_msr(&fd, FEATURE_CONTROL.0, FEATURE_CONTROL.1);
         let power_on = PowerOn::of(kvm, &fd)?;
         let vcpu = Self { fd, index, power_on };
         vcpu.set_mp_state()?;
