@@ -1,4 +1,4 @@
-//! Where devices sit: it grants what they ask for, writes every grant down, and parks and runs them.
+//! Where devices sit: it grants what they ask for, writes it down, and parks and runs them.
 
 use std::collections::BTreeMap;
 use std::mem;

@@ -360,7 +360,7 @@ impl Memory {
         if self.size.0 < LEAST {
             bail!("--memory {}: a machine needs at least 16M", self.size);
         }
-        if self.size.0 % (1 << 20) != 0 {
+        if !self.size.0.is_multiple_of(1 << 20) {
             bail!("--memory {}: it is counted in whole MiB", self.size);
         }
         Ok(())
@@ -518,6 +518,7 @@ impl Config {
 }
 
 /// An error in what the user wrote.
+#[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
 fn usage(error: anyhow::Error) -> anyhow::Error {
     Failure::new(Status::Usage, format!("{error:#}"))
 }

@@ -57,7 +57,7 @@ fn create(memory: &Memory, size: Size) -> anyhow::Result<File> {
             1024 => MemfdFlags::HUGE_1GB,
             _ => bail!("huge pages of {page} do not exist: take 2M or 1G"),
         };
-        if size.0 % page.0 != 0 {
+        if page.0 == 0 || !size.0.is_multiple_of(page.0) {
             bail!("memory {size} is not a multiple of its huge pages of {page}");
         }
     }

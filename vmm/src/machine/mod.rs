@@ -1,4 +1,12 @@
 //! The recipe: what a machine is made of, in the order in which it is put together.
+//!
+//! Here, and nowhere else, devices meet the tables that describe them.
+
+mod bars;
+mod description;
+mod direct;
+mod firmware;
+pub mod inspect;
 
 use std::fs::File;
 use std::path::Path;
@@ -19,9 +27,6 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::config::{Config, Hyperv};
 use crate::cpuid::{Model, Topology};
-use crate::description::Description;
-use crate::direct::Direct;
-use crate::firmware::Source;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Vm;
 use crate::msr::Policy;
@@ -29,6 +34,10 @@ use crate::probe;
 use crate::run::Notice;
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
+
+pub use self::description::Description;
+use self::direct::Direct;
+use self::firmware::Source;
 
 /// A machine that is off.
 pub struct Machine {
@@ -146,7 +155,7 @@ pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
     let plan = Plan::new(config, &kvm)?;
     let ranges = plan.ram.ranges().into_iter().map(|range| (range.start, range.end - range.start));
     let ram = ram::map(&plan.config.memory, &ranges.collect::<Vec<_>>())?;
-    let vm = Arc::new(Vm::new(&kvm, ram.clone())?);
+    let vm = Arc::new(Vm::new(&kvm, &ram)?);
 
     let notices = tell.clone();
     let events = Arc::new(move |event: Event| {

@@ -9,9 +9,9 @@ use boot::fw_cfg::{self as files, Files};
 use boot::{acpi, e820};
 use devices::platform::fw_cfg::{self, Content, File};
 
+use super::Plan;
+use super::description::Description;
 use crate::config::Config;
-use crate::description::Description;
-use crate::machine::Plan;
 
 /// Room for the ACPI files: their sizes are told before their contents are known, and what is left
 /// over reads as zeros, which loaders skip.
@@ -35,7 +35,7 @@ impl Source {
         let cpus = plan.apic_ids.len();
         let mut keys = files::numbers(cpus, plan.config.smbios.uuid()?, false)?;
         keys.extend(kernel(&plan.config)?);
-        let smbios = crate::description::smbios(plan)?;
+        let smbios = super::description::smbios(plan)?;
         let map = e820::for_firmware(plan.ram);
         let told = Files { e820: &map, smbios: &smbios, boot_order: &[], boot_menu_ms: None };
         let files = files::files(&told)?.into_iter().map(|file| (file.name, file.bytes));

@@ -12,7 +12,7 @@ use devices::board::Board;
 use devices::bus::Window;
 use devices::device::{Claim, Kind};
 
-use crate::machine::Plan;
+use super::Plan;
 
 /// The machine as ACPI and SMBIOS tell it. Windows move, so it is asked anew each time.
 pub struct Description {

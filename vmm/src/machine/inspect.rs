@@ -11,9 +11,9 @@ use devices::testutil::FakeHost;
 use serde_json::{Value, json};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+use super::Plan;
 use crate::config::Config;
 use crate::kvm;
-use crate::machine::Plan;
 
 /// Builds the machine on a host that is not there, and tells of it.
 ///
