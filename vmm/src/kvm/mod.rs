@@ -42,10 +42,11 @@ impl Situation {
 }
 
 /// Why an operating system cannot run on a paravirtual-only KVM, and what to do.
-pub const PARAVIRTUAL: &str = "this host's KVM is paravirtual only (no VMX or SVM in /proc/cpuinfo): \
-    it emulates kernel-mode code slowly and incompletely, so firmware and operating systems do \
-    not run; use a host with hardware virtualization (or a VM host with nested virtualization \
-    switched on), or run without --firmware and --kernel for the built-in probe";
+pub const PARAVIRTUAL: &str = "this host's KVM is paravirtual only (no VMX or SVM in \
+    /proc/cpuinfo): it emulates kernel-mode code slowly and incompletely, so firmware and \
+    operating systems do not run; use a host with hardware virtualization (or a VM host with \
+    nested virtualization switched on), or run without --firmware and --kernel for the built-in \
+    probe";
 
 /// Opens KVM.
 ///

@@ -16,7 +16,7 @@ use super::description::Description;
 use crate::kvm::vcpu::Vcpu;
 
 /// A kernel and what it is told.
-pub struct Direct {
+pub(super) struct Direct {
     kernel: Kernel,
     command_line: String,
     description: Arc<OnceLock<Description>>,
@@ -41,7 +41,7 @@ const EFER_LONG: u64 = 1 << 8 | 1 << 10;
 
 impl Direct {
     /// A kernel that is part of this program.
-    pub fn image(
+    pub(super) fn image(
         image: &'static [u8],
         command_line: String,
         description: Arc<OnceLock<Description>>,
@@ -50,7 +50,7 @@ impl Direct {
     }
 
     /// Kernel (with its name, for messages) and initial RAM disk.
-    pub fn files(
+    pub(super) fn files(
         (name, kernel): (String, File),
         initrd: Option<File>,
         command_line: String,
@@ -64,7 +64,7 @@ impl Direct {
     /// # Errors
     ///
     /// When the kernel is not one, or does not fit.
-    pub fn start(
+    pub(super) fn start(
         &mut self,
         memory: &GuestMemoryMmap,
         spaces: &Spaces,

@@ -19,7 +19,7 @@ const ROOM: [(&str, u32); 3] =
     [(acpi::TABLES_FILE, 128 << 10), (acpi::RSDP_FILE, 4 << 10), (acpi::SCRIPT_FILE, 8 << 10)];
 
 /// The files of one machine.
-pub struct Source {
+pub(super) struct Source {
     keys: Vec<(u16, Vec<u8>)>,
     files: Vec<(String, Vec<u8>)>,
     description: Arc<OnceLock<Description>>,
@@ -31,7 +31,10 @@ impl Source {
     /// # Errors
     ///
     /// When something has no place in a table, or a file cannot be read.
-    pub fn new(plan: &Plan, description: Arc<OnceLock<Description>>) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        plan: &Plan,
+        description: Arc<OnceLock<Description>>,
+    ) -> anyhow::Result<Self> {
         let cpus = plan.apic_ids.len();
         let mut keys = files::numbers(cpus, plan.config.smbios.uuid()?, false)?;
         keys.extend(kernel(&plan.config)?);
