@@ -204,8 +204,13 @@ impl Place for Grant<'_> {
         if let Some((name, held)) = self.board.holder(kind, &range) {
             // 0xCF9 lies within 0xCF8-0xCFF: a range wholly inside another is a finer decoder.
             if !(held.start <= range.start && range.end <= held.end && held != range) {
+                let space = match kind {
+                    Kind::Port => "ports",
+                    Kind::Memory => "memory",
+                    Kind::Config => "configuration space",
+                };
                 bail!(
-                    "{kind:?} {:#x}-{:#x} is taken: `{name}` has {:#x}-{:#x}",
+                    "no free {space} at {:#x}-{:#x}: `{name}` has {:#x}-{:#x}",
                     range.start,
                     range.end - 1,
                     held.start,

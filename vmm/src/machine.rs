@@ -27,6 +27,7 @@ use crate::kvm::vm::Vm;
 use crate::msr::Policy;
 use crate::probe;
 use crate::run::Notice;
+use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
 
@@ -63,7 +64,8 @@ impl Plan {
     /// When the configuration does not fit this host.
     pub fn new(mut config: Config, kvm: &Kvm) -> anyhow::Result<Self> {
         config.check()?;
-        config.cpus = config.cpus.settle(kvm.get_max_vcpus())?;
+        let settled = config.cpus.settle(kvm.get_max_vcpus());
+        config.cpus = settled.map_err(|error| Failure::new(Status::Usage, error.to_string()))?;
         let topology = Topology::new(config.cpus);
         let hyperv = match config.hyperv {
             Hyperv::Auto => config.firmware.is_some(),
@@ -182,12 +184,12 @@ fn direct(
 }
 
 impl Machine {
-    /// Switches on, or resets: everything is as new, and runs.
+    /// Makes everything as new, with the kernel in its place; `resume` starts it.
     ///
     /// # Errors
     ///
-    /// When a device or KVM refuses.
-    pub fn power_on(&mut self) -> anyhow::Result<()> {
+    /// When a device or KVM refuses, or the kernel is not one.
+    pub fn prepare(&mut self) -> anyhow::Result<()> {
         self.board.reset()?;
         self.vm.reset()?;
         for vcpu in self.processors.each() {
@@ -197,7 +199,6 @@ impl Machine {
             let first = self.processors.each().next().context("a machine without processors")?;
             direct.start(&self.ram, self.board.spaces(), &first)?;
         }
-        self.processors.resume();
         Ok(())
     }
 
