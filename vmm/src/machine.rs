@@ -41,6 +41,8 @@ pub struct Machine {
     ram: Arc<GuestMemoryMmap>,
     /// How a kernel is started without firmware.
     direct: Option<Direct>,
+    /// No processor has run: interrupt controllers and processors are as KVM made them.
+    fresh: bool,
 }
 
 /// What is the same for a machine that runs and one that is only looked at.
@@ -158,7 +160,7 @@ pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
     let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
     let policy = Policy::new(plan.config.msr);
     let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop)?;
-    Ok(Machine { config: plan.config, processors, board, vm, ram, direct })
+    Ok(Machine { config: plan.config, processors, board, vm, ram, direct, fresh: true })
 }
 
 /// What is started without firmware: the kernel that was named, or the probe.
@@ -191,9 +193,11 @@ impl Machine {
     /// When a device or KVM refuses, or the kernel is not one.
     pub fn prepare(&mut self) -> anyhow::Result<()> {
         self.board.reset()?;
-        self.vm.reset()?;
-        for vcpu in self.processors.each() {
-            vcpu.reset()?;
+        if !std::mem::take(&mut self.fresh) {
+            self.vm.reset()?;
+            for vcpu in self.processors.each() {
+                vcpu.reset()?;
+            }
         }
         if let Some(direct) = &mut self.direct {
             let first = self.processors.each().next().context("a machine without processors")?;
