@@ -139,10 +139,14 @@ fn switch(words: &mut Vec<String>, name: &str) -> bool {
     words.len() < before
 }
 
-/// Takes a flag and its value out of the words.
+/// Takes a flag and its value, `--name value` or `--name=value`, out of the words.
 fn value(words: &mut Vec<String>, name: &str) -> anyhow::Result<Option<String>> {
-    let Some(at) = words.iter().position(|word| word == name) else { return Ok(None) };
-    words.remove(at);
+    let inline = |word: &str| word.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+    let given = |word: &String| word == name || inline(word).is_some();
+    let Some(at) = words.iter().position(given) else { return Ok(None) };
+    if let Some(value) = inline(&words.remove(at)) {
+        return Ok(Some(value));
+    }
     if at == words.len() {
         return Err(usage(format!("{name} needs a value")));
     }

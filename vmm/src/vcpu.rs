@@ -85,9 +85,7 @@ impl Processors {
             Builder::new().name(format!("cpu{index}")).spawn(body).context("a processor's thread")
         });
         let threads = threads.collect::<anyhow::Result<_>>()?;
-        let processors = Self { shared, cpus, threads };
-        processors.wait_until_parked();
-        Ok(processors)
+        Ok(Self { shared, cpus, threads })
     }
 
     /// Stops all processors between two instructions; returns when they have.

@@ -134,15 +134,20 @@ extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_v
     });
 }
 
+/// Without this the signal ends the process.
+fn catch_kicks() {
+    HANDLER.call_once(|| {
+        register_signal_handler(kick_signal(), on_kick).expect("real-time signals are free");
+    });
+}
+
 /// While it lives, the kick signal makes this thread's processor leave KVM_RUN, also when it comes
 /// just before the call.
 pub(super) struct Kickable;
 
 impl Kickable {
     pub(super) fn new(vcpu: &mut VcpuFd) -> Self {
-        HANDLER.call_once(|| {
-            register_signal_handler(kick_signal(), on_kick).expect("real-time signals are free");
-        });
+        catch_kicks();
         EXIT.set(&raw mut vcpu.get_kvm_run().immediate_exit);
         Self
     }
@@ -157,6 +162,8 @@ impl Drop for Kickable {
 /// Sends the kick signal to a thread of ours.
 pub fn kick(thread: &std::thread::JoinHandle<()>) {
     use std::os::unix::thread::JoinHandleExt;
+    // The thread may not have run its processor yet.
+    catch_kicks();
     // SAFETY: the handle is not joined yet, so the id is that of our thread.
     unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
 }

@@ -107,9 +107,7 @@ impl Vcpu {
             self.fd.set_xcrs(xcrs).context("extended control registers")?;
         }
         self.fd.set_sregs(sregs).context("system registers")?;
-        for msr in msrs {
-            set_msr(&self.fd, msr.index, msr.data);
-        }
+        set_msrs(&self.fd, msrs)?;
         self.set_mp_state()?;
         self.fd.set_lapic(lapic).context("the local interrupt controller")?;
         self.fd.set_vcpu_events(events).context("pending events")?;
@@ -306,6 +304,19 @@ fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
         wanted.drain(..(count + 1).min(wanted.len()));
     }
     Ok(known)
+}
+
+/// Writes many MSRs; KVM stops at each that does not take its value, and there we go on.
+fn set_msrs(fd: &VcpuFd, mut msrs: &[kvm_msr_entry]) -> anyhow::Result<()> {
+    while !msrs.is_empty() {
+        let batch = Msrs::from_entries(msrs).context("a list of MSRs")?;
+        let count = fd.set_msrs(&batch).context("MSRs")?;
+        if let Some(refused) = msrs.get(count) {
+            tracing::trace!("MSR {:#x} does not take {:#x}", refused.index, refused.data);
+        }
+        msrs = msrs.get(count + 1..).unwrap_or_default();
+    }
+    Ok(())
 }
 
 /// Writes an MSR. What a processor does not have, or refuses, stays as it is.

@@ -32,6 +32,7 @@ use crate::kvm::vm::Vm;
 use crate::msr::Policy;
 use crate::probe;
 use crate::run::Notice;
+use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
 
@@ -49,6 +50,8 @@ pub struct Machine {
     ram: Arc<GuestMemoryMmap>,
     /// How a kernel is started without firmware.
     direct: Option<Direct>,
+    /// No processor has run: interrupt controllers and processors are as KVM made them.
+    fresh: bool,
 }
 
 /// What is the same for a machine that runs and one that is only looked at.
@@ -74,7 +77,8 @@ impl Plan {
     /// When the configuration does not fit this host.
     pub fn new(mut config: Config, kvm: &Kvm) -> anyhow::Result<Self> {
         config.check()?;
-        config.cpus = config.cpus.settle(kvm.get_max_vcpus())?;
+        let settled = config.cpus.settle(kvm.get_max_vcpus());
+        config.cpus = settled.map_err(|error| Failure::new(Status::Usage, error.to_string()))?;
         let topology = Topology::new(config.cpus);
         let hyperv = match config.hyperv {
             Hyperv::Auto => config.firmware.is_some(),
@@ -176,7 +180,7 @@ pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
     let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
     let policy = Policy::new(plan.config.msr);
     let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop)?;
-    Ok(Machine { config: plan.config, processors, board, vm, ram, direct })
+    Ok(Machine { config: plan.config, processors, board, vm, ram, direct, fresh: true })
 }
 
 /// What is started without firmware: the kernel that was named, or the probe.
@@ -202,22 +206,23 @@ fn direct(
 }
 
 impl Machine {
-    /// Switches on, or resets: everything is as new, and runs.
+    /// Makes everything as new, with the kernel in its place; `resume` starts it.
     ///
     /// # Errors
     ///
-    /// When a device or KVM refuses.
-    pub fn power_on(&mut self) -> anyhow::Result<()> {
+    /// When a device or KVM refuses, or the kernel is not one.
+    pub fn prepare(&mut self) -> anyhow::Result<()> {
         self.board.reset()?;
-        self.vm.reset()?;
-        for vcpu in self.processors.each() {
-            vcpu.reset()?;
+        if !std::mem::take(&mut self.fresh) {
+            self.vm.reset()?;
+            for vcpu in self.processors.each() {
+                vcpu.reset()?;
+            }
         }
         if let Some(direct) = &mut self.direct {
             let first = self.processors.each().next().context("a machine without processors")?;
             direct.start(&self.ram, self.board.spaces(), &first)?;
         }
-        self.processors.resume();
         Ok(())
     }
 
