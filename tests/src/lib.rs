@@ -1,2 +1,9 @@
-//! The tests.
+//! What the guest tests stand on: a runner, the way into the lab, and guests with a console.
 #![forbid(unsafe_code)]
+
+pub mod console;
+pub mod guest;
+pub mod lab;
+pub mod linux;
+pub mod suite;
+pub mod uefi;

@@ -1,0 +1,219 @@
+//! Linux as a guest: it boots into a shell that does what a test asks for, line by line.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+
+use crate::guest::{Guest, Running};
+use crate::lab;
+
+/// What the first process of the guest runs. A command's output stands between two marks.
+const LOOP: &str = r#"exec < /dev/console
+stty -echo
+echo ">>>transom ready"
+while read -r line; do
+  echo ">>>transom output"
+  sh -c "$line" < /dev/null
+  echo ">>>transom done $?"
+done
+"#;
+
+/// Nothing but an emergency is printed into the answers; `dmesg` has the rest.
+const CMDLINE: &str = "console=ttyS0 loglevel=1";
+
+/// A Linux guest to be started: its machine, and what is in its initial RAM disk.
+#[derive(Clone, Debug)]
+pub struct Linux {
+    guest: Guest,
+    words: String,
+    modules: Vec<String>,
+    files: Vec<(String, String)>,
+}
+
+impl Linux {
+    /// This guest with this kernel.
+    pub fn new(guest: Guest, kernel: &Path) -> Self {
+        let guest = guest.kernel(kernel);
+        Self { guest, words: String::new(), modules: Vec::new(), files: Vec::new() }
+    }
+
+    /// Further words of the kernel's command line.
+    pub fn cmdline(mut self, words: &str) -> Self {
+        self.words = format!("{}{words} ", self.words);
+        self
+    }
+
+    /// Modules to load: the folder that `assets` calls MODULES, and their names.
+    pub fn modules(mut self, folder: &Path, names: &[&str]) -> Self {
+        self.modules = vec!["--kernel-modules".into(), folder.display().to_string()];
+        self.modules.extend(names.iter().map(|&name| name.to_owned()));
+        self
+    }
+
+    /// A file of this host, or a folder, in the guest.
+    pub fn add(mut self, host: &Path, guest: &str) -> Self {
+        self.modules.extend(["--add".into(), format!("{}:{guest}", host.display())]);
+        self
+    }
+
+    /// A program of this host in the guest, with the libraries that it needs.
+    ///
+    /// # Errors
+    ///
+    /// When it is not there.
+    pub fn program(mut self, path: &str) -> anyhow::Result<Self> {
+        let output = Command::new("ldd").arg(path).output().context("ldd")?;
+        ensure!(output.status.success(), "ldd {path}: {}", output.status);
+        let lines = String::from_utf8(output.stdout).context("ldd")?;
+        let libraries = lines.split_whitespace().filter(|word| word.starts_with('/'));
+        for file in libraries.chain([path]) {
+            self = self.add(Path::new(file), file);
+        }
+        Ok(self)
+    }
+
+    /// A file with this text, in the guest.
+    pub fn file(mut self, name: &str, text: &str) -> Self {
+        self.files.push((name.trim_start_matches('/').into(), text.into()));
+        self
+    }
+
+    /// Starts it, and waits until it can be asked.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come up in time.
+    pub fn boot(&self, within: Duration) -> anyhow::Result<Booted> {
+        let cmdline = format!("{CMDLINE} {}", self.words);
+        let guest = self.guest.clone().initrd(self.initrd()?).cmdline(cmdline.trim_end());
+        let mut booted = Booted { running: guest.start()? };
+        booted.ready(within)?;
+        Ok(booted)
+    }
+
+    /// The RAM disk: what takes time is made once, and the test's own files come after it, which
+    /// Linux takes as one.
+    fn initrd(&self) -> anyhow::Result<PathBuf> {
+        let shared = lab::shared()?;
+        fs::create_dir_all(&shared).with_context(|| shared.display().to_string())?;
+        let first = shared.join(format!("{:016x}.initrd", number_of(&self.modules)));
+        if !first.exists() {
+            let mut command = Command::new(lab::repository().join("tests/lab/initrd"));
+            command.arg(&first).args(&self.modules).arg("--busybox").arg(lab::asset("BUSYBOX")?);
+            let status = command.status().context("tests/lab/initrd")?;
+            ensure!(status.success(), "tests/lab/initrd: {status}");
+        }
+        let mut files = self.files.clone();
+        files.push(("run.sh".into(), LOOP.into()));
+        let mut bytes = fs::read(&first).with_context(|| first.display().to_string())?;
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(archive(&files));
+        let whole = first.with_extension(format!("{:016x}", number_of(&files)));
+        fs::write(&whole, bytes).with_context(|| whole.display().to_string())?;
+        Ok(whole)
+    }
+}
+
+fn number_of(what: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// A cpio archive of the kind that Linux unpacks (`newc`): plain files.
+fn archive(files: &[(String, String)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let end = ("TRAILER!!!".to_owned(), String::new());
+    for (index, (name, text)) in files.iter().chain([&end]).enumerate() {
+        let mode = 0o100_644;
+        let numbers = [index + 1, mode, 0, 0, 1, 0, text.len(), 0, 0, 0, 0, name.len() + 1, 0];
+        bytes.extend(b"070701");
+        numbers.iter().for_each(|number| bytes.extend(format!("{number:08x}").bytes()));
+        bytes.extend(name.bytes().chain([0]));
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(text.bytes());
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+    bytes
+}
+
+/// What a command in the guest said, and how it ended.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Its output.
+    pub output: String,
+    /// Its exit status.
+    pub status: i32,
+}
+
+/// A Linux guest that can be asked.
+pub struct Booted {
+    /// The machine that it runs on.
+    pub running: Running,
+}
+
+impl Booted {
+    /// Waits until the guest can be asked: after a boot.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come up in time.
+    pub fn ready(&mut self, within: Duration) -> anyhow::Result<()> {
+        let words = [">>>transom ready\n", "Kernel panic"];
+        match self.running.expect_any(&words, within)? {
+            (0, _) => Ok(()),
+            _ => bail!("the guest's kernel panicked\n{}", self.running.console().tail()),
+        }
+    }
+
+    /// Runs a command. What it says is the answer; that it succeeds is the caller's to ask.
+    ///
+    /// # Errors
+    ///
+    /// When it does not end in time.
+    pub fn try_run(&mut self, command: &str, within: Duration) -> anyhow::Result<Answer> {
+        self.running.send(command)?;
+        self.running.expect(">>>transom output\n", within)?;
+        let output = self.running.expect(">>>transom done ", within)?;
+        let status = self.running.expect("\n", within)?;
+        let status = status.trim().parse().with_context(|| format!("{command}: {status:?}"))?;
+        Ok(Answer { output, status })
+    }
+
+    /// Runs a command that must succeed; the answer is its output.
+    ///
+    /// # Errors
+    ///
+    /// When it fails, or does not end in time.
+    pub fn run(&mut self, command: &str, within: Duration) -> anyhow::Result<String> {
+        let Answer { output, status } = self.try_run(command, within)?;
+        ensure!(status == 0, "{command} ended with {status}: {output}");
+        Ok(output)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_archive_is_what_cpio_reads() {
+        use std::io::Write;
+        let folder = tempfile::tempdir().unwrap();
+        let mut cpio = Command::new("cpio")
+            .args(["-i", "--quiet"])
+            .current_dir(folder.path())
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let files = [("a".into(), "one\n".into()), ("bc".into(), "12345".into())];
+        cpio.stdin.take().unwrap().write_all(&archive(&files)).unwrap();
+        assert!(cpio.wait().unwrap().success());
+        assert_eq!(fs::read_to_string(folder.path().join("a")).unwrap(), "one\n");
+        assert_eq!(fs::read_to_string(folder.path().join("bc")).unwrap(), "12345");
+    }
+}

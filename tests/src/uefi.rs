@@ -1,0 +1,69 @@
+//! UEFI firmware as a guest: its shell.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::guest::{Guest, Running};
+
+const PROMPT: &str = "Shell> ";
+/// The shell waits before it prompts, and says how not to.
+const COUNTDOWN: &str = "to skip startup.nsh";
+
+/// A store of variables for one machine: a copy of the package's, in a folder of its own.
+///
+/// # Errors
+///
+/// When it cannot be copied.
+pub fn store(of: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
+    let copy = folder.join("vars.fd");
+    let bytes = fs::read(of).with_context(|| of.display().to_string())?;
+    fs::write(&copy, bytes).with_context(|| copy.display().to_string())?;
+    Ok(copy)
+}
+
+/// The firmware's shell on the serial port.
+pub struct Shell {
+    /// The machine that it runs on.
+    pub running: Running,
+}
+
+impl Shell {
+    /// Starts a guest and waits for the prompt.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come in time.
+    pub fn start(guest: &Guest, within: Duration) -> anyhow::Result<Self> {
+        let mut shell = Self { running: guest.start()? };
+        shell.prompt(within)?;
+        Ok(shell)
+    }
+
+    /// Waits for the prompt after a start or a reset.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come in time.
+    pub fn prompt(&mut self, within: Duration) -> anyhow::Result<()> {
+        if self.running.expect_any(&[PROMPT, COUNTDOWN], within)?.0 == 1 {
+            self.running.console().type_keys("\x1b")?;
+            self.running.expect(PROMPT, within)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a command and waits for the next prompt. The answer is what it said.
+    ///
+    /// # Errors
+    ///
+    /// When it does not end in time.
+    pub fn run(&mut self, command: &str, within: Duration) -> anyhow::Result<String> {
+        self.running.send(command)?;
+        let said = self.running.expect(PROMPT, within)?;
+        // The command comes back as it is typed.
+        Ok(said.split_once('\n').map_or(String::new(), |(_, answer)| answer.to_owned()))
+    }
+}
