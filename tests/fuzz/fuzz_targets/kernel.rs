@@ -15,8 +15,8 @@ fuzz_target!(|data: &[u8]| {
     let memory = GuestMemoryMmap::from_ranges(&ranges).expect("memory");
     let ram = Ram::new(SIZE);
     let e820 = boot::e820::for_direct_boot(ram, &layout::PCIEXBAR);
-    let mut kernel = Cursor::new(data);
-    let (command_line, initrd) = ("console=ttyS0", None);
-    let kernel = &mut kernel;
-    linux::load(&memory, &mut Boot { kernel, initrd, command_line, ram, e820: &e820, rsdp: 0 }).ok();
+    let (mut kernel, command_line) = (Cursor::new(data), "console=ttyS0");
+    let (kernel, e820) = (&mut kernel, &e820);
+    let mut boot = Boot { kernel, initrd: None, command_line, ram, e820, rsdp: 0 };
+    linux::load(&memory, &mut boot).ok();
 });
