@@ -39,8 +39,10 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
             .build()
             .with_context(|| format!("--memory {size}"))?;
         if memory.hugepages.is_none() {
-            want_huge_pages(&region);
+            advise(&region, rustix::mm::Advice::LinuxHugepage);
         }
+        // What the guest keeps in memory is not for a core dump of ours.
+        advise(&region, rustix::mm::Advice::LinuxDontDump);
         let region = GuestRegionMmap::new(region, GuestAddress(*guest));
         regions.push(region.with_context(|| format!("--memory {size} at {guest:#x}"))?);
         start += length;
@@ -75,19 +77,13 @@ fn create(memory: &Memory, size: Size) -> anyhow::Result<File> {
     Ok(File::from(fd))
 }
 
-/// Asks for transparent huge pages: a hint, and refused where they are switched off.
+/// Tells the host how the mapping is used: hints, refused where they are switched off.
 #[expect(unsafe_code, reason = "advice takes a raw range")]
-fn want_huge_pages(region: &vm_memory::MmapRegion) {
-    // SAFETY: the range is that mapping, and this advice changes no contents.
-    let advised = unsafe {
-        rustix::mm::madvise(
-            region.as_ptr().cast(),
-            region.size(),
-            rustix::mm::Advice::LinuxHugepage,
-        )
-    };
+fn advise(region: &vm_memory::MmapRegion, advice: rustix::mm::Advice) {
+    // SAFETY: the range is that mapping, and advice of this kind changes no contents.
+    let advised = unsafe { rustix::mm::madvise(region.as_ptr().cast(), region.size(), advice) };
     if let Err(error) = advised {
-        tracing::debug!("no transparent huge pages: {error}");
+        tracing::debug!("guest memory: {advice:?}: {error}");
     }
 }
 
