@@ -1,5 +1,7 @@
 //! What processors say of themselves: the host's features, our topology, KVM's or Hyper-V's leaves.
 
+use std::arch::x86_64::{__cpuid, CpuidResult};
+
 use anyhow::Context;
 use kvm_bindings::kvm_cpuid_entry2 as Leaf;
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES};
@@ -85,7 +87,9 @@ impl Model {
         let hyperv = if hyperv { kvm::hyperv_cpuid(kvm) } else { Vec::new() };
         let invariant = std::fs::read_to_string("/proc/cpuinfo")
             .is_ok_and(|text| text.split_ascii_whitespace().any(|flag| flag == "nonstop_tsc"));
-        Ok(Self::new(cpuid.as_slice().to_vec(), topology, &hyperv, invariant))
+        let mut leaves = cpuid.as_slice().to_vec();
+        with_host(&mut leaves, host_leaf);
+        Ok(Self::new(leaves, topology, &hyperv, invariant))
     }
 
     fn new(mut leaves: Vec<Leaf>, topology: Topology, hyperv: &[Leaf], invariant: bool) -> Self {
@@ -99,6 +103,8 @@ impl Model {
                     leaf.edx |= MTRR;
                 }
                 0x8000_0001 => leaf.ecx &= !SVM,
+                // How it would be virtualized again.
+                0x8000_000a => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0),
                 0x8000_0007 if invariant => leaf.edx |= INVARIANT_TSC,
                 _ => {}
             }
@@ -219,6 +225,26 @@ fn sharing(leaf: &Leaf, topology: &Topology) -> u32 {
     (1 << bits) - 1
 }
 
+/// What this host's processor says itself.
+fn host_leaf(function: u32) -> Leaf {
+    let CpuidResult { eax, ebx, ecx, edx } = __cpuid(function);
+    Leaf { function, eax, ebx, ecx, edx, ..Default::default() }
+}
+
+/// Takes from the host what tells no feature and what KVM leaves empty: the processor's name, and
+/// AMD's first-level caches and TLBs, by which systems size their tables.
+fn with_host(leaves: &mut Vec<Leaf>, host: fn(u32) -> Leaf) {
+    let last = leaves.iter().find(|leaf| leaf.function == 0x8000_0000).map_or(0, |leaf| leaf.eax);
+    for function in (0x8000_0002..=0x8000_0005).filter(|function| *function <= last) {
+        let empty = |leaf: &&Leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx] == [0; 4];
+        let told = leaves.iter().filter(|leaf| leaf.function == function);
+        if told.clone().count() == told.filter(empty).count() {
+            leaves.retain(|leaf| leaf.function != function);
+            leaves.push(host(function));
+        }
+    }
+}
+
 /// "Microsoft Hv" at 0x40000000, and KVM's own leaves after it.
 fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
     const BASE: u32 = 0x4000_0000;
@@ -233,7 +259,11 @@ fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
     let wanted = hyperv.iter().filter(|leaf| leaf.function <= BASE + 5);
     for mut leaf in wanted.copied() {
         match leaf.function {
-            BASE => leaf.eax = BASE + 5,
+            BASE => {
+                // Windows looks at leaf 1 alone, Linux at these letters: "Microsoft Hv".
+                leaf.eax = BASE + 5;
+                [leaf.ebx, leaf.ecx, leaf.edx] = [0x7263_694d, 0x666f_736f, 0x7648_2074];
+            }
             0x4000_0003 => {
                 // Debug, guest idle, nested and reenlightenment privileges need what we lack; so
                 // does crash reporting by message. Hypercalls and the VP index stay: without them
@@ -314,6 +344,28 @@ mod test {
         assert_eq!(find(&cpuid, 0x8000_0008, 0).ecx, 5 | 3 << 12);
         let extended = find(&cpuid, 0x8000_001e, 0);
         assert_eq!((extended.eax, extended.ebx, extended.ecx), (id, 1 | 1 << 8, 1));
+    }
+
+    #[test]
+    fn names_and_caches_that_kvm_leaves_empty_are_the_hosts() {
+        let host = |function| leaf(function, 0, 0x6e75_7453);
+        let mut leaves = vec![leaf(0x8000_0000, 0, 0x8000_0005), leaf(0x8000_0002, 0, 0)];
+        leaves.push(leaf(0x8000_0005, 0, 5));
+        with_host(&mut leaves, host);
+        let model = Model::new(leaves, topology(1, 1, 1), &[], false);
+        assert_eq!(model.names().1, "StunStunStun");
+        let cpuid = model.of(0).unwrap();
+        assert_eq!(find(&cpuid, 0x8000_0005, 0).eax, 5, "KVM knows better");
+        let mut none = vec![leaf(0x8000_0000, 0, 0x8000_0001)];
+        with_host(&mut none, host);
+        assert_eq!(none.len(), 1);
+    }
+
+    #[test]
+    fn without_nested_virtualization_nothing_is_told_of_it() {
+        let svm = vec![leaf(0x8000_0001, 0, 0), leaf(0x8000_000a, 0, 1)];
+        let model = Model::new(svm, topology(1, 1, 1), &[], false);
+        assert_eq!(find(&model.of(0).unwrap(), 0x8000_000a, 0).eax, 0);
     }
 
     #[test]

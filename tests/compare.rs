@@ -1,0 +1,120 @@
+//! The same Linux guest under the same firmware on QEMU's q35, which is known to run Windows, and on
+//! our machine: what differs is meant, and `compare/expected.txt` says why.
+//!
+//! QEMU is started as container images that run Windows start it: without SMM, HPET, S3 and S4, and
+//! with every Hyper-V enlightenment that KVM has.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use transom_tests::compare::{self, Facts, expected};
+use transom_tests::guest::{Guest, Machine};
+use transom_tests::lab::{self, Lab};
+use transom_tests::linux::Linux;
+use transom_tests::suite::{Suite, Test};
+use transom_tests::uefi;
+
+const BOOT: Duration = Duration::from_secs(240);
+const LOOK: Duration = Duration::from_secs(120);
+
+/// How QEMU is told to be the machine that we are.
+const QEMU_MACHINE: &str = "smm=off,graphics=off,vmport=off,hpet=off";
+const QEMU_CPU: &str = "host,kvm=on,l3-cache=on,+hypervisor,migratable=no,hv_passthrough";
+const QEMU_GLOBALS: [&str; 3] =
+    ["ICH9-LPC.disable_s3=1", "ICH9-LPC.disable_s4=1", "kvm-pit.lost_tick_policy=discard"];
+
+/// Runs in the guest.
+const SCRIPT: &str = include_str!("compare/guest.sh");
+/// The list of what is meant.
+const EXPECTED: &str = include_str!("compare/expected.txt");
+
+fn main() -> ExitCode {
+    let assets = &["BZIMAGE_12", "MODULES_12", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX", "QEMU"];
+    let tests = vec![
+        Test::new("a_guest_looks_at_qemu", || look(Machine::Qemu)),
+        Test::new("a_guest_looks_at_transom", || look(Machine::Transom)),
+        Test::new("every_difference_is_meant", differences),
+        Test::new("tables_of_the_guest_compile_again", tables_compile),
+    ];
+    Suite { lab: Lab { mib: 6144, seconds: 600, assets }, tests }.main()
+}
+
+/// Where what a guest saw is kept, to be looked at afterwards.
+fn folder(machine: Machine) -> anyhow::Result<PathBuf> {
+    let name = match machine {
+        Machine::Qemu => "seen-on-qemu",
+        Machine::Transom => "seen-on-transom",
+    };
+    Ok(lab::shared()?.join(name))
+}
+
+fn look(machine: Machine) -> anyhow::Result<()> {
+    let folder = folder(machine)?;
+    // Never what an earlier run saw.
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    }
+    let work = tempfile::tempdir()?;
+    let vars = uefi::store(&lab::asset("OVMF_VARS_12")?, work.path())?;
+    let mut guest = Guest::on(machine).cpus("2,sockets=1,cores=2,threads=1").memory("3072M");
+    guest = guest.firmware(lab::asset("OVMF_CODE_12")?, vars);
+    if machine == Machine::Qemu {
+        guest = guest.word("-M").word(QEMU_MACHINE).word("-cpu").word(QEMU_CPU);
+        for global in QEMU_GLOBALS {
+            guest = guest.word("-global").word(global);
+        }
+    }
+    let linux = Linux::new(guest, &lab::asset("BZIMAGE_12")?)
+        .modules(&lab::asset("MODULES_12")?, &["cpuid"])
+        // The guest is to sit at the same place every time.
+        .cmdline("efi=debug nokaslr tsc=reliable cryptomgr.notests norandmaps")
+        .cmdline("rcupdate.rcu_cpu_stall_suppress=1")
+        .file("look.sh", SCRIPT);
+    let mut booted = linux.boot(BOOT)?;
+    unpack(&booted.run("sh /look.sh", LOOK)?, &folder)?;
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, LOOK)
+}
+
+/// Unpacks what the guest's script said.
+fn unpack(said: &str, folder: &Path) -> anyhow::Result<()> {
+    let (_, archive) = said.split_once(">>>seen begin\n").context("the script said nothing")?;
+    let (archive, _) = archive.split_once(">>>seen end").context("the script did not end")?;
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let mut tar = Command::new("sh")
+        .args(["-c", "base64 -d | tar xz"])
+        .current_dir(folder)
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("base64 and tar")?;
+    tar.stdin.take().context("no input")?.write_all(archive.as_bytes())?;
+    let status = tar.wait()?;
+    ensure!(status.success(), "unpacking what the guest saw: {status}");
+    Ok(())
+}
+
+fn differences() -> anyhow::Result<()> {
+    let [qemu, transom] = [Machine::Qemu, Machine::Transom].map(|machine| {
+        let folder = folder(machine)?;
+        Facts::read(&folder).with_context(|| folder.display().to_string())
+    });
+    let (qemu, transom) = (qemu?, transom?);
+    let found = compare::differences(&qemu, &transom);
+    let expected = expected::read(EXPECTED)?;
+    for kind in ["acpi", "cpuid", "memory", "pci", "smbios"] {
+        let (facts, lines) = (transom.count(kind), found.iter().filter(|it| it.starts_with(kind)));
+        println!("{kind}: {facts} facts, {} differences", lines.count());
+        ensure!(facts > 0 && qemu.count(kind) > 0, "{kind}: nothing to compare");
+    }
+    expected::check(&found, &expected)
+}
+
+fn tables_compile() -> anyhow::Result<()> {
+    let count = compare::compile(&folder(Machine::Transom)?.join("acpi"))?;
+    println!("{count} tables taken apart and put together again");
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! Two machines as the same guest saw them, compared fact by fact.
+//!
+//! A fact has a name that says what it is about (`acpi FACP flags`, `pci 00:1f.0 revision`) and a
+//! value. What differs becomes one line that stays the same from run to run, so that a list of
+//! expected differences can be kept, each with its reason.
+
+pub mod expected;
+
+mod acpi;
+mod asl;
+mod cpuid;
+mod dsdt;
+mod fields;
+mod memory;
+mod pci;
+mod smbios;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+
+pub use self::acpi::compile;
+
+/// The value of a fact.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Value {
+    /// As it is.
+    Text(String),
+    /// A register on each processor, a number.
+    Numbers(Vec<u32>),
+    /// The same, of bits that mean something each.
+    Bits(Vec<u32>),
+}
+
+/// What a guest saw of its machine.
+#[derive(Default)]
+pub struct Facts(BTreeMap<String, Value>);
+
+impl Facts {
+    /// Reads what a guest wrote down: the folders `acpi`, `cpuid`, `pci`, `smbios`, and `dmesg`.
+    ///
+    /// # Errors
+    ///
+    /// When something is missing, or is not what it should be.
+    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+        let mut facts = Self::default();
+        acpi::read(&folder.join("acpi"), &mut facts)?;
+        cpuid::read(&folder.join("cpuid"), &mut facts)?;
+        pci::read(&folder.join("pci"), &mut facts)?;
+        smbios::read(&folder.join("smbios"), &mut facts)?;
+        memory::read(&fs::read_to_string(folder.join("dmesg")).context("dmesg")?, &mut facts)?;
+        Ok(facts)
+    }
+
+    fn text(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        self.0.insert(name.into(), Value::Text(value.into()));
+    }
+
+    /// How many facts there are whose name begins so.
+    pub fn count(&self, prefix: &str) -> usize {
+        self.0.keys().filter(|name| name.starts_with(prefix)).count()
+    }
+}
+
+/// All that differs, a line each, in order.
+pub fn differences(qemu: &Facts, transom: &Facts) -> Vec<String> {
+    let (qemu, transom) = (&qemu.0, &transom.0);
+    let mut lines = Vec::new();
+    for (name, value) in qemu {
+        match transom.get(name) {
+            Some(other) if other == value => {}
+            Some(other) => lines.push(format!("{name}: {}", both(value, other))),
+            None => lines.push(format!("{name}: only qemu: {}", one(value))),
+        }
+    }
+    let ours = transom.iter().filter(|(name, _)| !qemu.contains_key(*name));
+    lines.extend(ours.map(|(name, value)| format!("{name}: only transom: {}", one(value))));
+    lines.sort_unstable();
+    lines
+}
+
+fn one(value: &Value) -> String {
+    match value {
+        Value::Text(text) => text.clone(),
+        Value::Numbers(each) | Value::Bits(each) => {
+            per_processor(each.iter().map(|number| format!("{number:#010x}")).collect())
+        }
+    }
+}
+
+fn both(qemu: &Value, transom: &Value) -> String {
+    match (qemu, transom) {
+        (Value::Bits(qemu), Value::Bits(transom)) => {
+            per_processor(qemu.iter().zip(transom).map(|(a, b)| bits(*a, *b)).collect())
+        }
+        (Value::Numbers(qemu), Value::Numbers(transom)) => {
+            let pair = |(a, b): (&u32, &u32)| format!("qemu {a:#010x}, transom {b:#010x}");
+            per_processor(qemu.iter().zip(transom).map(pair).collect())
+        }
+        _ => format!("qemu {}, transom {}", one(qemu), one(transom)),
+    }
+}
+
+/// Says it once where it is the same on all processors.
+fn per_processor(each: Vec<String>) -> String {
+    if each.windows(2).all(|pair| pair[0] == pair[1]) {
+        return each.into_iter().next().unwrap_or_default();
+    }
+    let each = each.iter().enumerate().map(|(cpu, text)| format!("cpu {cpu}: {text}"));
+    each.collect::<Vec<_>>().join("; ")
+}
+
+fn bits(qemu: u32, transom: u32) -> String {
+    let mut text = String::new();
+    for (who, only) in [("qemu", qemu & !transom), ("transom", transom & !qemu)] {
+        if only == 0 {
+            continue;
+        }
+        let separator = if text.is_empty() { "" } else { "; " };
+        write!(text, "{separator}only {who}: bit").expect("a String takes everything");
+        for bit in (0..u32::BITS).filter(|bit| only >> bit & 1 == 1) {
+            write!(text, " {bit}").expect("a String takes everything");
+        }
+    }
+    if text.is_empty() { "the same".into() } else { text }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn facts(all: &[(&str, Value)]) -> Facts {
+        Facts(all.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
+    }
+
+    fn text(text: &str) -> Value {
+        Value::Text(text.into())
+    }
+
+    #[test]
+    fn what_is_the_same_is_no_line() {
+        let one = facts(&[("a", text("1")), ("b", Value::Bits(vec![1, 2]))]);
+        assert_eq!(differences(&one, &one), [""; 0]);
+    }
+
+    #[test]
+    fn each_difference_is_a_line() {
+        let qemu = facts(&[("a", text("1")), ("b", text("1"))]);
+        let transom = facts(&[("a", text("2")), ("c", text("3"))]);
+        let lines = ["a: qemu 1, transom 2", "b: only qemu: 1", "c: only transom: 3"];
+        assert_eq!(differences(&qemu, &transom), lines);
+    }
+
+    #[test]
+    fn bits_are_told_apart() {
+        let qemu = facts(&[("r", Value::Bits(vec![0b0110, 0b0110]))]);
+        let transom = facts(&[("r", Value::Bits(vec![0b0011, 0b0011]))]);
+        assert_eq!(differences(&qemu, &transom), ["r: only qemu: bit 2; only transom: bit 0"]);
+    }
+
+    #[test]
+    fn processors_are_told_apart_when_they_differ() {
+        let qemu = facts(&[("r", Value::Numbers(vec![0, 1]))]);
+        let transom = facts(&[("r", Value::Numbers(vec![0, 2]))]);
+        let line = "r: cpu 0: qemu 0x00000000, transom 0x00000000; \
+                    cpu 1: qemu 0x00000001, transom 0x00000002";
+        assert_eq!(differences(&qemu, &transom), [line]);
+    }
+}

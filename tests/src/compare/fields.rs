@@ -1,0 +1,66 @@
+//! Fields of structures, by name and place.
+
+use super::Facts;
+
+/// A field: its name, where it is, how many bytes it has.
+pub(super) type Field = (&'static str, usize, usize);
+
+/// The bytes of a field, if all of them are there.
+pub(super) fn bytes(all: &[u8], at: usize, length: usize) -> Option<&[u8]> {
+    all.get(at..at.checked_add(length)?)
+}
+
+/// A number of up to eight bytes, the lowest first.
+pub(super) fn number(all: &[u8], at: usize, length: usize) -> Option<u64> {
+    let bytes = bytes(all, at, length)?;
+    Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
+/// How a field is written: a number where it is as long as one, else its bytes.
+pub(super) fn show(all: &[u8], at: usize, length: usize) -> Option<String> {
+    if length <= 8 {
+        let digits = 2 + 2 * length;
+        return number(all, at, length).map(|number| format!("{number:#0digits$x}"));
+    }
+    bytes(all, at, length).map(hex)
+}
+
+/// Bytes as digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// All fields that are there become facts.
+pub(super) fn read(prefix: &str, all: &[u8], fields: &[Field], facts: &mut Facts) {
+    for &(name, at, length) in fields {
+        if let Some(value) = show(all, at, length) {
+            facts.text(format!("{prefix} {name}"), value);
+        }
+    }
+}
+
+/// Printable text that may be filled up with spaces or zeros.
+pub(super) fn word(bytes: &[u8]) -> String {
+    let text: String = bytes.iter().map(|&byte| char::from(byte)).collect();
+    text.trim_end_matches(['\0', ' ']).escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_field_that_is_not_there_is_no_fact() {
+        let mut facts = Facts::default();
+        read("x", &[1, 2, 3], &[("a", 0, 2), ("b", 2, 2)], &mut facts);
+        assert_eq!(facts.count("x"), 1);
+        assert_eq!(show(&[1, 2, 3], 0, 2).unwrap(), "0x0201");
+        assert_eq!(show(&[1; 9], 0, 9).unwrap(), "010101010101010101");
+    }
+
+    #[test]
+    fn padding_is_no_part_of_a_word() {
+        assert_eq!(word(b"BXPC    "), "BXPC");
+        assert_eq!(word(b"a\0\0\0"), "a");
+    }
+}
