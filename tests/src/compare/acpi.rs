@@ -117,8 +117,7 @@ fn table(name: &str, all: &[u8], facts: &mut Facts) {
 
 /// Without length and checksum, which say nothing of their own.
 fn header(prefix: &str, all: &[u8], facts: &mut Facts) {
-    const TEXTS: [Field; 3] =
-        [("oem", 10, 6), ("oem-table", 16, 8), ("creator", 28, 4)];
+    const TEXTS: [Field; 3] = [("oem", 10, 6), ("oem-table", 16, 8), ("creator", 28, 4)];
     let numbers = [("revision", 8, 1), ("oem-revision", 24, 4), ("creator-revision", 32, 4)];
     fields::read(prefix, all, &numbers, facts);
     for (name, at, length) in TEXTS {

@@ -105,7 +105,7 @@ pub(super) fn read(table: &str, terms: &[Term], facts: &mut Facts) {
     namespace.collect("", block.map_or(terms, |block| &block.body));
     let names = namespace.names();
     for path in &namespace.devices {
-        facts.text(format!("acpi {table} device {}", names[path]), "there");
+        facts.thing(format!("acpi {table} device {}", names[path]), "there");
     }
     for (path, terms) in &namespace.scopes {
         let name = names.get(path).map_or_else(
@@ -255,9 +255,8 @@ mod test {
             Name (PRTA, Package (0x01) { Package (0x04) { 0xFFFF, Zero, GSIE, Zero } })
             Name (PRTP, Package (0x01) { Package (0x04) { 0xFFFF, Zero, LNKE, Zero } })"#,
         );
-        let direct = facts(
-            "Name (_PRT, Package (0x01) { Package (0x04) { 0xFFFF, Zero, Zero, 0x14 } })",
-        );
+        let direct =
+            facts("Name (_PRT, Package (0x01) { Package (0x04) { 0xFFFF, Zero, Zero, 0x14 } })");
         let name = "acpi DSDT route 0xffff pin 0x0";
         assert_eq!(value(&link, name), "0x14");
         assert_eq!(value(&direct, name), "0x14");

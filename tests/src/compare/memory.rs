@@ -61,8 +61,7 @@ fn merged(ranges: Vec<Range>) -> Vec<Range> {
     for range in ranges {
         match all.last_mut() {
             Some(before)
-                if before.what == range.what
-                    && before.last.checked_add(1) == Some(range.first) =>
+                if before.what == range.what && before.last.checked_add(1) == Some(range.first) =>
             {
                 before.last = range.last;
             }
