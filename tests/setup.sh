@@ -39,7 +39,7 @@ need_rust() {
   export PATH="$PATH:${CARGO_HOME:-${HOME-}/.cargo}/bin"
   wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
   command -v cargo > /dev/null ||
-    fail "cargo is missing. Debian's is too old; please install Rust $wanted or newer as https://rustup.rs says"
+    fail "cargo is missing. Debian's is too old; please install Rust $wanted or newer with rustup"
   found=$(rustc --version | cut -d ' ' -f 2)
   [ "$(printf '%s\n' "$wanted" "$found" | sort -V | head -n 1)" = "$wanted" ] ||
     fail "Rust $found is too old. Please run: rustup update stable ($wanted or newer is needed)"

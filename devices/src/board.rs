@@ -1,4 +1,4 @@
-//! Where devices sit: it grants what they ask for, writes every grant down, and parks and runs them.
+//! Where devices sit: it grants what they ask for, writes it down, and parks and runs them.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -205,7 +205,7 @@ impl Place for Grant<'_> {
             // 0xCF9 lies within 0xCF8-0xCFF: a range wholly inside another is a finer decoder.
             if !(held.start <= range.start && range.end <= held.end && held != range) {
                 bail!(
-                    "{kind:?} {:#x}-{:#x} is taken: `{name}` has {:#x}-{:#x}",
+                    "no free {kind} at {:#x}-{:#x}: `{name}` has {:#x}-{:#x}",
                     range.start,
                     range.end - 1,
                     held.start,

@@ -267,7 +267,7 @@ impl fmt::Debug for Window {
 
 impl fmt::Display for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.kind == Kind::Port { "ports" } else { "Memory" };
+        let kind = self.kind;
         match self.at() {
             Some(at) => write!(f, "{kind} {at:#x}-{:#x} (movable)", at + (self.size - 1)),
             None => write!(f, "{kind} {:#x} bytes, not placed", self.size),

@@ -54,6 +54,16 @@ pub enum Kind {
     Config,
 }
 
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Port => "ports",
+            Self::Memory => "memory",
+            Self::Config => "config",
+        })
+    }
+}
+
 /// A device's state between `park` and `run`. Nothing saved means power-on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -148,11 +158,8 @@ impl Claim {
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Fixed(Kind::Port, range) => {
-                write!(f, "ports {:#x}-{:#x}", range.start, range.end - 1)
-            }
             Self::Fixed(kind, range) => {
-                write!(f, "{kind:?} {:#x}-{:#x}", range.start, range.end - 1)
+                write!(f, "{kind} {:#x}-{:#x}", range.start, range.end - 1)
             }
             Self::Window(window) => write!(f, "{window}"),
             Self::Line(gsi) => write!(f, "gsi {gsi}"),

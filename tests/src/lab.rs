@@ -35,13 +35,13 @@ impl Lab {
         build()?;
         let why = match situation()?.as_str() {
             "full" => {
-                println!("guests run on this host, which has full KVM");
+                crate::say!("guests run on this host, which has full KVM");
                 return Ok(None);
             }
             "paravirtual" => "only emulates kernels",
             _ => "is missing",
         };
-        println!("guests run in the lab, because this host's KVM {why}");
+        crate::say!("guests run in the lab, because this host's KVM {why}");
         let folder = shared()?;
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let mut lab = Command::new(repository().join("tests/lab/lab"));

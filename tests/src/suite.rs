@@ -8,6 +8,16 @@ use anyhow::bail;
 
 use crate::lab::Lab;
 
+/// Prints a line, whoever reads: the runner's output is what cargo shows.
+#[macro_export]
+macro_rules! say {
+    ($($what:tt)*) => {{
+        use std::io::Write as _;
+        // A reader that went away ends the lab, not the test in it.
+        writeln!(std::io::stdout(), $($what)*).ok();
+    }};
+}
+
 /// A test: its name, and what it does.
 pub struct Test {
     name: String,
@@ -52,8 +62,8 @@ impl Suite {
         let all = self.tests.len();
         let chosen: Vec<_> = self.tests.into_iter().filter(|it| asked.wants(&it.name)).collect();
         if asked.list {
-            chosen.iter().for_each(|test| println!("{}: test", test.name));
-            println!("\n{} tests, 0 benchmarks", chosen.len());
+            chosen.iter().for_each(|test| crate::say!("{}: test", test.name));
+            crate::say!("\n{} tests, 0 benchmarks", chosen.len());
             return Ok(ExitCode::SUCCESS);
         }
         if !chosen.is_empty()
@@ -67,23 +77,23 @@ impl Suite {
 
 fn run(tests: &[Test], filtered: usize) -> ExitCode {
     let start = Instant::now();
-    println!("\nrunning {} test{}", tests.len(), if tests.len() == 1 { "" } else { "s" });
+    crate::say!("\nrunning {} test{}", tests.len(), if tests.len() == 1 { "" } else { "s" });
     let mut failures = Vec::new();
     for test in tests {
         let start = Instant::now();
         let outcome = test.run();
         let word = if outcome.is_ok() { "ok" } else { "FAILED" };
-        println!("test {} ... {word} <{:.1}s>", test.name, start.elapsed().as_secs_f64());
+        crate::say!("test {} ... {word} <{:.1}s>", test.name, start.elapsed().as_secs_f64());
         if let Err(error) = outcome {
-            println!("{error:?}\n");
+            crate::say!("{error:?}\n");
             failures.push(&test.name);
         }
     }
     if !failures.is_empty() {
-        println!("\nfailures:");
-        failures.iter().for_each(|name| println!("    {name}"));
+        crate::say!("\nfailures:");
+        failures.iter().for_each(|name| crate::say!("    {name}"));
     }
-    println!("\n{}\n", closing_line([tests.len(), failures.len(), filtered], start));
+    crate::say!("\n{}\n", closing_line([tests.len(), failures.len(), filtered], start));
     // The status that cargo's own harness has.
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }

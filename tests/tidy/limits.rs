@@ -18,7 +18,7 @@ const SCRIPT_COLUMNS: usize = 120;
 const CRATES: usize = 120;
 
 /// The functions that may be longer: the file, the function, its limit. One, by design.
-const LONGER: &[(&str, &str, usize)] = &[("vmm/src/machine.rs", "build", 90)];
+const LONGER: &[(&str, &str, usize)] = &[("vmm/src/machine/mod.rs", "build", 90)];
 
 /// What the rules want to know of a function.
 struct Function {

@@ -5,12 +5,11 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-
 use crate::config::{Config, OPTIONS};
 use crate::control::{COMMANDS, Client, Command};
+use crate::machine::inspect;
 use crate::status::{Failure, Status};
-use crate::{doctor, inspect, keyvalue, reference, run};
+use crate::{doctor, keyvalue, reference, run};
 
 /// A command: its name, what follows, what it does, and how.
 struct Verb {
@@ -36,7 +35,7 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "doctor",
         usage: "[--json]",
-        help: "Tells what this host can run. Status 0: everything; 1: the probe alone; 88: nothing.",
+        help: "Tells what this host can run: status 0 all, 1 the probe alone, 88 nothing.",
         run: see_doctor,
     },
     Verb {
@@ -66,7 +65,7 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
     });
     let mut words: Vec<_> = words.collect::<anyhow::Result<_>>()?;
     if words.is_empty() {
-        return help(words);
+        return explain("");
     }
     let name = match words.remove(0).as_str() {
         "-h" | "--help" => "help".to_owned(),
@@ -80,7 +79,7 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
         return Err(usage(format!("there is no command {name}: {hint}")));
     };
     if words.iter().any(|word| word == "--help" || word == "-h") {
-        return help(vec![verb.name.to_owned()]);
+        return explain(verb.name);
     }
     (verb.run)(words)
 }
@@ -140,10 +139,14 @@ fn switch(words: &mut Vec<String>, name: &str) -> bool {
     words.len() < before
 }
 
-/// Takes a flag and its value out of the words.
+/// Takes a flag and its value, `--name value` or `--name=value`, out of the words.
 fn value(words: &mut Vec<String>, name: &str) -> anyhow::Result<Option<String>> {
-    let Some(at) = words.iter().position(|word| word == name) else { return Ok(None) };
-    words.remove(at);
+    let inline = |word: &str| word.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+    let given = |word: &String| word == name || inline(word).is_some();
+    let Some(at) = words.iter().position(given) else { return Ok(None) };
+    if let Some(value) = inline(&words.remove(at)) {
+        return Ok(Some(value));
+    }
     if at == words.len() {
         return Err(usage(format!("{name} needs a value")));
     }
@@ -181,8 +184,12 @@ fn options(mut words: Vec<String>) -> anyhow::Result<Config> {
     Ok(config)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the table of commands has one type")]
 fn help(words: Vec<String>) -> anyhow::Result<u8> {
-    let topic = words.first().map_or("", String::as_str);
+    explain(words.first().map_or("", String::as_str))
+}
+
+fn explain(topic: &str) -> anyhow::Result<u8> {
     match topic {
         "" => print(&overview()),
         "run" | "inspect" => print(&options_help(topic)),
@@ -191,8 +198,9 @@ fn help(words: Vec<String>) -> anyhow::Result<u8> {
         "ctl" => print(&commands_help()),
         _ => {
             let verb = VERBS.iter().find(|verb| verb.name == topic);
-            let verb = verb.with_context(|| format!("there is no help on {topic}"));
-            let Ok(verb) = verb else { bail!(usage(format!("there is no help on {topic}"))) };
+            let Some(verb) = verb else {
+                return Err(usage(format!("there is no help on {topic}")));
+            };
             print(&format!("vmm {} {}\n\n{}\n", verb.name, verb.usage, verb.help))
         }
     }

@@ -259,7 +259,8 @@ impl Word for Seconds {
     const ELSE: &'static str = "a number of seconds";
 
     fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        self.0 = text.parse().with_context(|| format!("`{text}` is not a number of seconds"))?;
+        let number = text.parse().ok();
+        self.0 = number.with_context(|| format!("`{text}` is not a number of seconds"))?;
         Ok(())
     }
 }
@@ -301,7 +302,7 @@ impl Cpus {
             bail!("--cpus {self}: a machine needs at least one processor, socket and thread");
         }
         if count as usize > most {
-            bail!("--cpus {count}: this host's KVM allows at most {most} processors");
+            bail!("--cpus {self}: this host's KVM allows at most {most} processors");
         }
         let groups = u64::from(sockets) * u64::from(threads);
         if cores == 0 {
@@ -326,11 +327,16 @@ impl Cpus {
 impl fmt::Display for Cpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { count, sockets, cores, threads } = self;
-        write!(f, "{count},sockets={sockets}")?;
-        if *cores > 0 {
-            write!(f, ",cores={cores}")?;
+        write!(f, "{count}")?;
+        // What was not said is not repeated.
+        for (name, value, unsaid) in
+            [("sockets", sockets, 1), ("cores", cores, 0), ("threads", threads, 1)]
+        {
+            if *value != unsaid {
+                write!(f, ",{name}={value}")?;
+            }
         }
-        write!(f, ",threads={threads}")
+        Ok(())
     }
 }
 
@@ -360,7 +366,7 @@ impl Memory {
         if self.size.0 < LEAST {
             bail!("--memory {}: a machine needs at least 16M", self.size);
         }
-        if self.size.0 % (1 << 20) != 0 {
+        if !self.size.0.is_multiple_of(1 << 20) {
             bail!("--memory {}: it is counted in whole MiB", self.size);
         }
         Ok(())
@@ -451,7 +457,9 @@ impl TryFrom<String> for Item {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let (name, value) = text.split_once('=').unwrap_or((&text, ""));
+        let Some((name, value)) = text.split_once('=') else {
+            return Err(format!("`{text}` has no value: write NAME=TEXT or NAME=@FILE"));
+        };
         if !name.starts_with("opt/") || name.len() > 55 || !name.is_ascii() {
             return Err(format!(
                 "`{name}` is not a name for it: take `opt/...`, at most 55 ASCII characters"
@@ -488,6 +496,13 @@ impl Config {
     ///
     /// When it is not JSON, or has a key that does not exist.
     pub fn from_json(text: &str) -> anyhow::Result<Self> {
+        // A list would be taken for the fields in their order.
+        if let Some(start @ ('[' | '"' | '0'..='9' | 't' | 'f' | 'n')) =
+            text.trim_start().chars().next()
+            && serde_json::from_str::<de::IgnoredAny>(text).is_ok()
+        {
+            bail!("a configuration is an object, `{{...}}`, and this begins with `{start}`");
+        }
         serde_json::from_str(text).map_err(|error| {
             if error.is_syntax() || error.is_eof() {
                 anyhow::anyhow!("this is not JSON: {error}")
@@ -518,6 +533,7 @@ impl Config {
 }
 
 /// An error in what the user wrote.
+#[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
 fn usage(error: anyhow::Error) -> anyhow::Error {
     Failure::new(Status::Usage, format!("{error:#}"))
 }

@@ -259,7 +259,11 @@ fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
     let wanted = hyperv.iter().filter(|leaf| leaf.function <= BASE + 5);
     for mut leaf in wanted.copied() {
         match leaf.function {
-            BASE => leaf.eax = BASE + 5,
+            BASE => {
+                // Windows looks at leaf 1 alone, Linux at these letters: "Microsoft Hv".
+                leaf.eax = BASE + 5;
+                [leaf.ebx, leaf.ecx, leaf.edx] = [0x7263_694d, 0x666f_736f, 0x7648_2074];
+            }
             0x4000_0003 => {
                 // Debug, guest idle, nested and reenlightenment privileges need what we lack; so
                 // does crash reporting by message. Hypercalls and the VP index stay: without them

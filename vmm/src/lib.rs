@@ -3,16 +3,11 @@
 //! `command` reads the command line, `machine` is the recipe, `vcpu` the loop of a processor, `run`
 //! the life of a machine from power-on to the exit status.
 
-pub mod bars;
 pub mod command;
 pub mod config;
 pub mod control;
 pub mod cpuid;
-pub mod description;
-pub mod direct;
 pub mod doctor;
-pub mod firmware;
-pub mod inspect;
 pub mod keyvalue;
 pub mod kvm;
 pub mod machine;

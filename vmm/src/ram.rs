@@ -23,7 +23,7 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
     let host = sysinfo();
     let has = (host.totalram as u64 + host.totalswap as u64) * u64::from(host.mem_unit);
     if size.0 > has {
-        bail!("memory {size} is more than this host has ({} MiB with swap)", has >> 20);
+        bail!("--memory {size} is more than this host has ({} MiB with swap)", has >> 20);
     }
     let file = Arc::new(create(memory, size)?);
     let mut start = 0;
@@ -37,12 +37,12 @@ pub fn map(memory: &Memory, ranges: &[(u64, u64)]) -> anyhow::Result<Arc<GuestMe
             .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
             .with_hugetlbfs(memory.hugepages.is_some())
             .build()
-            .with_context(|| format!("memory {size}"))?;
+            .with_context(|| format!("--memory {size}"))?;
         if memory.hugepages.is_none() {
             want_huge_pages(&region);
         }
         let region = GuestRegionMmap::new(region, GuestAddress(*guest));
-        regions.push(region.with_context(|| format!("memory {size} at {guest:#x}"))?);
+        regions.push(region.with_context(|| format!("--memory {size} at {guest:#x}"))?);
         start += length;
     }
     Ok(Arc::new(GuestMemoryMmap::from_regions(regions).context("the layout of memory")?))
@@ -55,21 +55,21 @@ fn create(memory: &Memory, size: Size) -> anyhow::Result<File> {
         flags |= match page.0 >> 20 {
             2 => MemfdFlags::HUGE_2MB,
             1024 => MemfdFlags::HUGE_1GB,
-            _ => bail!("huge pages of {page} do not exist: take 2M or 1G"),
+            _ => bail!("--memory {size},hugepages={page}: such pages do not exist: take 2M or 1G"),
         };
-        if size.0 % page.0 != 0 {
-            bail!("memory {size} is not a multiple of its huge pages of {page}");
+        if !size.0.is_multiple_of(page.0) {
+            bail!("--memory {size},hugepages={page}: not a multiple");
         }
     }
-    let fd = memfd_create("guest-ram", flags).with_context(|| format!("memory {size}"))?;
-    ftruncate(&fd, size.0).with_context(|| format!("memory {size}"))?;
+    let fd = memfd_create("guest-ram", flags).with_context(|| format!("--memory {size}"))?;
+    ftruncate(&fd, size.0).with_context(|| format!("--memory {size}"))?;
     if memory.prealloc || memory.hugepages.is_some() {
         // Huge pages are taken now or never: a guest that finds none left is killed.
         fallocate(fd.as_fd(), FallocateFlags::empty(), 0, size.0).with_context(|| {
             let pages = memory.hugepages.map_or(String::new(), |page| {
                 format!(" (huge pages of {page} are set aside in /proc/sys/vm/nr_hugepages)")
             });
-            format!("memory {size} cannot be set aside{pages}")
+            format!("--memory {size} cannot be set aside{pages}")
         })?;
     }
     Ok(File::from(fd))

@@ -49,10 +49,12 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // First the socket: what is in use there must end us before the guest touches a disk.
     let control = config.control.clone();
     let server = control.map(|path| Server::new(&path, tell.clone())).transpose()?;
-    let machine = machine::build(config, tell)?;
+    let mut machine = machine::build(config, tell)?;
+    // A file that is wrong is said first: it is wrong on every host.
+    machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
-    let mut life = Life { machine, notices, paused: false, resets: 0, end: None };
-    life.machine.power_on()?;
+    machine.resume();
+    let mut life = Life { machine, notices, paused: false, resets: Resets::default(), end: None };
     let status = life.run();
     drop(life);
     drop(server);
@@ -74,9 +76,29 @@ struct Life {
     machine: Machine,
     notices: Receiver<Notice>,
     paused: bool,
-    resets: u64,
+    resets: Resets,
     /// The guest was asked to switch off: when we stop waiting, and the status then.
     end: Option<(Instant, u8)>,
+}
+
+/// Counts resets, and tells of them: a guest that resets all the time must not fill the log.
+#[derive(Default)]
+struct Resets {
+    count: u64,
+    told: Option<Instant>,
+}
+
+impl Resets {
+    const QUIET: Duration = Duration::from_secs(10);
+
+    /// One more, which began at `start` and is done.
+    fn count(&mut self, start: Instant) {
+        self.count += 1;
+        if self.told.is_none_or(|told| told.elapsed() >= Self::QUIET) {
+            self.told = Some(start);
+            tracing::info!("reset {} took {:?}", self.count, start.elapsed());
+        }
+    }
 }
 
 impl Life {
@@ -145,10 +167,10 @@ impl Life {
                 other => kept.push(other),
             }
         }
-        self.machine.power_on()?;
+        self.machine.prepare()?;
+        self.machine.resume();
         self.paused = false;
-        self.resets += 1;
-        tracing::info!("the machine was reset in {:?}", start.elapsed());
+        self.resets.count(start);
         for notice in kept {
             if let Some(status) = self.heed(notice)? {
                 self.end = Some((Instant::now(), status));
@@ -174,7 +196,7 @@ impl Life {
         let answer = match request.command {
             Command::Status => Ok(json!({
                 "state": if self.paused { "paused" } else { "running" },
-                "resets": self.resets,
+                "resets": self.resets.count,
                 "processors": self.machine.config().cpus.count,
                 "memory": self.machine.config().memory.size.0,
                 "pid": std::process::id(),

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use anyhow::Context;
 use devices::bus::Spaces;
@@ -84,15 +85,13 @@ impl Processors {
             Builder::new().name(format!("cpu{index}")).spawn(body).context("a processor's thread")
         });
         let threads = threads.collect::<anyhow::Result<_>>()?;
-        let processors = Self { shared, cpus, threads };
-        processors.shared.wait_for_all(processors.threads.len());
-        Ok(processors)
+        Ok(Self { shared, cpus, threads })
     }
 
     /// Stops all processors between two instructions; returns when they have.
     pub fn pause(&self) {
         self.order(Order::Pause);
-        self.shared.wait_for_all(self.threads.len());
+        self.wait_until_parked();
     }
 
     /// Lets all processors run on.
@@ -115,10 +114,28 @@ impl Processors {
         self.shared.changed.notify_all();
         self.threads.iter().for_each(kvm::kick);
     }
+
+    /// Kicks again now and then: a processor may wait for the host's side of a device (a terminal
+    /// that nobody reads) and have missed the signal that takes it out.
+    fn wait_until_parked(&self) {
+        let mut state = self.shared.lock();
+        while state.parked < self.threads.len() {
+            let waited = self.shared.changed.wait_timeout(state, AGAIN);
+            let (now, late) = waited.expect("a panic ends the process");
+            state = now;
+            if late.timed_out() && self.shared.wanted.load(Ordering::Acquire) {
+                self.threads.iter().for_each(kvm::kick);
+            }
+        }
+    }
 }
+
+/// How long a processor may take to stop before it is kicked again.
+const AGAIN: Duration = Duration::from_millis(5);
 
 impl Drop for Processors {
     fn drop(&mut self) {
+        self.pause();
         self.order(Order::Quit);
         for thread in self.threads.drain(..) {
             thread.join().expect("a panic ends the process");
@@ -129,12 +146,6 @@ impl Drop for Processors {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("a panic ends the process")
-    }
-
-    fn wait_for_all(&self, count: usize) {
-        let state = self.lock();
-        let parked = self.changed.wait_while(state, |state| state.parked < count);
-        drop(parked.expect("a panic ends the process"));
     }
 
     /// A processor's thread.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use serde::{Deserialize, Serialize};
@@ -91,7 +91,11 @@ impl Bound {
     ///
     /// When somebody listens there already, or the path is something else.
     pub fn new(path: &Path) -> anyhow::Result<Self> {
-        if fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket())
+        let found = fs::symlink_metadata(path).ok();
+        if found.is_some_and(|it| !it.file_type().is_socket()) {
+            bail!("{} is not a socket, and is left as it is", path.display());
+        }
+        if path.exists()
             && UnixStream::connect(path)
                 .is_err_and(|it| it.kind() == io::ErrorKind::ConnectionRefused)
         {
@@ -170,7 +174,7 @@ pub fn output(stream: &Stream) -> anyhow::Result<Output> {
     match stream {
         // Nobody reads what is typed, so the terminal stays as it is.
         Stream::Stdio => Ok(Box::new(Unbuffered)),
-        Stream::Socket(_) => anyhow::bail!(
+        Stream::Socket(_) => bail!(
             "`{}` cannot be used for output alone: write `stdio`, `file:PATH` or `none`",
             String::from(stream.clone())
         ),
@@ -183,7 +187,13 @@ struct Unbuffered;
 
 impl Write for Unbuffered {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(rustix::stdio::stdout(), buffer)?)
+        let stdout = rustix::stdio::stdout();
+        // Where nobody reads, the guest waits as with any slow line; but a signal means that its
+        // processor is to stop, which must not wait: then what is written here is lost.
+        if poll(&mut [PollFd::new(&stdout, PollFlags::OUT)], None).is_err() {
+            return Ok(buffer.len());
+        }
+        Ok(rustix::io::write(stdout, buffer)?)
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())

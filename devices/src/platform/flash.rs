@@ -154,7 +154,7 @@ fn check_code(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         && vector.iter().all(|byte| *byte == blank)
     {
         bail!(
-            "{} is not firmware: its last 16 bytes, where the processor starts, are all {blank:#04x}",
+            "{} is not firmware: its last 16 bytes, the entry, are all {blank:#04x}",
             path.display()
         );
     }

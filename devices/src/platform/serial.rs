@@ -53,6 +53,30 @@ impl Build for Config {
 
 type Uart = vm_superio::Serial<Interrupt, NoEvents, Output>;
 
+/// Interrupt enable register, and its bit for received data.
+const IER: u8 = 1;
+const ON_RECEIVED: u8 = 1;
+/// Interrupt identification register, when it is read: bits 3..0 say what.
+const IIR: u8 = 2;
+const IDENTITY: u8 = 0xf;
+const NO_INTERRUPT: u8 = 1;
+const RECEIVED: u8 = 4;
+/// Line control register: with this bit the divisor stands where IER is.
+const LCR: u8 = 3;
+const DIVISOR: u8 = 0x80;
+/// Line status register.
+const LSR: u8 = 5;
+const DATA_READY: u8 = 1;
+
+/// Whether there is something to read and the guest wants an interrupt for it. In the chip that
+/// is a level; vm-superio forgets it with the first byte that is read, and a guest that reads a
+/// few bytes per interrupt would never hear of the rest.
+fn wants_reading(uart: &mut Uart) -> bool {
+    uart.read(LCR) & DIVISOR == 0
+        && uart.read(IER) & ON_RECEIVED != 0
+        && uart.read(LSR) & DATA_READY != 0
+}
+
 fn new_uart(state: &SerialState, line: &Interrupt, output: &Output) -> anyhow::Result<Uart> {
     Uart::from_state(state, line.clone(), NoEvents, output.clone())
         .map_err(|error| anyhow::anyhow!("the state of the serial port is damaged: {error:?}"))
@@ -103,7 +127,12 @@ struct State {
 impl Device for Serial {
     fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
         let (Ok(offset), [byte]) = (u8::try_from(offset), data) else { return Access::Ignored };
-        *byte = self.uart.lock().expect("no device panicked").read(offset);
+        let mut uart = self.uart.lock().expect("no device panicked");
+        *byte = uart.read(offset);
+        if offset == IIR && *byte & NO_INTERRUPT != 0 && wants_reading(&mut uart) {
+            *byte = *byte & !IDENTITY | RECEIVED;
+        }
+        drop(uart);
         if offset == 0
             && let Some(reader) = &self.reader
         {
@@ -114,8 +143,13 @@ impl Device for Serial {
 
     fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
         let (Ok(offset), [byte]) = (u8::try_from(offset), data) else { return Access::Ignored };
+        let mut uart = self.uart.lock().expect("no device panicked");
         // Only a wire or an output that fails is an error here, and neither does.
-        self.uart.lock().expect("no device panicked").write(offset, *byte).ok();
+        uart.write(offset, *byte).ok();
+        // What came before the guest wanted to hear of it.
+        if offset == IER && wants_reading(&mut uart) {
+            self.line.0.pulse();
+        }
         Access::Done
     }
 
@@ -229,5 +263,25 @@ mod test {
         }
         assert_eq!(got, sent);
         assert!(bench.host.pins.edges(4) > 0);
+    }
+
+    #[test]
+    fn what_is_left_in_the_fifo_is_still_announced() {
+        use std::io::Write;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let bench = bench(Stream::Socket(path.clone()));
+        let mut client = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        client.write_all(b"abc").unwrap();
+        while bench.read::<1>(Kind::Port, 0x3fd)[0] & DATA_READY == 0 {}
+        assert_eq!(bench.host.pins.edges(4), 0, "nobody asked for interrupts");
+        bench.write(Kind::Port, 0x3f9, &[ON_RECEIVED]);
+        assert!(bench.host.pins.edges(4) > 0);
+        for byte in *b"abc" {
+            let identity = bench.read::<1>(Kind::Port, 0x3fa)[0] & IDENTITY;
+            assert_eq!(identity, RECEIVED, "before {}", char::from(byte));
+            assert_eq!(bench.read(Kind::Port, 0x3f8), [byte]);
+        }
+        assert_eq!(bench.read::<1>(Kind::Port, 0x3fa)[0] & IDENTITY, NO_INTERRUPT);
     }
 }

@@ -1,4 +1,4 @@
-//! A guest that means no good: accesses made of arbitrary bytes, aimed at what devices were granted.
+//! A guest that means no good: accesses made of arbitrary bytes, aimed at what is there.
 
 use crate::device::{Claim, Kind};
 use crate::testutil::Bench;

@@ -10,8 +10,9 @@ use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_cpuid2, kvm_userspace_memory_reg
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::MmapRegion;
 use vmm_sys_util::fam::FamStruct as _;
+use vmm_sys_util::ioctl::{ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
-use vmm_sys_util::{ioctl::ioctl_with_mut_ptr, ioctl_iowr_nr};
+use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
 
 use super::vm::Slot;
 
@@ -44,6 +45,28 @@ pub fn hyperv_cpuid(kvm: &Kvm) -> Vec<kvm_cpuid_entry2> {
     }
     let count = cpuid.as_fam_struct_ref().len();
     cpuid.as_slice().get(..count).unwrap_or_default().to_vec()
+}
+
+ioctl_iow_nr!(KVM_X86_SETUP_MCE, kvm_bindings::KVMIO, 0x9c, u64);
+ioctl_ior_nr!(KVM_X86_GET_MCE_CAP_SUPPORTED, kvm_bindings::KVMIO, 0x9d, u64);
+
+/// Machine-check banks as in a PC, with what KVM has of: control register, corrected-error
+/// interrupts (without them Windows faults on their entry of the local APIC), software recovery.
+pub(super) fn set_up_machine_checks(kvm: &Kvm, vcpu: &VcpuFd) {
+    const BANKS: u64 = 10;
+    const WANTED: u64 = 1 << 8 | 1 << 10 | 1 << 24;
+    let mut supported = 0_u64;
+    // SAFETY: the ioctl writes one u64 to where it is told, which outlives the call.
+    let known = unsafe { ioctl_with_mut_ref(kvm, KVM_X86_GET_MCE_CAP_SUPPORTED(), &mut supported) };
+    if known < 0 {
+        return;
+    }
+    let capability = supported & WANTED | BANKS;
+    // SAFETY: the ioctl reads one u64 from where it is told, which outlives the call.
+    let done = unsafe { ioctl_with_ref(vcpu, KVM_X86_SETUP_MCE(), &capability) };
+    if done < 0 {
+        tracing::debug!("KVM refuses machine checks with capability {capability:#x}");
+    }
 }
 
 /// The data of a port access, and the width of one: a string instruction is one exit with many.
@@ -111,15 +134,20 @@ extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_v
     });
 }
 
+/// Without this the signal ends the process.
+fn catch_kicks() {
+    HANDLER.call_once(|| {
+        register_signal_handler(kick_signal(), on_kick).expect("real-time signals are free");
+    });
+}
+
 /// While it lives, the kick signal makes this thread's processor leave KVM_RUN, also when it comes
 /// just before the call.
 pub(super) struct Kickable;
 
 impl Kickable {
     pub(super) fn new(vcpu: &mut VcpuFd) -> Self {
-        HANDLER.call_once(|| {
-            register_signal_handler(kick_signal(), on_kick).expect("real-time signals are free");
-        });
+        catch_kicks();
         EXIT.set(&raw mut vcpu.get_kvm_run().immediate_exit);
         Self
     }
@@ -134,6 +162,8 @@ impl Drop for Kickable {
 /// Sends the kick signal to a thread of ours.
 pub fn kick(thread: &std::thread::JoinHandle<()>) {
     use std::os::unix::thread::JoinHandleExt;
+    // The thread may not have run its processor yet.
+    catch_kicks();
     // SAFETY: the handle is not joined yet, so the id is that of our thread.
     unsafe { libc::pthread_kill(thread.as_pthread_t(), kick_signal()) };
 }

@@ -42,10 +42,11 @@ impl Situation {
 }
 
 /// Why an operating system cannot run on a paravirtual-only KVM, and what to do.
-pub const PARAVIRTUAL: &str = "this host's KVM is paravirtual only (no VMX or SVM in /proc/cpuinfo): \
-    it emulates kernel-mode code slowly and incompletely, so firmware and operating systems do \
-    not run; use a host with hardware virtualization (or a VM host with nested virtualization \
-    switched on), or run without --firmware and --kernel for the built-in probe";
+pub const PARAVIRTUAL: &str = "this host's KVM is paravirtual only (no VMX or SVM in \
+    /proc/cpuinfo): it emulates kernel-mode code slowly and incompletely, so firmware and \
+    operating systems do not run; use a host with hardware virtualization (or a VM host with \
+    nested virtualization switched on), or run without --firmware and --kernel for the built-in \
+    probe";
 
 /// Opens KVM.
 ///
@@ -112,7 +113,7 @@ capabilities! {
     READONLY_MEM KVM_CAP_READONLY_MEM, true, "firmware in flash";
     USER_NMI KVM_CAP_USER_NMI, false, "NMI from the control socket";
     X2APIC_API KVM_CAP_X2APIC_API, false, "more than 255 processors";
-    X86_USER_SPACE_MSR KVM_CAP_X86_USER_SPACE_MSR, false, "our own answer to unknown registers (Windows)";
+    X86_USER_SPACE_MSR KVM_CAP_X86_USER_SPACE_MSR, false, "our own answer to unknown registers";
     HYPERV_CPUID KVM_CAP_HYPERV_CPUID, false, "Hyper-V enlightenments (Windows is slow without)";
     HYPERV_SYNIC2 KVM_CAP_HYPERV_SYNIC2, false, "Hyper-V timers (Windows uses slower ones without)";
     TSC_CONTROL KVM_CAP_TSC_CONTROL, false, "a chosen TSC frequency";

@@ -19,6 +19,10 @@ use crate::msr::Policy;
 const TSC: [u32; 2] = [0x10, 0x3b];
 /// IA32_MISC_ENABLE: fast strings, as all firmware leaves it.
 const MISC_ENABLE: (u32, u64) = (0x1a0, 1);
+/// IA32_FEATURE_CONTROL: locked, as firmware leaves it; what is not there takes no write.
+const FEATURE_CONTROL: (u32, u64) = (0x3a, 1);
+/// HV_X64_MSR_SCONTROL: the synthetic interrupt controller is on at power-on, which KVM forgets.
+const SCONTROL: (u32, u64) = (0x4000_0080, 1);
 
 /// A processor.
 pub struct Vcpu {
@@ -72,8 +76,11 @@ impl Vcpu {
         if hyperv && vm.fd().check_extension(Cap::HypervSynic2) {
             let synic = kvm_enable_cap { cap: Cap::HypervSynic2 as u32, ..Default::default() };
             fd.enable_cap(&synic).context("Hyper-V's interrupt controller")?;
+            set_msr(&fd, SCONTROL.0, SCONTROL.1);
         }
+        fd::set_up_machine_checks(kvm, &fd);
         set_msr(&fd, MISC_ENABLE.0, MISC_ENABLE.1);
+        set_msr(&fd, FEATURE_CONTROL.0, FEATURE_CONTROL.1);
         let power_on = PowerOn::of(kvm, &fd)?;
         let vcpu = Self { fd, index, power_on };
         vcpu.set_mp_state()?;
@@ -100,9 +107,7 @@ impl Vcpu {
             self.fd.set_xcrs(xcrs).context("extended control registers")?;
         }
         self.fd.set_sregs(sregs).context("system registers")?;
-        for msr in msrs {
-            set_msr(&self.fd, msr.index, msr.data);
-        }
+        set_msrs(&self.fd, msrs)?;
         self.set_mp_state()?;
         self.fd.set_lapic(lapic).context("the local interrupt controller")?;
         self.fd.set_vcpu_events(events).context("pending events")?;
@@ -299,6 +304,19 @@ fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
         wanted.drain(..(count + 1).min(wanted.len()));
     }
     Ok(known)
+}
+
+/// Writes many MSRs; KVM stops at each that does not take its value, and there we go on.
+fn set_msrs(fd: &VcpuFd, mut msrs: &[kvm_msr_entry]) -> anyhow::Result<()> {
+    while !msrs.is_empty() {
+        let batch = Msrs::from_entries(msrs).context("a list of MSRs")?;
+        let count = fd.set_msrs(&batch).context("MSRs")?;
+        if let Some(refused) = msrs.get(count) {
+            tracing::trace!("MSR {:#x} does not take {:#x}", refused.index, refused.data);
+        }
+        msrs = msrs.get(count + 1..).unwrap_or_default();
+    }
+    Ok(())
 }
 
 /// Writes an MSR. What a processor does not have, or refuses, stays as it is.

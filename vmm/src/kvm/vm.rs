@@ -57,7 +57,7 @@ impl Vm {
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn new(kvm: &Kvm, ram: Arc<GuestMemoryMmap>) -> anyhow::Result<Self> {
+    pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>) -> anyhow::Result<Self> {
         let fd = Arc::new(kvm.create_vm().context("a virtual machine")?);
         let table = Arc::new(Mutex::new(Table::default()));
         let vm = Self { fd, _ram: ram.clone(), next_slot: 0.into(), table, chips: None.into() };

@@ -1,8 +1,10 @@
 //! The host's clock, in the zone that the guest's clock shows.
 
+use std::fs;
+use std::path::Path;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, ensure};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
@@ -52,11 +54,37 @@ impl Wall {
 
 /// The zone of `TZ` or of the host.
 fn system_zone() -> TimeZone {
-    TimeZone::try_system().unwrap_or_else(|error| {
-        let zone = std::env::var("TZ").unwrap_or_default();
-        tracing::warn!("no local time for the guest's clock, it shows UTC: TZ `{zone}`: {error}");
+    let name = std::env::var_os("TZ").map(|name| name.to_string_lossy().into_owned());
+    zone(name.as_deref()).unwrap_or_else(|error| {
+        tracing::warn!("no local time for the guest's clock, it shows UTC: {error:#}");
         TimeZone::UTC
     })
+}
+
+/// What `TZ` says (POSIX.1-2024, 8.3), or the host's zone when it is not set.
+///
+/// The one file that is named is read. The library would look at all zones that there are, which
+/// takes longer than all the rest of a machine's start.
+fn zone(name: Option<&str>) -> anyhow::Result<TimeZone> {
+    let Some(name) = name else {
+        let host = fs::read("/etc/localtime").ok();
+        return host.map_or(Ok(TimeZone::UTC), |bytes| read("/etc/localtime", &bytes));
+    };
+    let name = name.strip_prefix(':').unwrap_or(name);
+    if name.is_empty() {
+        return Ok(TimeZone::UTC);
+    }
+    ensure!(!name.contains(".."), "TZ `{name}` is not a time zone");
+    // An absolute path stays what it is.
+    match fs::read(Path::new("/usr/share/zoneinfo").join(name)) {
+        Ok(bytes) => read(name, &bytes),
+        Err(_) if name == "UTC" => Ok(TimeZone::UTC),
+        Err(_) => TimeZone::posix(name).map_err(|error| anyhow!("TZ `{name}`: {error}")),
+    }
+}
+
+fn read(name: &str, bytes: &[u8]) -> anyhow::Result<TimeZone> {
+    TimeZone::tzif(name, bytes).map_err(|error| anyhow!("time zone `{name}`: {error}"))
 }
 
 #[cfg(test)]
@@ -76,6 +104,24 @@ mod test {
         assert_eq!(shown("2026-03-29T01:00:00Z"), "2026-03-29T03:00:00Z");
         assert_eq!(shown("2026-10-25T00:59:59Z"), "2026-10-25T02:59:59Z");
         assert_eq!(shown("2026-10-25T01:00:00Z"), "2026-10-25T02:00:00Z");
+    }
+
+    #[test]
+    fn a_zone_is_a_rule_a_file_or_a_mistake() {
+        let now: Timestamp = "2026-07-01T00:00:00Z".parse().unwrap();
+        let hours = |name| zone(Some(name)).map(|zone| zone.to_offset(now).seconds() / 3600);
+        assert_eq!(hours("CET-1CEST,M3.5.0,M10.5.0/3").unwrap(), 2);
+        assert_eq!(hours(":EST5").unwrap(), -5);
+        assert_eq!((hours("").unwrap(), hours("UTC").unwrap()), (0, 0));
+        for bad in ["Atlantis/Capital", "../../../etc/passwd", "/etc/passwd", "/dev"] {
+            let said = format!("{:#}", zone(Some(bad)).unwrap_err());
+            assert!(said.contains(bad), "{said}");
+        }
+        if Path::new("/usr/share/zoneinfo/Asia/Tokyo").exists() {
+            assert_eq!(hours("Asia/Tokyo").unwrap(), 9);
+        } else {
+            eprintln!("not tried: zones by name, for this host has no zone files");
+        }
     }
 
     #[test]

@@ -9,9 +9,9 @@ use boot::fw_cfg::{self as files, Files};
 use boot::{acpi, e820};
 use devices::platform::fw_cfg::{self, Content, File};
 
+use super::Plan;
+use super::description::Description;
 use crate::config::Config;
-use crate::description::Description;
-use crate::machine::Plan;
 
 /// Room for the ACPI files: their sizes are told before their contents are known, and what is left
 /// over reads as zeros, which loaders skip.
@@ -19,7 +19,7 @@ const ROOM: [(&str, u32); 3] =
     [(acpi::TABLES_FILE, 128 << 10), (acpi::RSDP_FILE, 4 << 10), (acpi::SCRIPT_FILE, 8 << 10)];
 
 /// The files of one machine.
-pub struct Source {
+pub(super) struct Source {
     keys: Vec<(u16, Vec<u8>)>,
     files: Vec<(String, Vec<u8>)>,
     description: Arc<OnceLock<Description>>,
@@ -31,11 +31,14 @@ impl Source {
     /// # Errors
     ///
     /// When something has no place in a table, or a file cannot be read.
-    pub fn new(plan: &Plan, description: Arc<OnceLock<Description>>) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        plan: &Plan,
+        description: Arc<OnceLock<Description>>,
+    ) -> anyhow::Result<Self> {
         let cpus = plan.apic_ids.len();
         let mut keys = files::numbers(cpus, plan.config.smbios.uuid()?, false)?;
         keys.extend(kernel(&plan.config)?);
-        let smbios = crate::description::smbios(plan)?;
+        let smbios = super::description::smbios(plan)?;
         let map = e820::for_firmware(plan.ram);
         let told = Files { e820: &map, smbios: &smbios, boot_order: &[], boot_menu_ms: None };
         let files = files::files(&told)?.into_iter().map(|file| (file.name, file.bytes));

@@ -1,4 +1,12 @@
 //! The recipe: what a machine is made of, in the order in which it is put together.
+//!
+//! Here, and nowhere else, devices meet the tables that describe them.
+
+mod bars;
+mod description;
+mod direct;
+mod firmware;
+pub mod inspect;
 
 use std::fs::File;
 use std::path::Path;
@@ -19,16 +27,18 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::config::{Config, Hyperv};
 use crate::cpuid::{Model, Topology};
-use crate::description::Description;
-use crate::direct::Direct;
-use crate::firmware::Source;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Vm;
 use crate::msr::Policy;
 use crate::probe;
 use crate::run::Notice;
+use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
+
+pub use self::description::Description;
+use self::direct::Direct;
+use self::firmware::Source;
 
 /// A machine that is off.
 pub struct Machine {
@@ -40,6 +50,8 @@ pub struct Machine {
     ram: Arc<GuestMemoryMmap>,
     /// How a kernel is started without firmware.
     direct: Option<Direct>,
+    /// No processor has run: interrupt controllers and processors are as KVM made them.
+    fresh: bool,
 }
 
 /// What is the same for a machine that runs and one that is only looked at.
@@ -53,6 +65,8 @@ pub struct Plan {
     /// APIC ids, processor by processor.
     pub apic_ids: Vec<u32>,
     hyperv: bool,
+    /// Only looked at: devices leave the host's files and terminals alone.
+    dry: bool,
 }
 
 impl Plan {
@@ -63,7 +77,8 @@ impl Plan {
     /// When the configuration does not fit this host.
     pub fn new(mut config: Config, kvm: &Kvm) -> anyhow::Result<Self> {
         config.check()?;
-        config.cpus = config.cpus.settle(kvm.get_max_vcpus())?;
+        let settled = config.cpus.settle(kvm.get_max_vcpus());
+        config.cpus = settled.map_err(|error| Failure::new(Status::Usage, error.to_string()))?;
         let topology = Topology::new(config.cpus);
         let hyperv = match config.hyperv {
             Hyperv::Auto => config.firmware.is_some(),
@@ -81,7 +96,13 @@ impl Plan {
             config.cpus
         );
         let ram = Ram::new(config.memory.size.0);
-        Ok(Self { config, ram, model, apic_ids, hyperv })
+        Ok(Self { config, ram, model, apic_ids, hyperv, dry: false })
+    }
+
+    /// The same plan, to be looked at only.
+    #[must_use]
+    pub fn dry(self) -> Self {
+        Self { dry: true, ..self }
     }
 
     /// The devices that a machine has, in the order in which they are built.
@@ -101,6 +122,9 @@ impl Plan {
             devices.push(registry::Config::Flash(flash::Config { code, vars, readonly }));
         }
         devices.extend(config.device.iter().cloned());
+        if self.dry {
+            devices.iter_mut().for_each(registry::Config::leave_host_alone);
+        }
         devices
     }
 
@@ -135,7 +159,7 @@ pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
     let plan = Plan::new(config, &kvm)?;
     let ranges = plan.ram.ranges().into_iter().map(|range| (range.start, range.end - range.start));
     let ram = ram::map(&plan.config.memory, &ranges.collect::<Vec<_>>())?;
-    let vm = Arc::new(Vm::new(&kvm, ram.clone())?);
+    let vm = Arc::new(Vm::new(&kvm, &ram)?);
 
     let notices = tell.clone();
     let events = Arc::new(move |event: Event| {
@@ -156,7 +180,7 @@ pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
     let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
     let policy = Policy::new(plan.config.msr);
     let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop)?;
-    Ok(Machine { config: plan.config, processors, board, vm, ram, direct })
+    Ok(Machine { config: plan.config, processors, board, vm, ram, direct, fresh: true })
 }
 
 /// What is started without firmware: the kernel that was named, or the probe.
@@ -182,22 +206,23 @@ fn direct(
 }
 
 impl Machine {
-    /// Switches on, or resets: everything is as new, and runs.
+    /// Makes everything as new, with the kernel in its place; `resume` starts it.
     ///
     /// # Errors
     ///
-    /// When a device or KVM refuses.
-    pub fn power_on(&mut self) -> anyhow::Result<()> {
+    /// When a device or KVM refuses, or the kernel is not one.
+    pub fn prepare(&mut self) -> anyhow::Result<()> {
         self.board.reset()?;
-        self.vm.reset()?;
-        for vcpu in self.processors.each() {
-            vcpu.reset()?;
+        if !std::mem::take(&mut self.fresh) {
+            self.vm.reset()?;
+            for vcpu in self.processors.each() {
+                vcpu.reset()?;
+            }
         }
         if let Some(direct) = &mut self.direct {
             let first = self.processors.each().next().context("a machine without processors")?;
             direct.start(&self.ram, self.board.spaces(), &first)?;
         }
-        self.processors.resume();
         Ok(())
     }
 

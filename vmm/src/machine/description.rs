@@ -12,7 +12,7 @@ use devices::board::Board;
 use devices::bus::Window;
 use devices::device::{Claim, Kind};
 
-use crate::machine::Plan;
+use super::Plan;
 
 /// The machine as ACPI and SMBIOS tell it. Windows move, so it is asked anew each time.
 pub struct Description {
@@ -36,7 +36,7 @@ impl Description {
     /// # Errors
     ///
     /// When a device is missing that every machine has.
-    pub fn new(plan: &Plan, board: &Board) -> anyhow::Result<Self> {
+    pub(super) fn new(plan: &Plan, board: &Board) -> anyhow::Result<Self> {
         Ok(Self {
             ram: plan.ram,
             smbios: smbios(plan)?,
@@ -53,7 +53,7 @@ impl Description {
     /// # Errors
     ///
     /// When the guest has put the windows where no table can describe them.
-    pub fn platform(&self) -> anyhow::Result<Platform> {
+    pub(super) fn platform(&self) -> anyhow::Result<Platform> {
         let pcie = self.ecam.at().map_or(layout::PCIEXBAR, |at| at..at + self.ecam.size());
         Ok(Platform {
             cpus: self.apic_ids.iter().map(|apic_id| Cpu { apic_id: *apic_id }).collect(),
@@ -66,7 +66,7 @@ impl Description {
     }
 
     /// Where BARs of 32 and of 64 bits may lie when nobody has placed them yet.
-    pub fn bar_windows(&self) -> (Range<u64>, Option<Range<u64>>) {
+    pub(super) fn bar_windows(&self) -> (Range<u64>, Option<Range<u64>>) {
         let windows = layout::pci_windows(self.ram, &layout::PCIEXBAR);
         let largest = windows.into_iter().max_by_key(|window| window.end - window.start);
         (largest.unwrap_or(0..0), layout::pci_window64(self.ram, self.physical_bits))
@@ -111,7 +111,7 @@ fn ports(range: &Range<u64>) -> Option<Range<u16>> {
 /// # Errors
 ///
 /// When a number has no place in its tables.
-pub fn smbios(plan: &Plan) -> anyhow::Result<Smbios> {
+pub(super) fn smbios(plan: &Plan) -> anyhow::Result<Smbios> {
     let told = &plan.config.smbios;
     let cpus = plan.config.cpus;
     let (vendor, model) = plan.model.names();

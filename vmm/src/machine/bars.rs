@@ -31,7 +31,7 @@ const SCI_EN: u16 = 1;
 const PORTS: Range<u64> = 0x6000..0x1_0000;
 
 /// Sets all up.
-pub fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64>>) {
+pub(super) fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64>>) {
     let config = Config { spaces };
     let ecam = u32::try_from(layout::PCIEXBAR.start).expect("PCIEXBAR is below 4 GiB");
     config.write((0, 0), PCIEXBAR + 4, 0);

@@ -11,9 +11,9 @@ use devices::testutil::FakeHost;
 use serde_json::{Value, json};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+use super::Plan;
 use crate::config::Config;
 use crate::kvm;
-use crate::machine::Plan;
 
 /// Builds the machine on a host that is not there, and tells of it.
 ///
@@ -21,7 +21,7 @@ use crate::machine::Plan;
 ///
 /// When `run` would not build it either.
 pub fn show(config: Config, json: bool) -> anyhow::Result<String> {
-    let plan = Plan::new(config, &kvm::open()?)?;
+    let plan = Plan::new(config, &kvm::open()?)?.dry();
     // The layout is real, and nobody touches what it costs nothing to map.
     let ranges: Vec<_> = plan.ram.ranges().into_iter().map(region).collect::<Result<_, _>>()?;
     let memory = Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges)?));
@@ -107,40 +107,50 @@ fn acpi_facts(platform: &acpi::Platform) -> anyhow::Result<Value> {
     }))
 }
 
-/// The facts for people: each part a heading, each entry a line.
+/// The facts for people: parts with a heading, and columns in each.
 fn table(facts: &Value) -> String {
     let mut text = String::new();
-    let object = facts.as_object().into_iter().flatten();
-    for (part, value) in object {
-        writeln!(text, "{part}").expect("a string takes all");
-        match value {
-            Value::Array(rows) => rows.iter().for_each(|row| line(&mut text, row)),
-            Value::Object(fields) => {
-                for (key, value) in fields {
-                    writeln!(text, "  {key}: {}", words(value)).expect("a string takes all");
-                }
-            }
-            other => line(&mut text, other),
+    part(&mut text, "Memory", &facts["memory"], &["start", "end", "kind"]);
+    part(&mut text, "Processors", &facts["processors"], &["index", "apic-id"]);
+    part(&mut text, "PCI", &facts["pci"], &["slot", "id", "device"]);
+    text.push_str("Claims\n");
+    for device in facts["claims"].as_array().into_iter().flatten() {
+        for claim in device["claims"].as_array().into_iter().flatten() {
+            let (device, claim) = (words(&device["device"]), words(claim));
+            writeln!(text, "  {device:<14}{claim}").expect("a string takes all");
         }
-        text.push('\n');
+    }
+    let acpi = &facts["acpi"];
+    text.push('\n');
+    part(&mut text, "ACPI devices", &acpi["devices"], &["hid", "ports", "lines", "memory"]);
+    part(&mut text, "ACPI files", &acpi["files"], &["name", "bytes"]);
+    text.push_str("ACPI windows\n");
+    for key in ["ecam", "pci-windows", "pci-window-64", "pm-base"] {
+        writeln!(text, "  {key:<14}{}", words(&acpi[key])).expect("a string takes all");
     }
     text
 }
 
-fn line(text: &mut String, row: &Value) {
-    let cells = row.as_object().into_iter().flatten();
-    let cells: Vec<_> = cells.map(|(key, value)| format!("{key} {}", words(value))).collect();
-    writeln!(text, "  {}", cells.join("  ")).expect("a string takes all");
+/// A heading and its rows, each column as wide as its widest cell.
+fn part(text: &mut String, heading: &str, rows: &Value, columns: &[&str]) {
+    writeln!(text, "{heading}").expect("a string takes all");
+    let rows = rows.as_array().into_iter().flatten();
+    let rows: Vec<Vec<String>> =
+        rows.map(|row| columns.iter().map(|column| words(&row[column])).collect()).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    for row in &rows {
+        let cell = |(column, cell): (usize, &String)| format!("  {cell:<0$}", width(column));
+        let line: String = row.iter().enumerate().map(cell).collect();
+        writeln!(text, "{}", line.trim_end()).expect("a string takes all");
+    }
+    text.push('\n');
 }
 
 fn words(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(items) => items.iter().map(words).collect::<Vec<_>>().join(", "),
-        Value::Object(fields) => {
-            let field = |(key, value): (&String, &Value)| format!("{key}={}", words(value));
-            fields.iter().map(field).collect::<Vec<_>>().join(" ")
-        }
+        Value::Null => "none".into(),
         other => other.to_string(),
     }
 }

@@ -11,12 +11,12 @@ use devices::bus::Spaces;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use vm_memory::{GuestMemoryMmap, ReadVolatile};
 
-use crate::bars;
-use crate::description::Description;
+use super::bars;
+use super::description::Description;
 use crate::kvm::vcpu::Vcpu;
 
 /// A kernel and what it is told.
-pub struct Direct {
+pub(super) struct Direct {
     kernel: Kernel,
     command_line: String,
     description: Arc<OnceLock<Description>>,
@@ -41,7 +41,7 @@ const EFER_LONG: u64 = 1 << 8 | 1 << 10;
 
 impl Direct {
     /// A kernel that is part of this program.
-    pub fn image(
+    pub(super) fn image(
         image: &'static [u8],
         command_line: String,
         description: Arc<OnceLock<Description>>,
@@ -50,7 +50,7 @@ impl Direct {
     }
 
     /// Kernel (with its name, for messages) and initial RAM disk.
-    pub fn files(
+    pub(super) fn files(
         (name, kernel): (String, File),
         initrd: Option<File>,
         command_line: String,
@@ -64,7 +64,7 @@ impl Direct {
     /// # Errors
     ///
     /// When the kernel is not one, or does not fit.
-    pub fn start(
+    pub(super) fn start(
         &mut self,
         memory: &GuestMemoryMmap,
         spaces: &Spaces,
@@ -137,7 +137,8 @@ fn enter(start: &Start, regs: &mut kvm_regs, sregs: &mut kvm_sregs) {
 /// What a segment register holds after it was loaded from the table (Intel SDM 3A, 3.4.5).
 fn segment(start: &Start, selector: u16) -> kvm_segment {
     let entry = start.descriptors[usize::from(selector / 8)];
-    let bits = |shift: u32, mask: u64| (entry >> shift & mask) as u32 & 0xffff_ffff;
+    let bits =
+        |shift: u32, mask: u64| u32::try_from(entry >> shift & mask).expect("masks of 32 bits");
     let byte = |shift: u32, mask: u64| bits(shift, mask).to_le_bytes()[0];
     let limit = bits(0, 0xffff) | bits(48, 0xf) << 16;
     let large = byte(55, 1);
