@@ -103,12 +103,17 @@ fn differences() -> anyhow::Result<()> {
         Facts::read(&folder).with_context(|| folder.display().to_string())
     });
     let (qemu, transom) = (qemu?, transom?);
-    let found = compare::differences(&qemu, &transom);
-    let expected = expected::read(EXPECTED)?;
+    let mut found = compare::differences(&qemu, &transom);
+    let mut expected = expected::read(EXPECTED)?;
     for kind in ["acpi", "cpuid", "memory", "pci", "smbios"] {
         let (facts, lines) = (transom.count(kind), found.iter().filter(|it| it.starts_with(kind)));
         println!("{kind}: {facts} facts, {} differences", lines.count());
         ensure!(facts > 0 && qemu.count(kind) > 0, "{kind}: nothing to compare");
+    }
+    if !lab::inside() {
+        println!("the list is of the lab's processor, so CPUID is compared in the lab only");
+        found.retain(|line| !line.starts_with("cpuid "));
+        expected.retain(|it| !it.pattern.starts_with("cpuid "));
     }
     expected::check(&found, &expected)
 }

@@ -1,1 +1,110 @@
-fn main() {}
+//! The firmware test suite (fwts) in the same Linux guest on QEMU's q35 and on our machine: we fail
+//! nothing that matters which QEMU does not fail too.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use transom_tests::fwts::Report;
+use transom_tests::guest::{Guest, Machine};
+use transom_tests::lab::{self, Lab};
+use transom_tests::linux::Linux;
+use transom_tests::suite::{Suite, Test};
+use transom_tests::uefi;
+
+const BOOT: Duration = Duration::from_secs(240);
+const TESTS: Duration = Duration::from_secs(300);
+
+/// All ACPI tests, and those of other kinds that look at what we write: windows of the host bridge,
+/// SMBIOS, memory types, routing.
+const WORDS: &str = "--acpitests apicedge crs dmicheck ebda mtrr osilinux pciirq uniqueid";
+/// One result per line, with the name of its test.
+const FORM: &str = "-q -w 1000 -r stdout --log-filter=RES,SUM --log-format='%owner: '";
+
+/// What fwts said on each machine.
+type Said = Rc<RefCell<Vec<(Machine, Report)>>>;
+
+fn main() -> ExitCode {
+    let assets = &["BZIMAGE_12", "OVMF_CODE_12", "OVMF_VARS_12", "BUSYBOX", "QEMU", "FWTS"];
+    let said = Said::default();
+    let on = |machine, said: &Said| {
+        let said = said.clone();
+        move || {
+            let report = run(machine)?;
+            said.borrow_mut().push((machine, report));
+            Ok(())
+        }
+    };
+    let tests = vec![
+        Test::new("fwts_runs_on_qemu", on(Machine::Qemu, &said)),
+        Test::new("fwts_runs_on_transom", on(Machine::Transom, &said)),
+        Test::new("we_fail_nothing_that_matters_and_qemu_passes", move || compare(&said.borrow())),
+    ];
+    Suite { lab: Lab { mib: 6144, seconds: 900, assets }, tests }.main()
+}
+
+fn run(machine: Machine) -> anyhow::Result<Report> {
+    let work = tempfile::tempdir()?;
+    let vars = uefi::store(&lab::asset("OVMF_VARS_12")?, work.path())?;
+    let guest = Guest::on(machine).cpus("2,sockets=1,cores=2,threads=1").memory("3072M");
+    let mut guest = guest.firmware(lab::asset("OVMF_CODE_12")?, vars);
+    if machine == Machine::Qemu {
+        guest = guest.word("-M").word("smm=off,hpet=off");
+    }
+    let mut linux = Linux::new(guest, &lab::asset("BZIMAGE_12")?)
+        .cmdline("nokaslr tsc=reliable cryptomgr.notests norandmaps")
+        .cmdline("rcupdate.rcu_cpu_stall_suppress=1");
+    let tree = lab::asset("FWTS")?;
+    for file in program(&tree)? {
+        let inside = format!("/{}", file.strip_prefix(&tree)?.display());
+        linux = linux.add(&file, &inside);
+    }
+    let mut booted = linux.boot(BOOT)?;
+    // Its status tells of failures, which are ours to judge.
+    let said = booted.try_run(&format!("/usr/bin/fwts {FORM} {WORDS}"), TESTS)?;
+    std::fs::write(lab::shared()?.join(format!("fwts-on-{machine:?}.log")), &said.output)?;
+    let report = Report::read(&said.output)?;
+    println!("{report}");
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, BOOT)?;
+    Ok(report)
+}
+
+/// The program and the libraries that it needs, of a tree that is another system's.
+fn program(tree: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let libraries = tree.join("usr/lib/x86_64-linux-gnu");
+    let program = tree.join("usr/bin/fwts");
+    let loader = tree.join("lib64/ld-linux-x86-64.so.2");
+    let path = format!("{0}:{0}/fwts", libraries.display());
+    let mut command = Command::new(&loader);
+    let output = command.args(["--library-path", &path, "--list"]).arg(&program).output();
+    let output = output.with_context(|| loader.display().to_string())?;
+    ensure!(output.status.success(), "{}: {}", program.display(), output.status);
+    let text = String::from_utf8(output.stdout).context("the libraries of fwts")?;
+    let mut files: Vec<_> = text
+        .split_ascii_whitespace()
+        .map(PathBuf::from)
+        .filter(|it| it.starts_with(tree))
+        .collect();
+    files.retain(|file| *file != loader);
+    files.extend([program, loader]);
+    Ok(files)
+}
+
+fn compare(said: &[(Machine, Report)]) -> anyhow::Result<()> {
+    let on = |machine| {
+        let found = said.iter().find(|it| it.0 == machine);
+        found.map(|it| &it.1).with_context(|| format!("fwts did not run on {machine:?}"))
+    };
+    let (qemu, transom) = (on(Machine::Qemu)?, on(Machine::Transom)?);
+    let missing = qemu.tests_not_in(transom);
+    ensure!(missing.is_empty(), "these tests ran on QEMU and not on us: {missing:?}");
+    let own = transom.failures_not_in(qemu);
+    own.iter().for_each(|failure| println!("only we fail: {failure}"));
+    let serious: Vec<_> = own.iter().filter(|failure| failure.is_serious()).collect();
+    ensure!(serious.is_empty(), "{} serious failures of our own", serious.len());
+    Ok(())
+}

@@ -29,6 +29,9 @@ pub use self::acpi::compile;
 enum Value {
     /// As it is.
     Text(String),
+    /// A thing, and what it is. Where it is not there, nothing else of it is told either: what the
+    /// names of those facts begin with is the thing's name.
+    Thing(String),
     /// A register on each processor, a number.
     Numbers(Vec<u32>),
     /// The same, of bits that mean something each.
@@ -59,6 +62,23 @@ impl Facts {
         self.0.insert(name.into(), Value::Text(value.into()));
     }
 
+    fn thing(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        self.0.insert(name.into(), Value::Thing(value.into()));
+    }
+
+    /// Whether a fact is one of a thing that only this machine has.
+    fn is_of_own_thing(&self, name: &str, other: &Self) -> bool {
+        let ends = name.match_indices(' ').map(|(at, _)| &name[..at]);
+        let things = ends.filter(|it| matches!(self.0.get(*it), Some(Value::Thing(_))));
+        things.into_iter().any(|it| !other.0.contains_key(it))
+    }
+
+    /// What only this machine has.
+    fn own<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+        let own = self.0.iter().filter(|(name, _)| !other.0.contains_key(*name));
+        own.filter(|(name, _)| !self.is_of_own_thing(name, other))
+    }
+
     /// How many facts there are whose name begins so.
     pub fn count(&self, prefix: &str) -> usize {
         self.0.keys().filter(|name| name.starts_with(prefix)).count()
@@ -67,24 +87,22 @@ impl Facts {
 
 /// All that differs, a line each, in order.
 pub fn differences(qemu: &Facts, transom: &Facts) -> Vec<String> {
-    let (qemu, transom) = (&qemu.0, &transom.0);
     let mut lines = Vec::new();
-    for (name, value) in qemu {
-        match transom.get(name) {
-            Some(other) if other == value => {}
-            Some(other) => lines.push(format!("{name}: {}", both(value, other))),
-            None => lines.push(format!("{name}: only qemu: {}", one(value))),
+    for (name, value) in &qemu.0 {
+        if let Some(other) = transom.0.get(name).filter(|other| *other != value) {
+            lines.push(format!("{name}: {}", both(value, other)));
         }
     }
-    let ours = transom.iter().filter(|(name, _)| !qemu.contains_key(*name));
-    lines.extend(ours.map(|(name, value)| format!("{name}: only transom: {}", one(value))));
+    let own = |(name, value), who| format!("{name}: only {who}: {}", one(value));
+    lines.extend(qemu.own(transom).map(|fact| own(fact, "qemu")));
+    lines.extend(transom.own(qemu).map(|fact| own(fact, "transom")));
     lines.sort_unstable();
     lines
 }
 
 fn one(value: &Value) -> String {
     match value {
-        Value::Text(text) => text.clone(),
+        Value::Text(text) | Value::Thing(text) => text.clone(),
         Value::Numbers(each) | Value::Bits(each) => {
             per_processor(each.iter().map(|number| format!("{number:#010x}")).collect())
         }
@@ -152,6 +170,15 @@ mod test {
         let transom = facts(&[("a", text("2")), ("c", text("3"))]);
         let lines = ["a: qemu 1, transom 2", "b: only qemu: 1", "c: only transom: 3"];
         assert_eq!(differences(&qemu, &transom), lines);
+    }
+
+    #[test]
+    fn a_thing_that_is_not_there_is_one_line() {
+        let qemu = facts(&[("a 1", Value::Thing("x".into())), ("a 1 b", text("1"))]);
+        let transom = facts(&[("a 12", text("2"))]);
+        assert_eq!(differences(&qemu, &transom), ["a 12: only transom: 2", "a 1: only qemu: x"]);
+        let other = facts(&[("a 1", Value::Thing("x".into()))]);
+        assert_eq!(differences(&qemu, &other), ["a 1 b: only qemu: 1"]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 pub mod compare;
 pub mod console;
+pub mod fwts;
 pub mod guest;
 pub mod lab;
 pub mod linux;

@@ -105,7 +105,7 @@ pub(super) fn read(table: &str, terms: &[Term], facts: &mut Facts) {
     namespace.collect("", block.map_or(terms, |block| &block.body));
     let names = namespace.names();
     for path in &namespace.devices {
-        facts.text(format!("acpi {table} device {}", names[path]), "there");
+        facts.thing(format!("acpi {table} device {}", names[path]), "there");
     }
     for (path, terms) in &namespace.scopes {
         let name = names.get(path).map_or_else(

@@ -52,10 +52,13 @@ pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
 
 fn function(name: &str, config: &[u8], resources: &str, facts: &mut Facts) {
     let prefix = format!("pci {name}");
+    let of = |at, length| number(config, at, length).unwrap_or_default();
+    let what = format!("{:04x}:{:04x} class {:06x}", of(0, 2), of(2, 2), of(9, 3));
+    facts.thing(prefix.clone(), what);
     fields::read(&prefix, config, HEADER, facts);
     facts.text(format!("{prefix} bytes"), config.len().to_string());
     for at in (OWN..config.len()).step_by(4) {
-        let value = number(config, at, 4).unwrap_or_default();
+        let value = of(at, 4);
         if value != 0 {
             facts.text(format!("{prefix} register {at:#05x}"), format!("{value:#010x}"));
         }

@@ -106,11 +106,12 @@ pub(super) fn read(folder: &Path, facts: &mut Facts) -> anyhow::Result<()> {
 }
 
 fn anchor_facts(anchor: &[u8], facts: &mut Facts) -> anyhow::Result<()> {
-    let version = if anchor.starts_with(b"_SM3_") { 7 } else { 6 };
     ensure!(anchor.starts_with(b"_SM") && anchor.len() > 8, "no SMBIOS anchor: {anchor:02x?}");
-    let name = word(&anchor[..5]);
-    let text = format!("{name} {}.{}", anchor[version], anchor[version + 1]);
-    facts.text("smbios anchor", text.replace('\u{1}', ""));
+    // The old one has its checksum where the new one is still the name.
+    let (name, version) =
+        if anchor.starts_with(b"_SM3_") { (&anchor[..5], 7) } else { (&anchor[..4], 6) };
+    let text = format!("{} {}.{}", word(name), anchor[version], anchor[version + 1]);
+    facts.text("smbios anchor", text);
     Ok(())
 }
 
@@ -138,6 +139,7 @@ fn structure(formatted: &[u8], strings: &[String], index: u32, facts: &mut Facts
     let known = TYPES.iter().find(|it| it.0 == kind);
     let name = known.map_or(String::new(), |it| format!(" {}", it.1));
     let prefix = format!("smbios type {kind}{name} #{index}");
+    facts.thing(prefix.clone(), "there");
     fields::read(&prefix, formatted, &[("length", 1, 1), ("handle", 2, 2)], facts);
     let Some((.., named)) = known else {
         for at in 4..formatted.len() {

@@ -1,0 +1,130 @@
+//! What the firmware test suite (fwts) reports.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use anyhow::{Context, ensure};
+
+/// A test that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The test: `fadt`.
+    test: String,
+    /// How bad it is: `LOW`, `MEDIUM`, `HIGH`, `CRITICAL`.
+    level: String,
+    /// What kind of failure: `FADTReservedNonZero`. The same on every machine.
+    label: String,
+    /// The sentence.
+    text: String,
+}
+
+impl Failure {
+    /// `fadt: FAILED [HIGH] Label: Test 1, sentence`
+    fn read(line: &str) -> Option<Self> {
+        let (test, rest) = line.split_once(": FAILED [")?;
+        let (level, rest) = rest.split_once("] ")?;
+        let (label, text) = rest.split_once(": ")?;
+        let text = text.split_once(", ").map_or(text, |(_, text)| text);
+        let [test, level, label, text] = [test, level, label, text].map(|it| it.trim().to_owned());
+        Some(Self { test, level, label, text })
+    }
+
+    /// Whether it matters to those who use the machine.
+    pub fn is_serious(&self) -> bool {
+        ["HIGH", "CRITICAL"].contains(&self.level.as_str())
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        (&self.test, &self.label) == (&other.test, &other.label)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { test, level, label, text } = self;
+        write!(f, "{test} [{level}] {label}: {text}")
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    passed: usize,
+    /// The tests that passed or failed something, and were not skipped.
+    tests: BTreeSet<String>,
+    failures: Vec<Failure>,
+}
+
+impl Report {
+    /// Reads the results, one per line with the name of the test before it.
+    ///
+    /// # Errors
+    ///
+    /// When nothing was tested, or a failure cannot be read.
+    pub fn read(text: &str) -> anyhow::Result<Self> {
+        let mut report = Self::default();
+        for line in text.lines().map(str::trim) {
+            if line.contains(": FAILED [") {
+                let failure = Failure::read(line);
+                let failure = failure.with_context(|| format!("a result of fwts: {line}"))?;
+                report.tests.insert(failure.test.clone());
+                report.failures.push(failure);
+            } else if let Some((test, _)) = line.split_once(": PASSED: ") {
+                report.tests.insert(test.trim().to_owned());
+                report.passed += 1;
+            }
+        }
+        ensure!(report.passed > 0, "fwts passed nothing: {text}");
+        Ok(report)
+    }
+
+    /// The failures that the other has none like.
+    pub fn failures_not_in(&self, other: &Self) -> Vec<Failure> {
+        let new = |failure: &&Failure| !other.failures.iter().any(|it| it.is_like(failure));
+        self.failures.iter().filter(new).cloned().collect()
+    }
+
+    /// The tests that ran here and not there.
+    pub fn tests_not_in(&self, other: &Self) -> Vec<String> {
+        self.tests.difference(&other.tests).cloned().collect()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { passed, tests, failures } = self;
+        write!(f, "{passed} passed in {} tests, {} failed", tests.len(), failures.len())?;
+        failures.iter().try_for_each(|failure| write!(f, "\n  {failure}"))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const QEMU: &str = "\
+fadt: PASSED: Test 1, FADT is there.
+fadt: FAILED [MEDIUM] FADTX: Test 2, one, or two.
+madt: FAILED [HIGH] MADTY: Test 1, three.
+madt: SKIPPED: Test 2, nothing.
+";
+
+    #[test]
+    fn only_failures_of_another_kind_are_our_own() {
+        let qemu = Report::read(QEMU).unwrap();
+        let text = format!("{QEMU}crs: FAILED [CRITICAL] C: Test 1, four.\n");
+        let ours = Report::read(&text.replace("three", "five")).unwrap();
+        let own = ours.failures_not_in(&qemu);
+        assert_eq!(own.len(), 1);
+        assert_eq!(own[0].to_string(), "crs [CRITICAL] C: four.");
+        assert!(own[0].is_serious() && !ours.failures[0].is_serious());
+        assert_eq!(ours.failures[0].text, "one, or two.");
+        assert_eq!(ours.tests_not_in(&qemu), ["crs"]);
+    }
+
+    #[test]
+    fn a_run_that_tested_nothing_is_an_error() {
+        assert!(Report::read("fwts: no such test\n").is_err());
+        assert!(Report::read(&format!("{QEMU}x: FAILED [odd\n")).is_err());
+    }
+}
