@@ -1,4 +1,5 @@
 //! Debian's cloud kernels of two releases as guests.
+#![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -171,7 +172,7 @@ impl Facts {
     }
 
     fn memory_is(&self, asked: usize) -> anyhow::Result<()> {
-        // Between the BIOS's own data and 1 MiB a PC has no memory, and Linux gives page 0 to nobody.
+        // From the BIOS's own data to 1 MiB a PC has no memory, and Linux gives page 0 to nobody.
         let hole = 0x10_0000 - 0x9_fc00;
         let map = self.number("map")?;
         ensure!(map == asked - hole, "the memory map has {map} bytes of {asked}");
