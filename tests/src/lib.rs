@@ -1,2 +1,5 @@
 //! The tests.
 #![forbid(unsafe_code)]
+
+pub mod flash;
+pub mod program;

@@ -497,7 +497,8 @@ impl Config {
     /// When it is not JSON, or has a key that does not exist.
     pub fn from_json(text: &str) -> anyhow::Result<Self> {
         // A list would be taken for the fields in their order.
-        if let Some(start @ ('[' | '"' | '0'..='9' | 't' | 'f' | 'n')) = text.trim_start().chars().next()
+        if let Some(start @ ('[' | '"' | '0'..='9' | 't' | 'f' | 'n')) =
+            text.trim_start().chars().next()
             && serde_json::from_str::<de::IgnoredAny>(text).is_ok()
         {
             bail!("a configuration is an object, `{{...}}`, and this begins with `{start}`");
