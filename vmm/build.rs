@@ -1,7 +1,9 @@
-//! Compiles the probe, the guest program of tests/guest/probe, for `src/probe.rs` to embed.
+//! Compiles the probe, the guest program of tests/guest/probe, for `src/probe.rs` to embed, and
+//! collects what the devices' sources say of their configuration, for `src/reference.rs` to print.
 //!
-//! It is freestanding code for the processor at hand, so that the compiler that builds the rest
-//! will do: no target has to be installed.
+//! The probe is freestanding code for the processor at hand, so that the compiler that builds the
+//! rest will do: no target has to be installed.
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
@@ -36,7 +38,7 @@ const LINK: [&str; 6] = [
 ];
 
 fn main() -> ExitCode {
-    match embed_probe() {
+    match embed_probe().and_then(|()| collect_fields()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -79,4 +81,67 @@ fn compile(sources: &Path, image: &Path) -> Result<()> {
         command.status().with_context(|| format!("starting {} for the probe", rustc.display()))?;
     ensure!(status.success(), "the probe ({}) does not compile: {status}", sources.display());
     Ok(())
+}
+
+/// Relative to this package.
+const DEVICES: &str = "../devices/src";
+
+/// One line of the registry: `"edu" Edu: crate::pci::edu::Config,`.
+fn registered(line: &str) -> Option<(&str, &str)> {
+    let (kind, rest) = line.trim().strip_prefix('"')?.split_once('"')?;
+    let path = rest.split_once(": crate::")?.1.strip_suffix("::Config,")?;
+    Some((kind, path))
+}
+
+/// Writes `fields.rs`: for each kind of device, what its `Config` and that one's fields are for.
+fn collect_fields() -> Result<()> {
+    let package = PathBuf::from(env::var("CARGO_MANIFEST_DIR").context("not started by cargo")?);
+    let devices = package.join(DEVICES);
+    println!("cargo::rerun-if-changed={}", devices.display());
+    let registry = fs::read_to_string(devices.join("registry.rs")).context("registry.rs")?;
+    let mut list = String::from("&[\n");
+    let mut count = 0;
+    for (kind, path) in registry.lines().filter_map(registered) {
+        let file = devices.join(path.replace("::", "/"));
+        let alone = file.with_extension("rs");
+        let file = if alone.exists() { alone } else { file.join("mod.rs") };
+        let source = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let (text, fields) = config(&source).with_context(|| file.display().to_string())?;
+        writeln!(list, "    ({kind:?}, {text:?}, &{fields:?}),")?;
+        count += 1;
+    }
+    ensure!(count > 0, "no devices in registry.rs");
+    list.push(']');
+    let out = PathBuf::from(env::var("OUT_DIR").context("not started by cargo")?);
+    fs::write(out.join("fields.rs"), list).context("fields.rs")
+}
+
+type Field = (String, String, String);
+
+/// The comment on `Config`, and name, type and comment of its fields. The sources are formatted,
+/// so that lines are what they seem.
+fn config(source: &str) -> Result<(String, Vec<Field>)> {
+    let mut fields = Vec::new();
+    let mut comment = String::new();
+    let mut own = None;
+    for line in source.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("///") {
+            comment.push_str(text);
+        } else if line.starts_with("pub struct Config {") {
+            own = Some(std::mem::take(&mut comment));
+            if line.ends_with('}') {
+                break;
+            }
+        } else if own.is_some() && line == "}" {
+            break;
+        } else if let (true, Some(field)) = (own.is_some(), line.strip_prefix("pub ")) {
+            let (name, kind) = field.trim_end_matches(',').split_once(": ").context("a field")?;
+            let text = std::mem::take(&mut comment).trim().to_owned();
+            fields.push((name.to_owned(), kind.to_owned(), text));
+        } else if !line.starts_with("#[") {
+            comment.clear();
+        }
+    }
+    let own = own.context("no `pub struct Config`")?;
+    Ok((own.trim().to_owned(), fields))
 }

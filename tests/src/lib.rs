@@ -3,9 +3,11 @@
 
 pub mod compare;
 pub mod console;
+pub mod flash;
 pub mod fwts;
 pub mod guest;
 pub mod lab;
 pub mod linux;
+pub mod program;
 pub mod suite;
 pub mod uefi;

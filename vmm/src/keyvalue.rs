@@ -290,9 +290,34 @@ pub fn explain(error: impl std::error::Error) -> anyhow::Error {
     } else if let Some(rest) = sentence.strip_prefix("unknown variant `") {
         unlike("value", rest)
     } else {
-        sentence.strip_prefix("missing field `").map(|rest| format!("missing key `{rest}"))
+        let missing = sentence.strip_prefix("missing field `");
+        missing.map(|rest| format!("missing key `{rest}")).or_else(|| misfit(&sentence))
     };
     anyhow!(better.unwrap_or(sentence))
+}
+
+/// "invalid type: string "x", expected u32 at line 1": the value, and what it should be in words.
+fn misfit(sentence: &str) -> Option<String> {
+    let rest = sentence.strip_prefix("invalid type: ");
+    let rest = rest.or_else(|| sentence.strip_prefix("invalid value: "))?;
+    let (found, rest) = rest.split_once(", expected ")?;
+    let (wanted, place) = rest.split_at(rest.find(" at line ").unwrap_or(rest.len()));
+    let wanted = match wanted {
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number, 0 or more",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "internally tagged enum Config" => "an object with a `kind`",
+        other => other,
+    };
+    // `string "x"`, "integer `1`", `map`: quoted values stand alone, others are words.
+    let value = found.split_once(['"', '`']).map(|(_, rest)| rest.trim_end_matches(['"', '`']));
+    Some(match value {
+        Some(value) => format!("`{value}` is not {wanted}{place}"),
+        None => format!("{found} where {wanted} is wanted{place}"),
+    })
 }
 
 /// `rest` is what serde says after "unknown field `": the word, the known ones, in JSON the place.
@@ -567,11 +592,11 @@ mod test {
     #[test]
     fn refuses_values_of_another_type_and_names_the_word() {
         for (text, sentence) in [
-            ("rng,limit=lots", "`limit=lots`: invalid type: string \"lots\", expected usize"),
-            ("rng,limit", "`limit`: invalid type: boolean `true`, expected usize"),
-            ("rng,limit=-1", "`limit=-1`: invalid value: integer `-1`, expected usize"),
-            ("virtio-blk,path=x,queues=300", "`queues=300`: invalid value: integer `300`"),
-            ("virtio-blk,path=x,read-only=1", "`read-only=1`: invalid type: integer `1`"),
+            ("rng,limit=lots", "`limit=lots`: `lots` is not a whole number, 0 or more"),
+            ("rng,limit", "`limit`: `true` is not a whole number, 0 or more"),
+            ("rng,limit=-1", "`limit=-1`: `-1` is not a whole number, 0 or more"),
+            ("virtio-blk,path=x,queues=300", "`queues=300`: `300` is not"),
+            ("virtio-blk,path=x,read-only=1", "`read-only=1`: `1` is not true or false"),
             ("virtio-blk,path=x,size=4 gigs", "`4 gigs` is not a size: the unit ` gigs`"),
         ] {
             let error = refusal(text);

@@ -22,9 +22,10 @@ pub fn all() -> String {
             .expect("a string takes all");
     }
     text.push_str("\n## Devices\n\n");
-    for line in devices().lines().skip(2) {
-        writeln!(text, "{line}").expect("a string takes all");
-    }
+    text.push_str(
+        "`--device KIND[,KEY=VALUE...]`, or `{\"kind\": KIND, KEY: VALUE, ...}` in JSON.\n",
+    );
+    text.push_str(&device_tables());
     text.push_str("\n## Commands of `vmm ctl`\n\n| command | meaning |\n|---|---|\n");
     for (name, help) in COMMANDS {
         writeln!(text, "| `{name}` | {} |", help.trim()).expect("a string takes all");
@@ -46,11 +47,88 @@ pub fn all() -> String {
     text
 }
 
-/// The kinds of devices.
+/// What the sources of the devices say: kind, example, and fields by name, type and meaning.
+type Kind = (&'static str, &'static str, &'static [(&'static str, &'static str, &'static str)]);
+const KINDS: &[Kind] = include!(concat!(env!("OUT_DIR"), "/fields.rs"));
+
+/// The kinds of devices and their keys, for a terminal.
 pub fn devices() -> String {
-    let mut text = String::from("Devices: --device KIND[,KEY=VALUE...]\n\n");
-    for kind in registry::KINDS {
-        writeln!(text, "- `{kind}`").expect("a string takes all");
+    let mut text = String::from("Devices: --device KIND[,KEY=VALUE...]\n");
+    for (kind, example, fields) in KINDS {
+        writeln!(text, "\n  {kind:<14}{}", plain(example)).expect("a string takes all");
+        for (name, of, meaning) in *fields {
+            let value = if unsaid(kind, name).is_empty() { " (needed)" } else { "" };
+            writeln!(text, "      {name}={}{value}  {}", word(of), plain(meaning))
+                .expect("a string takes all");
+        }
     }
     text
+}
+
+/// The same as Markdown.
+fn device_tables() -> String {
+    let mut text = String::new();
+    for (kind, example, fields) in KINDS {
+        write!(text, "\n### `{kind}`\n\n{example}\n").expect("a string takes all");
+        if fields.is_empty() {
+            continue;
+        }
+        text.push_str("\n| key | value | unsaid | meaning |\n|---|---|---|---|\n");
+        for (name, of, meaning) in *fields {
+            let unsaid = match unsaid(kind, name).as_str() {
+                "" => "must be said".to_owned(),
+                "null" => String::new(),
+                value => format!("`{value}`"),
+            };
+            let of = word(of).replace('|', "\\|");
+            writeln!(text, "| `{name}` | `{of}` | {unsaid} | {meaning} |")
+                .expect("a string takes all");
+        }
+    }
+    text
+}
+
+/// What a key is when nobody says it: the value as JSON, nothing if it must be said.
+fn unsaid(kind: &str, name: &str) -> String {
+    // Keys that must be said get something that they accept, so that the others show theirs.
+    let mut words = serde_json::json!({ "kind": kind });
+    loop {
+        match serde_json::from_value::<registry::Config>(words.clone()) {
+            Ok(config) => {
+                let shown = serde_json::to_value(config).unwrap_or_default();
+                return if words.get(name).is_some() {
+                    String::new()
+                } else {
+                    shown.get(name).map_or("null".into(), |it| it.to_string().replace('"', ""))
+                };
+            }
+            Err(error) => {
+                let sentence = error.to_string();
+                let missing = sentence.split('`').nth(1).unwrap_or_default();
+                if !sentence.starts_with("missing field") || words.get(missing).is_some() {
+                    return String::new();
+                }
+                words[missing] = "x".into();
+            }
+        }
+    }
+}
+
+/// What is written for a type.
+fn word(of: &str) -> String {
+    let inner = of.strip_prefix("Option<").and_then(|it| it.strip_suffix('>')).unwrap_or(of);
+    match inner {
+        "bool" => "on|off".into(),
+        "PathBuf" => "FILE".into(),
+        "String" => "TEXT".into(),
+        "Stream" => "stdio|file:PATH|socket:PATH|none".into(),
+        "Address" => "SLOT".into(),
+        "u8" | "u16" | "u32" | "u64" | "usize" => "NUMBER".into(),
+        other => other.to_uppercase(),
+    }
+}
+
+/// Markdown's quotes mean nothing in a terminal.
+fn plain(text: &str) -> String {
+    text.replace('`', "")
 }

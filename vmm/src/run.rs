@@ -10,8 +10,9 @@ use devices::board::Event;
 use devices::power::Buttons;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use serde_json::json;
-use vmm_sys_util::signal::register_signal_handler;
+use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
 
 use crate::config::Config;
 use crate::control::{Command, Request, Server};
@@ -268,12 +269,24 @@ fn slot(signal: i32) -> u32 {
 fn catch_signals(tell: Sender<Notice>) -> anyhow::Result<()> {
     let event = eventfd(0, EventfdFlags::CLOEXEC).context("an event for signals")?;
     let event = SIGNALS.get_or_init(|| event);
+    // They come to the one thread that waits for them: elsewhere they would interrupt system calls
+    // half way, KVM_CREATE_VM among them.
     for signal in ENDING {
+        // Whoever started us may have blocked it already.
+        block_signal(signal).ok();
         register_signal_handler(signal, on_signal).context("signal handlers")?;
     }
     let body = move || {
+        for signal in ENDING {
+            unblock_signal(signal).ok();
+        }
         let mut number = [0; 8];
-        while rustix::io::read(event, &mut number).is_ok() {
+        loop {
+            match rustix::io::read(event, &mut number) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            }
             let which = u64::from_ne_bytes(number).trailing_zeros() / 8;
             let signal = ENDING.get(which as usize).copied().unwrap_or(libc::SIGTERM);
             if tell.send(Notice::Signal(signal)).is_err() {

@@ -17,6 +17,8 @@ const VERSION_MIN: u16 = 0x020C;
 const XLF_KERNEL_64: u16 = 1 << 0;
 /// A sector of the real-mode part.
 const SECTOR: u64 = 512;
+/// What `syssize` counts.
+const PARAGRAPH: u64 = 16;
 
 /// The header's fields, which start at 0x1F1 of the file.
 struct Header([u8; 0x26C]);
@@ -72,6 +74,13 @@ where
     ensure!(
         length > setup + ENTRY64,
         "a bzImage that ends after {length} bytes, where its header alone says {setup}"
+    );
+    // `syssize` counts paragraphs, the last of which may be a part of one.
+    let payload = header.number::<4>(0x1F4) * PARAGRAPH;
+    ensure!(
+        length + PARAGRAPH > setup + payload,
+        "a bzImage that ends after {length} bytes, where its header says {}",
+        setup + payload
     );
     let (_, end) = header.runtime()?;
     let footprint = KERNEL_MIN..end.max(KERNEL_MIN + (length - setup));

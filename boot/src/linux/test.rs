@@ -238,6 +238,16 @@ fn refuses_a_program() {
 }
 
 #[test]
+fn refuses_a_bzimage_that_was_cut_off() {
+    let mut kernel = bzimage(0x1000);
+    put(&mut kernel, 0x1F4, &0x100u32.to_le_bytes());
+    assert!(boot(32, &kernel, None, "").1.is_ok());
+    kernel.truncate(kernel.len() - 16);
+    let text = refusal(32, &kernel);
+    assert!(text.contains("ends after 5104 bytes, where its header says 5120"), "{text}");
+}
+
+#[test]
 fn refuses_a_32_bit_bzimage() {
     let mut old = bzimage(0x1000);
     put(&mut old, 0x206, &0x020Bu16.to_le_bytes());

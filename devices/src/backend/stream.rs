@@ -258,7 +258,7 @@ impl Escape {
 pub struct Reader {
     wake: Arc<OwnedFd>,
     state: Arc<State>,
-    thread: JoinHandle<Input>,
+    thread: Option<JoinHandle<Input>>,
 }
 
 #[derive(Default)]
@@ -296,7 +296,7 @@ impl Reader {
             input
         };
         let thread = Builder::new().name(format!("{name}-input")).spawn(body)?;
-        Ok(Self { wake, state, thread })
+        Ok(Self { wake, state, thread: Some(thread) })
     }
 
     /// Says that the device has room again.
@@ -311,10 +311,22 @@ impl Reader {
     /// # Panics
     ///
     /// When the thread panicked, which ends the process anyway.
-    pub fn stop(self) -> Input {
+    pub fn stop(mut self) -> Input {
+        self.join().expect("a reader is stopped once")
+    }
+
+    fn join(&mut self) -> Option<Input> {
+        let thread = self.thread.take()?;
         self.state.stop.store(true, Ordering::Release);
         rustix::io::write(&*self.wake, &1_u64.to_ne_bytes()).ok();
-        self.thread.join().expect("a panic ends the process")
+        Some(thread.join().expect("a panic ends the process"))
+    }
+}
+
+impl Drop for Reader {
+    /// A socket's file goes with its listener, which the thread has.
+    fn drop(&mut self) {
+        self.join();
     }
 }
 

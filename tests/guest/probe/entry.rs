@@ -229,6 +229,16 @@ timer_stub:
     iretq
 
     .balign 16
+    .globl device_stub
+device_stub:
+    incl device_count
+    pushq %rax
+    movl $0xfee000b0, %eax
+    movl $0, (%rax)
+    popq %rax
+    iretq
+
+    .balign 16
     .globl spurious_stub
 spurious_stub:
     incl spurious_count
@@ -284,7 +294,8 @@ gate_halt:
 
     .section .bss
     .balign 8
-    .globl fault_record, fault_count, nmi_count, timer_count, spurious_count
+    .globl fault_record, fault_count, nmi_count, timer_count, device_count
+    .globl spurious_count
 fault_record:
     .skip 40
 fault_count:
@@ -292,6 +303,8 @@ fault_count:
 nmi_count:
     .skip 4
 timer_count:
+    .skip 4
+device_count:
     .skip 4
 spurious_count:
     .skip 4
@@ -350,6 +363,8 @@ processors_started:
 pub(crate) const TRAMPOLINE: usize = 0x8000;
 /// Interrupt vector of the local APIC timer.
 pub(crate) const TIMER_VECTOR: u8 = 0x40;
+/// Interrupt vector of PCI devices, by message.
+pub(crate) const DEVICE_VECTOR: u8 = 0x41;
 /// Interrupt vector of spurious interrupts.
 pub(crate) const SPURIOUS_VECTOR: u8 = 0x4f;
 /// What INT3 raises.
@@ -359,6 +374,7 @@ unsafe extern "C" {
     static exception_stubs: u8;
     static nmi_stub: u8;
     static timer_stub: u8;
+    static device_stub: u8;
     static spurious_stub: u8;
     static gate_stub: u8;
     static mut idt: [[u64; 2]; 128];
@@ -366,6 +382,7 @@ unsafe extern "C" {
     static trampoline: u8;
     static trampoline_end: u8;
     static timer_count: u32;
+    static device_count: u32;
     static nmi_count: u32;
     static mut processors_started: u32;
     static image_start: u8;
@@ -385,6 +402,7 @@ pub(crate) fn fill_interrupt_table() {
             GATE_VECTOR => &raw const gate_stub as u64,
             0..32 => &raw const exception_stubs as u64 + vector * 16,
             v if v == u64::from(TIMER_VECTOR) => &raw const timer_stub as u64,
+            v if v == u64::from(DEVICE_VECTOR) => &raw const device_stub as u64,
             _ => &raw const spurious_stub as u64,
         };
         let privilege = if vector == GATE_VECTOR { 3 } else { 0 };
@@ -404,6 +422,12 @@ pub(crate) fn page_tables() -> *mut u64 {
 pub(crate) fn timer_interrupts() -> u32 {
     // SAFETY: an aligned counter that only an interrupt stub writes.
     unsafe { (&raw const timer_count).read_volatile() }
+}
+
+/// Interrupts of devices so far.
+pub(crate) fn device_interrupts() -> u32 {
+    // SAFETY: an aligned counter that only an interrupt stub writes.
+    unsafe { (&raw const device_count).read_volatile() }
 }
 
 /// Non-maskable interrupts so far.

@@ -7,6 +7,7 @@
 mod clock;
 mod console;
 mod cpu;
+mod edu;
 mod end;
 mod entry;
 mod exits;
@@ -81,6 +82,7 @@ fn checks(session: &mut Session, start: &Start, words: Words, pm_base: u16) {
         processors::check(session, start, &cpu);
     }
     pci::check(session, pm_base);
+    edu::check(session, &cpu);
     if words.get("bench") == Some("exits") {
         exits::measure(session, &cpu);
     }

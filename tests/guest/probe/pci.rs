@@ -31,18 +31,41 @@ impl Function {
         out32(ADDRESS, address);
     }
 
-    fn read(self, register: u8) -> u32 {
+    /// The function of bus 0 with this vendor and device.
+    pub(crate) fn find(id: u32) -> Option<Self> {
+        (0..32).map(|device| Self { device, function: 0 }).find(|at| at.read(0) == id)
+    }
+
+    /// The register of the first capability of a kind.
+    pub(crate) fn capability(self, kind: u8) -> Option<u8> {
+        const LIST: u32 = 1 << 20;
+        let mut at = if self.read(COMMAND) & LIST == 0 { 0 } else { self.read(0x34) as u8 & 0xfc };
+        // A list that bites its tail ends, too.
+        for _ in 0..48 {
+            if at < 0x40 {
+                return None;
+            }
+            let header = self.read(at);
+            if header as u8 == kind {
+                return Some(at);
+            }
+            at = (header >> 8) as u8 & 0xfc;
+        }
+        None
+    }
+
+    pub(crate) fn read(self, register: u8) -> u32 {
         self.select(register);
         in32(DATA)
     }
 
-    fn write(self, register: u8, value: u32) {
+    pub(crate) fn write(self, register: u8, value: u32) {
         self.select(register);
         out32(DATA, value);
     }
 
     /// COMMAND alone: a write to STATUS beside it would clear bits.
-    fn write_command(self, value: u32) {
+    pub(crate) fn write_command(self, value: u32) {
         self.select(COMMAND);
         out16(DATA, value as u16);
     }

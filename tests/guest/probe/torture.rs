@@ -10,7 +10,6 @@ use crate::io::{in8, in16, in32, out8, out16, out32, read_memory, tsc, write_mem
 use crate::random::Random;
 use crate::report::Finding;
 
-const PROGRESS: u64 = 100_000;
 const IO_APIC: u64 = 0xfec0_0000;
 const HPET: u64 = 0xfed0_0000;
 const LPC_PMBASE: u32 = 31 << 11 | 0x40;
@@ -26,8 +25,10 @@ pub(crate) fn run(session: &mut Session, cpu: &Cpu, pm_base: u16, words: &str) {
     };
     let mut torture = Torture { random: Random::new(seed), pm_base, done: [0; 3], digest: 0 };
     let start = tsc();
+    // A sign of life for each tenth, unless they are small.
+    let tenth = (count / 10).max(1000);
     for access in 0..count {
-        if access > 0 && access % PROGRESS == 0 {
+        if access > 0 && access % tenth == 0 {
             writeln!(session.console, "torture {access}").ok();
         }
         torture.access();

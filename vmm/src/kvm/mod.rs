@@ -32,7 +32,7 @@ pub enum Situation {
 impl Situation {
     /// Looks at the host.
     pub fn of_this_host() -> Self {
-        if Kvm::new().is_err() {
+        if open().is_err() {
             return Self::None;
         }
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -70,7 +70,13 @@ pub fn open() -> anyhow::Result<Kvm> {
         Failure::new(Status::NoKvm, reason)
     })?;
     let version = kvm.get_api_version();
-    anyhow::ensure!(version == 12, "{DEVICE} speaks version {version} of its API, not 12");
+    if version != 12 {
+        let reason = match version {
+            -1 => format!("{DEVICE} is not KVM"),
+            _ => format!("{DEVICE} speaks version {version} of its API, not 12"),
+        };
+        return Err(Failure::new(Status::NoKvm, reason));
+    }
     Ok(kvm)
 }
 

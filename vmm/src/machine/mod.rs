@@ -192,7 +192,7 @@ fn direct(
         return Ok(None);
     }
     let open = |what: &str, path: &Path| {
-        File::open(path).with_context(|| format!("--{what} {}", path.display()))
+        open(path).with_context(|| format!("--{what} {}", path.display()))
     };
     let command_line = config.cmdline.clone();
     let Some(kernel) = &config.kernel else {
@@ -203,6 +203,14 @@ fn direct(
     let initrd = config.initrd.as_deref().map(|path| open("initrd", path)).transpose()?;
     let kernel = (kernel.display().to_string(), open("kernel", kernel)?);
     Ok(Some(Direct::files(kernel, initrd, command_line, description)))
+}
+
+/// Opens what must be a plain file: a folder has no length, and a pipe would make us wait.
+fn open(path: &Path) -> anyhow::Result<File> {
+    let found = std::fs::metadata(path)?;
+    anyhow::ensure!(!found.is_dir(), "it is a directory");
+    anyhow::ensure!(found.is_file(), "it is not a file");
+    Ok(File::open(path)?)
 }
 
 impl Machine {

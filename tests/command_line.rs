@@ -1,0 +1,54 @@
+//! The command line from outside: what is wrong is said in one line that names it, with the right
+//! status, and leaves nothing behind; help, reference, `inspect` and `doctor` tell the truth.
+#![forbid(unsafe_code)]
+
+#[path = "command_line/mistakes.rs"]
+mod mistakes;
+#[path = "command_line/papers.rs"]
+mod papers;
+#[path = "command_line/rights.rs"]
+mod rights;
+#[path = "command_line/views.rs"]
+mod views;
+
+use std::fs;
+use std::path::Path;
+
+use transom_tests::program::{Ended, run_in};
+
+/// Statuses, as the reference lists them.
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+const NO_KVM: i32 = 88;
+
+/// Runs `vmm` where it should refuse before a guest starts: the sentence, without `vmm: `.
+fn refusal(folder: &Path, words: &[&str], status: i32) -> String {
+    let before = listing(folder);
+    let ended = run_in(folder, words).expect("vmm");
+    let sentence = one_line(&ended, &format!("{words:?}"), status);
+    assert_eq!(listing(folder), before, "{words:?} left something behind");
+    sentence
+}
+
+/// Checks that a program refused: one line, this status, no word of a guest.
+fn one_line(ended: &Ended, what: &str, status: i32) -> String {
+    assert_eq!(ended.stdout, "", "{what} started a guest");
+    let mut lines = ended.stderr.lines();
+    let line = lines.next().unwrap_or_default().to_owned();
+    assert_eq!(lines.next(), None, "{what} said more than a line: {}", ended.stderr);
+    assert_eq!(ended.status, status, "{what} said: {line}");
+    let sentence = line.strip_prefix("vmm: ");
+    sentence.unwrap_or_else(|| panic!("{what} said {line:?}")).to_owned()
+}
+
+/// The names and sizes of a folder's files.
+fn listing(folder: &Path) -> Vec<(String, u64)> {
+    let entry = |entry: std::io::Result<fs::DirEntry>| {
+        let entry = entry.expect("an entry");
+        let size = entry.metadata().expect("an entry").len();
+        (entry.file_name().to_string_lossy().into_owned(), size)
+    };
+    let mut all: Vec<_> = fs::read_dir(folder).expect("a folder").map(entry).collect();
+    all.sort();
+    all
+}

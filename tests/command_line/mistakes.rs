@@ -1,0 +1,284 @@
+//! Words, files and combinations that make no sense.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+
+use transom_tests::flash;
+use transom_tests::program::not_run;
+
+use crate::{FAILED, NO_KVM, USAGE, refusal};
+
+/// The words, the status, and what the sentence must name.
+type Mistake = (&'static [&'static str], i32, &'static [&'static str]);
+
+const WORDS: &[Mistake] = &[
+    (&["rnu"], USAGE, &["rnu", "did you mean run?"]),
+    (&["--bogus"], USAGE, &["--bogus", "vmm help"]),
+    (&["run", "now"], USAGE, &["now", "--"]),
+    (&["run", "--memroy", "1G"], USAGE, &["--memroy", "did you mean --memory?"]),
+    (&["run", "--xyzzy"], USAGE, &["--xyzzy", "vmm help run"]),
+    (&["run", "--memory"], USAGE, &["--memory needs a value", "SIZE"]),
+    (&["run", "--config"], USAGE, &["--config needs a value"]),
+    (&["inspect", "--memroy=1G"], USAGE, &["--memroy", "did you mean --memory?"]),
+    (&["doctor", "--jsn"], USAGE, &["--jsn", "--json"]),
+    (&["help", "rnu"], USAGE, &["rnu"]),
+    (&["ctl", "status"], USAGE, &["--control PATH"]),
+    (&["ctl", "--control", "gone"], USAGE, &["vmm help ctl"]),
+    (&["ctl", "--control", "gone", "puase"], USAGE, &["puase", "did you mean pause?"]),
+    (&["ctl", "--control", "gone", "pause"], FAILED, &["gone", "no machine listens there"]),
+];
+
+const VALUES: &[Mistake] = &[
+    (&["run", "--cpus", "0"], USAGE, &["--cpus 0:", "at least one"]),
+    (&["run", "--cpus", "100000"], USAGE, &["--cpus 100000", "at most"]),
+    (&["run", "--cpus", "-1"], USAGE, &["--cpus -1", "from 0 to"]),
+    (&["run", "--cpus", "many"], USAGE, &["--cpus many", "whole number"]),
+    (&["run", "--cpus", "4,sockets=3"], USAGE, &["--cpus 4,sockets=3", "evenly"]),
+    (&["run", "--cpus", "4,cores=3"], USAGE, &["--cpus 4,cores=3", "3 processors, not 4"]),
+    (&["run", "--cpus", "4,threads=0"], USAGE, &["--cpus 4,threads=0"]),
+    (&["run", "--cpus", "8,threads=4294967295"], USAGE, &["threads=4294967295"]),
+    (&["run", "--cpus", "2,socket=2"], USAGE, &["`socket`", "did you mean `sockets`?"]),
+    (&["run", "--memory", "0"], USAGE, &["--memory 0", "at least 16M"]),
+    (&["run", "--memory", "1"], USAGE, &["--memory 1:", "at least 16M"]),
+    (&["run", "--memory", "4 gigs"], USAGE, &["`4 gigs` is not a size"]),
+    (&["run", "--memory", "4GB"], USAGE, &["4GB", "write `G`"]),
+    (&["run", "--memory", "16777217"], USAGE, &["16777217", "whole MiB"]),
+    (&["run", "--memory", "99999T"], FAILED, &["--memory 99999T", "more than this host has"]),
+    (&["run", "--memory", "900P"], FAILED, &["--memory 900P", "more than this host has"]),
+    (&["run", "--memory", "99E"], USAGE, &["99E", "too large"]),
+    (&["run", "--memory", "1G,hugepages=3M"], FAILED, &["hugepages=3M", "take 2M or 1G"]),
+    (&["run", "--memory", "1G,prealloc=x"], USAGE, &["prealloc=x", "true or false"]),
+    (&["run", "--msr", "ignroe"], USAGE, &["`ignroe`", "did you mean `ignore`?"]),
+    (&["run", "--hyperv", "maybe"], USAGE, &["`maybe`", "`auto`"]),
+    (&["run", "--grace", "soon"], USAGE, &["--grace soon", "number of seconds"]),
+    (&["run", "--accept-emulation=x"], USAGE, &["`x`", "true nor false"]),
+    (&["run", "--serial", "tcp:1"], USAGE, &["`tcp:1`", "socket:PATH"]),
+    (&["run", "--serial", "file:"], USAGE, &["`file:` names no path"]),
+    (&["run", "--serial", "file:gone/x"], FAILED, &["serial", "gone/x"]),
+    (&["run", "--serial", "socket:gone/x"], FAILED, &["serial", "gone/x"]),
+    (&["run", "--smbios", "uuid=x"], USAGE, &["--smbios uuid=x", "32 hexadecimal digits"]),
+    (&["run", "--smbios", "uid=x"], USAGE, &["`uid`", "did you mean `uuid`?"]),
+    (&["run", "--fw-cfg", "bad"], USAGE, &["`bad`", "NAME=TEXT"]),
+    (&["run", "--fw-cfg", "opt/a"], USAGE, &["`opt/a`", "NAME=TEXT"]),
+    (&["run", "--fw-cfg", "etc/a=b"], USAGE, &["`etc/a`", "opt/"]),
+    (&["run", "--fw-cfg", "opt/a=@gone"], FAILED, &["opt/a", "gone"]),
+    (&["run", "--vars", "x"], USAGE, &["--vars needs --firmware"]),
+    (&["run", "--initrd", "x"], USAGE, &["--initrd needs --kernel"]),
+];
+
+const DEVICES: &[Mistake] = &[
+    (&["run", "--device", "ede"], USAGE, &["`ede`", "did you mean `edu`?"]),
+    (&["run", "--device", "edu,slto=4"], USAGE, &["`slto`", "did you mean `slot`?"]),
+    (&["run", "--device", "edu,slot=99.0"], USAGE, &["`99.0`", "04.0"]),
+    (&["run", "--device", "edu,slot=00.0"], FAILED, &["edu:", "slot 00.0", "`host-bridge`"]),
+    (
+        &["run", "--device", "edu,slot=04.0", "--device", "edu,slot=04.0"],
+        FAILED,
+        &["edu.2:", "slot 04.0", "`edu`"],
+    ),
+    (&["run", "--device", "serial,port=1"], FAILED, &["serial.2:", "0x3f8", "`serial`"]),
+    (
+        &["run", "--device", "serial,port=2", "--device", "serial,port=2"],
+        FAILED,
+        &["serial.3:", "0x2f8", "`serial.2`"],
+    ),
+    (&["run", "--device", "serial,port=7"], FAILED, &["serial", "7", "1, 2, 3 or 4"]),
+    (&["run", "--device", "hpet", "--device", "hpet"], FAILED, &["hpet.2:", "0xfed00000"]),
+    (&["run", "--device", "rtc"], FAILED, &["rtc.2:", "0x70"]),
+    (&["inspect", "--device", "rtc"], FAILED, &["rtc.2:", "0x70"]),
+];
+
+fn refuse(mistakes: &[Mistake]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (words, status, parts) in mistakes {
+        let said = refusal(folder.path(), words, *status);
+        for part in *parts {
+            assert!(said.contains(part), "{words:?}: no {part:?} in: {said}");
+        }
+    }
+}
+
+#[test]
+fn refuses_words_that_nobody_knows() {
+    refuse(WORDS);
+}
+
+#[test]
+fn refuses_values_that_make_no_sense() {
+    refuse(VALUES);
+}
+
+#[test]
+fn refuses_devices_that_collide() {
+    refuse(DEVICES);
+}
+
+#[test]
+fn refuses_configuration_files_with_mistakes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let cases: &[(&str, &[&str])] = &[
+        ("memory=1G", &["this is not JSON"]),
+        ("", &["this is not JSON"]),
+        (r#"{"memory": "1G""#, &["this is not JSON"]),
+        ("[1]", &["is an object"]),
+        ("\"x\"", &["is an object"]),
+        (r#"{"memroy": "1G"}"#, &["`memroy`", "did you mean `memory`?"]),
+        (r#"{"cpus": {"core": 1}}"#, &["`core`", "did you mean `cores`?"]),
+        (r#"{"cpus": true}"#, &["`true`"]),
+        (r#"{"memory": "1 gig"}"#, &["`1 gig` is not a size"]),
+        (r#"{"memory": "1G", "memory": "2G"}"#, &["`memory`", "duplicate"]),
+        (r#"{"device": [{"kind": "ede"}]}"#, &["`ede`", "did you mean `edu`?"]),
+        (r#"{"device": [{"kind": "edu", "slto": 4}]}"#, &["`slto`", "did you mean `slot`?"]),
+        (r#"{"device": [{"slot": "04.0"}]}"#, &["missing key `kind`"]),
+        (r#"{"device": ["edu"]}"#, &["`edu`", "an object with a `kind`"]),
+        (r#"{"device": {"kind": "edu"}}"#, &["a list"]),
+    ];
+    for (json, parts) in cases {
+        fs::write(path("machine.json"), json).expect("a file");
+        for words in
+            [&["run", "--config", "machine.json"], &["inspect", "--config", "machine.json"]]
+        {
+            let said = refusal(folder.path(), words, USAGE);
+            for part in parts.iter().chain(&["machine.json"]) {
+                assert!(said.contains(part), "{json}: no {part:?} in: {said}");
+            }
+        }
+    }
+    fs::write(path("binary.json"), [0xff, 0xfe]).expect("a file");
+    fs::create_dir(path("folder.json")).expect("a folder");
+    for name in ["binary.json", "folder.json", "gone.json"] {
+        let said = refusal(folder.path(), &["run", &format!("--config={name}")], USAGE);
+        assert!(said.contains(name), "{said}");
+    }
+}
+
+#[test]
+fn refuses_firmware_and_variable_stores_that_are_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    flash::write(folder.path());
+    fs::write(path("empty.fd"), []).expect("a file");
+    fs::write(path("odd.fd"), vec![1; 5000]).expect("a file");
+    fs::write(path("huge.fd"), vec![1; 17 << 20]).expect("a file");
+    fs::write(path("blank.fd"), vec![0xff; 64 << 10]).expect("a file");
+    fs::create_dir(path("folder.fd")).expect("a folder");
+    for (code, what) in [
+        ("gone.fd", "No such file"),
+        ("empty.fd", "is empty"),
+        ("odd.fd", "5000 bytes"),
+        ("huge.fd", "at most 16 MiB"),
+        ("blank.fd", "not firmware"),
+        ("folder.fd", "is a directory"),
+    ] {
+        let said = refusal(folder.path(), &["run", "--firmware", code], FAILED);
+        assert!(said.contains(code) && said.contains(what), "{said}");
+        // The blank image, being no firmware, is no store either.
+        let words = ["run", "--firmware", "code.fd", "--vars", code];
+        let said = refusal(folder.path(), &words, FAILED);
+        let what = if code == "blank.fd" { "not a variable store" } else { what };
+        assert!(said.contains(code) && said.contains(what), "{said}");
+    }
+    let words = ["run", "--firmware", "code.fd", "--vars", "code.fd"];
+    let said = refusal(folder.path(), &words, FAILED);
+    assert!(said.contains("code.fd is not a variable store"), "{said}");
+}
+
+#[test]
+fn refuses_kernels_and_initrds_that_are_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    // A bzImage as its header tells, but for the 1 MiB that should follow.
+    let mut cut = vec![0; 1536];
+    cut[0x1f1] = 1;
+    for (at, bytes) in [
+        (0x1f4, &0x1_0000_u32.to_le_bytes()[..]),
+        (0x202, b"HdrS"),
+        (0x206, &0x20f_u16.to_le_bytes()),
+        (0x230, &0x20_0000_u32.to_le_bytes()),
+        (0x236, &1_u16.to_le_bytes()),
+    ] {
+        cut[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    fs::write(path("cut"), &cut).expect("a file");
+    fs::write(path("text"), "hello").expect("a file");
+    fs::write(path("empty"), []).expect("a file");
+    fs::write(path("elf"), &vmm::probe::IMAGE[..200]).expect("a file");
+    fs::write(path("probe"), vmm::probe::IMAGE).expect("a file");
+    fs::create_dir(path("folder")).expect("a folder");
+    for (kernel, what) in [
+        ("gone", "No such file"),
+        ("empty", "it is empty"),
+        ("text", "not a Linux kernel"),
+        ("cut", "ends after 1536 bytes"),
+        ("elf", "ELF file of 200 bytes"),
+        ("folder", "directory"),
+    ] {
+        let said = refusal(folder.path(), &["run", "--kernel", kernel], FAILED);
+        assert!(said.contains(&format!("--kernel {kernel}")) && said.contains(what), "{said}");
+    }
+    for (initrd, what) in
+        [("gone", "No such file"), ("empty", "initrd is empty"), ("folder", "folder")]
+    {
+        let words = ["run", "--kernel", "probe", "--initrd", initrd];
+        let said = refusal(folder.path(), &words, FAILED);
+        assert!(said.contains(what), "{said}");
+    }
+}
+
+#[test]
+fn refuses_a_control_path_that_cannot_be_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let _listener = UnixListener::bind(path("taken")).expect("a socket");
+    fs::write(path("file"), "kept").expect("a file");
+    fs::create_dir(path("folder")).expect("a folder");
+    let long = "x".repeat(200);
+    for (control, what) in [
+        ("taken", "is in use"),
+        ("file", "is not a socket"),
+        ("folder", "is not a socket"),
+        ("gone/x", "No such file"),
+        (&long, "SUN_LEN"),
+    ] {
+        let said = refusal(folder.path(), &["run", "--control", control], FAILED);
+        assert!(said.contains(control) && said.contains(what), "{said}");
+        let serial = format!("socket:{control}");
+        let said = refusal(folder.path(), &["run", "--serial", &serial], FAILED);
+        assert!(said.contains(control) && said.contains(what), "{said}");
+    }
+    // A machine that is refused for another reason takes its socket away again.
+    let words = ["run", "--control", "mine", "--kernel", "gone"];
+    refusal(folder.path(), &words, FAILED);
+    let words = ["run", "--control", "mine", "--firmware", "gone"];
+    refusal(folder.path(), &words, FAILED);
+}
+
+#[test]
+fn says_when_this_host_only_emulates_kernels() {
+    let folder = tempfile::tempdir().expect("a folder");
+    if vmm::kvm::Situation::of_this_host() != vmm::kvm::Situation::Paravirtual {
+        let reason = "this host's KVM is not paravirtual only";
+        not_run("says_when_this_host_only_emulates_kernels", reason);
+        return;
+    }
+    flash::write(folder.path());
+    fs::write(folder.path().join("probe"), vmm::probe::IMAGE).expect("a file");
+    let stock = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+    let mut tries = vec![
+        vec!["run", "--firmware", "code.fd", "--vars", "vars.fd", "--control", "c"],
+        vec!["run", "--kernel", "probe", "--serial", "socket:s"],
+    ];
+    if fs::exists(stock).unwrap_or(false) {
+        tries.push(vec!["run", "--firmware", stock]);
+    } else {
+        not_run("stock firmware", &format!("there is no {stock}"));
+    }
+    for words in tries {
+        let start = std::time::Instant::now();
+        let said = refusal(folder.path(), &words, NO_KVM);
+        assert!(said.contains("paravirtual only") && said.contains("nested"), "{said}");
+        assert!(said.contains("--accept-emulation"), "{said}");
+        assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+    }
+}

@@ -1,0 +1,170 @@
+//! The educational device 1234:11e8, as `vmm` has it: a worker's answer, DMA both ways and a
+//! doorbell, each told by a message-signalled interrupt. QEMU's has no MSI-X, and is left alone.
+use crate::Session;
+use crate::cpu::Cpu;
+use crate::entry::{DEVICE_VECTOR, device_interrupts, set_interrupts};
+use crate::io::{read_memory, read32, tsc, write_memory, write32};
+use crate::pci::Function;
+use crate::random::Random;
+use crate::report::Finding;
+use crate::timer::LOCAL_APIC;
+
+const ID: u32 = 0x11e8_1234;
+const VERSION: u32 = 0x0100_00ed;
+const MSIX: u8 = 0x11;
+const MSIX_ENABLE: u32 = 1 << 31;
+/// COMMAND: memory, bus master.
+const ON: u32 = 6;
+const BAR_0: u8 = 0x10;
+const APIC_ID: u64 = 0x20;
+
+const LIVENESS: u64 = 0x04;
+const FACTORIAL: u64 = 0x08;
+const STATUS: u64 = 0x20;
+const TELL_FACTORIAL: u32 = 1 << 7;
+const INTERRUPT_STATUS: u64 = 0x24;
+const ACKNOWLEDGE: u64 = 0x64;
+const SOURCE: u64 = 0x80;
+const DESTINATION: u64 = 0x88;
+const COUNT: u64 = 0x90;
+const COMMAND: u64 = 0x98;
+const DOORBELL: u64 = 0x9c;
+/// COMMAND of the DMA.
+const START: u32 = 1;
+const TO_MEMORY: u32 = 2;
+const TELL: u32 = 4;
+/// Where the device's own memory is for its DMA.
+const BUFFER: u64 = 0x4_0000;
+
+const BYTES: u64 = 1024;
+const ROUNDS: usize = 64;
+const PATIENCE_MS: u64 = 2000;
+
+/// What is sent, and what comes back.
+static mut MEMORY: [[u64; BYTES as usize / 8]; 2] = [[0; BYTES as usize / 8]; 2];
+
+struct Edu<'a> {
+    bar: u64,
+    cpu: &'a Cpu,
+    interrupts: u32,
+}
+
+pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
+    let Some(function) = Function::find(ID) else { return };
+    let Some(bar) = set_up(function) else {
+        session.add(Finding::info("edu").flag("msix", false));
+        return;
+    };
+    let mut edu = Edu { bar, cpu, interrupts: 0 };
+    set_interrupts(true);
+    let alive = edu.is_alive();
+    let factorial = edu.factorial();
+    let dma = edu.round_trip();
+    let mut times = [0; ROUNDS];
+    let rung = times.iter_mut().all(|time| edu.ring().map(|took| *time = took).is_some());
+    set_interrupts(false);
+    times.sort_unstable();
+    session.add(
+        Finding::check("edu", alive && factorial && dma && rung)
+            .flag("alive", alive)
+            .flag("factorial", factorial)
+            .flag("dma", dma)
+            .flag("doorbell", rung)
+            .number("interrupts", edu.interrupts.into())
+            .number("min_ns", cpu.nanoseconds(times[0]))
+            .number("median_ns", cpu.nanoseconds(times[ROUNDS / 2])),
+    );
+}
+
+/// Switches the function and its one interrupt vector on; the address of its registers.
+fn set_up(function: Function) -> Option<u64> {
+    let msix = function.capability(MSIX)?;
+    function.write_command(ON);
+    let table = function.read(msix + 4);
+    let bar = |index: u8| u64::from(function.read(BAR_0 + 4 * index) & !0xf);
+    let entry = bar(table as u8 & 7) + u64::from(table & !7);
+    let to = LOCAL_APIC as u32 | read32(LOCAL_APIC + APIC_ID) >> 24 << 12;
+    for (field, value) in [(0, to), (4, 0), (8, DEVICE_VECTOR.into()), (12, 0)] {
+        write32(entry + field, value);
+    }
+    function.write(msix, function.read(msix) & 0x3fff_ffff | MSIX_ENABLE);
+    Some(bar(0))
+}
+
+impl Edu<'_> {
+    fn read(&self, register: u64) -> u32 {
+        read32(self.bar + register)
+    }
+
+    fn write(&self, register: u64, value: u32) {
+        write32(self.bar + register, value);
+    }
+
+    fn is_alive(&self) -> bool {
+        self.write(LIVENESS, 0x1234_5678);
+        self.read(0) == VERSION && self.read(LIVENESS) == !0x1234_5678
+    }
+
+    /// Does `action`, and waits for the interrupt; the time stamp's difference, if it came.
+    fn wait(&mut self, action: impl FnOnce(&Self)) -> Option<u64> {
+        let before = device_interrupts();
+        let start = tsc();
+        action(self);
+        while device_interrupts() == before {
+            if self.cpu.nanoseconds(tsc() - start) > PATIENCE_MS * 1_000_000 {
+                return None;
+            }
+            core::hint::spin_loop();
+        }
+        let took = tsc() - start;
+        self.interrupts += device_interrupts() - before;
+        let told = self.read(INTERRUPT_STATUS);
+        self.write(ACKNOWLEDGE, told);
+        (told != 0 && self.read(INTERRUPT_STATUS) == 0).then_some(took)
+    }
+
+    fn factorial(&mut self) -> bool {
+        self.write(STATUS, TELL_FACTORIAL);
+        let told = self.wait(|edu| edu.write(FACTORIAL, 10)).is_some();
+        told && self.read(FACTORIAL) == 3_628_800
+    }
+
+    fn program(&self, source: u64, destination: u64, command: u32) {
+        write_memory(self.bar + SOURCE, 8, source);
+        write_memory(self.bar + DESTINATION, 8, destination);
+        write_memory(self.bar + COUNT, 8, BYTES);
+        self.write(COMMAND, command);
+    }
+
+    /// Sends random bytes into the device, and has them back elsewhere.
+    fn round_trip(&mut self) -> bool {
+        let [out, back] = places();
+        let mut random = Random::new(11);
+        for at in (0..BYTES).step_by(8) {
+            write_memory(out + at, 8, random.next());
+            write_memory(back + at, 8, 0);
+        }
+        let sent = self.wait(|edu| edu.program(out, BUFFER, START | TELL)).is_some();
+        let got = self.wait(|edu| edu.program(BUFFER, back, START | TO_MEMORY | TELL)).is_some();
+        sent && got && arrived()
+    }
+
+    /// The same way back once more, programmed first and then started by the doorbell.
+    fn ring(&mut self) -> Option<u64> {
+        let [_, back] = places();
+        (0..BYTES).step_by(8).for_each(|at| write_memory(back + at, 8, 0));
+        self.program(BUFFER, back, TO_MEMORY | TELL);
+        let took = self.wait(|edu| edu.write(DOORBELL, 1))?;
+        arrived().then_some(took)
+    }
+}
+
+fn places() -> [u64; 2] {
+    let first = &raw const MEMORY as u64;
+    [first, first + BYTES]
+}
+
+fn arrived() -> bool {
+    let [out, back] = places();
+    (0..BYTES).step_by(8).all(|at| read_memory(out + at, 8) == read_memory(back + at, 8))
+}

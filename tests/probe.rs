@@ -1,0 +1,22 @@
+//! The probe, started by `vmm run` on this host's own KVM: that a machine runs, resets, pauses and
+//! ends as it is told, that devices work with the kernel's help, and that no access breaks it.
+#![forbid(unsafe_code)]
+
+#[path = "probe/devices.rs"]
+mod devices;
+#[path = "probe/life.rs"]
+mod life;
+#[path = "probe/machine.rs"]
+mod machine;
+
+use transom_tests::program::not_run;
+use vmm::kvm::Situation;
+
+/// Whether a guest can run here; says so if not.
+fn runs_here(test: &str) -> bool {
+    let here = Situation::of_this_host() != Situation::None;
+    if !here {
+        not_run(test, "there is no usable /dev/kvm");
+    }
+    here
+}

@@ -1,0 +1,233 @@
+//! Reset, pause, signals, the control socket: what is asked for happens, and soon.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use transom_tests::program::{PATIENCE, Running, connect, report};
+use vmm::control::{Client, Command};
+
+use crate::runs_here;
+
+/// The first and the last word of a run of the probe.
+const FIRST: &str = "transom probe";
+const LAST: &str = "]}\n";
+
+/// A machine with a control socket in a folder of its own.
+struct Controlled {
+    machine: Running,
+    client: Client,
+    socket: PathBuf,
+    _folder: TempDir,
+}
+
+impl Controlled {
+    fn new(words: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("control");
+        let path = socket.display().to_string();
+        let words = [&["run", "--control", &path], words].concat();
+        let machine = Running::vmm(&words).expect("vmm");
+        let client = connect(&socket).expect("the control socket");
+        Self { machine, client, socket, _folder: folder }
+    }
+
+    fn ask(&mut self, command: Command) -> serde_json::Value {
+        self.client.ask(command).expect("an answer")
+    }
+}
+
+#[test]
+fn every_way_to_reset_restarts_in_the_same_process() {
+    if !runs_here("every_way_to_reset_restarts_in_the_same_process") {
+        return;
+    }
+    for way in ["then=reset", "then=triple"] {
+        let mut it = Controlled::new(&["--cmdline", way]);
+        let pid = it.machine.pid().as_raw_nonzero().get();
+        it.machine.says(LAST, 4).expect("four runs");
+        let status = it.ask(Command::Status);
+        assert_eq!(status["pid"], pid, "{way}");
+        assert!(status["resets"].as_u64().is_some_and(|resets| resets >= 3), "{status}");
+        it.ask(Command::Quit);
+        assert_eq!(it.machine.wait(PATIENCE).expect("an end"), 0);
+        // Each run was whole, and found nothing wrong.
+        let output = it.machine.stdout.text();
+        assert!(!output.contains("\nfail") && !output.contains("\"ok\":false"), "{output}");
+        // A guest that resets all the time does not fill the log.
+        assert_eq!(it.machine.stderr.text().lines().count(), 1, "{}", it.machine.stderr.text());
+    }
+}
+
+#[test]
+fn the_control_socket_pauses_resumes_and_resets() {
+    if !runs_here("the_control_socket_pauses_resumes_and_resets") {
+        return;
+    }
+    let mut it = Controlled::new(&["--cpus", "2", "--cmdline", "then=reset"]);
+    it.machine.says(LAST, 1).expect("a run");
+    it.ask(Command::Pause);
+    assert_eq!(it.ask(Command::Status)["state"], "paused");
+    // What was on its way in the pipe has come after this.
+    thread::sleep(Duration::from_millis(100));
+    let (before, resets) = (it.machine.stdout.text(), it.ask(Command::Status)["resets"].clone());
+    let used = it.machine.processor_seconds().expect("a process");
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(it.machine.stdout.text(), before, "a paused guest went on");
+    assert_eq!(it.ask(Command::Status)["resets"], resets);
+    let used = it.machine.processor_seconds().expect("a process") - used;
+    assert!(used < 0.01, "a paused machine used {used} s of a processor");
+    it.ask(Command::Resume);
+    assert_eq!(it.ask(Command::Status)["state"], "running");
+    let runs = before.matches(LAST).count();
+    it.machine.says(LAST, runs + 2).expect("more runs");
+    // Reset where the guest is idle for good.
+    let mut it = Controlled::new(&["--cmdline", "then=halt"]);
+    for run in 1..=3 {
+        it.machine.says(LAST, run).expect("a run");
+        it.ask(Command::Reset);
+    }
+    it.machine.says(LAST, 4).expect("a run");
+    assert_eq!(it.ask(Command::Status)["resets"], 3);
+    // A reset lets a paused machine run.
+    it.ask(Command::Pause);
+    it.ask(Command::Reset);
+    it.machine.says(LAST, 5).expect("a run");
+}
+
+#[test]
+fn registers_and_interrupts_come_through_the_control_socket() {
+    if !runs_here("registers_and_interrupts_come_through_the_control_socket") {
+        return;
+    }
+    let mut it = Controlled::new(&["--cpus", "2", "--cmdline", "then=halt"]);
+    it.machine.says(LAST, 1).expect("a run");
+    let registers = it.ask(Command::Registers);
+    let all = registers["registers"].as_array().expect("a list");
+    assert_eq!(all.len(), 2);
+    for one in all {
+        assert!(one.as_str().is_some_and(|it| it.contains("rip 0000000000")), "{one}");
+    }
+    it.ask(Command::Nmi);
+    assert_eq!(it.ask(Command::Status)["state"], "running");
+    let error = it.client.ask(Command::PowerButton);
+    assert!(error.is_ok(), "{error:?}");
+}
+
+#[test]
+fn signals_end_the_machine_at_once_and_take_its_socket_away() {
+    if !runs_here("signals_end_the_machine_at_once_and_take_its_socket_away") {
+        return;
+    }
+    for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        for words in ["then=halt", "then=reset", "torture=1,100000000"] {
+            let mut it = Controlled::new(&["--cpus", "2", "--cmdline", words]);
+            it.machine.says(FIRST, 1).expect("a guest");
+            let start = Instant::now();
+            it.machine.signal(signal).expect("a process");
+            assert_eq!(it.machine.wait(Duration::from_secs(1)).expect("an end"), status, "{words}");
+            assert!(start.elapsed() < Duration::from_secs(1), "{words}: {:?}", start.elapsed());
+            assert!(!it.socket.exists(), "{words}: the socket is still there");
+        }
+    }
+}
+
+#[test]
+fn a_signal_before_the_guest_runs_ends_it_too() {
+    if !runs_here("a_signal_before_the_guest_runs_ends_it_too") {
+        return;
+    }
+    for delay in [0, 1, 2, 4, 8, 16] {
+        let mut machine = Running::vmm(&["run", "--cmdline", "then=halt"]).expect("vmm");
+        thread::sleep(Duration::from_millis(delay));
+        machine.signal(Signal::TERM).expect("a process");
+        assert_eq!(machine.wait(Duration::from_secs(2)).expect("an end"), 143, "{delay} ms");
+    }
+}
+
+#[test]
+fn a_guest_that_ignores_the_power_button_has_its_grace() {
+    if !runs_here("a_guest_that_ignores_the_power_button_has_its_grace") {
+        return;
+    }
+    let mut it = Controlled::new(&["--grace", "1", "--cmdline", "then=halt"]);
+    it.machine.says(LAST, 1).expect("a run");
+    let start = Instant::now();
+    it.machine.signal(Signal::TERM).expect("a process");
+    assert_eq!(it.machine.wait(Duration::from_secs(3)).expect("an end"), 143);
+    let took = start.elapsed();
+    assert!((1.0..2.0).contains(&took.as_secs_f64()), "{took:?}");
+    // A second signal does not wait.
+    let mut it = Controlled::new(&["--grace", "100", "--cmdline", "then=halt"]);
+    it.machine.says(LAST, 1).expect("a run");
+    it.machine.signal(Signal::TERM).expect("a process");
+    thread::sleep(Duration::from_millis(50));
+    it.machine.signal(Signal::TERM).expect("a process");
+    assert_eq!(it.machine.wait(Duration::from_secs(1)).expect("an end"), 143);
+}
+
+#[test]
+fn what_a_killed_machine_leaves_does_not_block_the_next() {
+    if !runs_here("what_a_killed_machine_leaves_does_not_block_the_next") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let control = folder.path().join("control");
+    let path = control.display().to_string();
+    let serial = format!("socket:{}", folder.path().join("serial").display());
+    let words = ["run", "--control", &path, "--serial", &serial, "--cmdline", "then=halt"];
+    for _ in 0..3 {
+        let mut machine = Running::vmm(&words).expect("vmm");
+        let mut client = connect(&control).expect("the control socket");
+        assert_eq!(client.ask(Command::Status).expect("an answer")["state"], "running");
+        machine.signal(Signal::KILL).expect("a process");
+        assert_eq!(machine.wait(PATIENCE).expect("an end"), 137);
+        assert!(control.exists(), "a killed process cannot take its socket away");
+    }
+    let mut machine = Running::vmm(&words).expect("vmm");
+    connect(&control).expect("the socket").ask(Command::Quit).expect("an answer");
+    assert_eq!(machine.wait(PATIENCE).expect("an end"), 0);
+    assert_eq!(folder.path().read_dir().expect("a folder").count(), 0);
+}
+
+#[test]
+fn an_idle_guest_costs_nothing() {
+    if !runs_here("an_idle_guest_costs_nothing") {
+        return;
+    }
+    let mut machine = Running::vmm(&["run", "--cpus", "2", "--cmdline", "then=halt"]).expect("vmm");
+    machine.says(LAST, 1).expect("a run");
+    thread::sleep(Duration::from_millis(300));
+    let (start, before) = (Instant::now(), machine.processor_seconds().expect("a process"));
+    thread::sleep(Duration::from_secs(5));
+    let used = machine.processor_seconds().expect("a process") - before;
+    let share = used / start.elapsed().as_secs_f64() * 100.0;
+    println!("idle: {share:.4} % of a core");
+    assert!(share < 0.2, "an idle guest uses {share:.3} % of a core");
+}
+
+/// The time from the question to the answer, with a guest that computes on all processors.
+#[test]
+fn processors_stop_within_a_millisecond() {
+    if !runs_here("processors_stop_within_a_millisecond") {
+        return;
+    }
+    let mut it = Controlled::new(&["--cmdline", "torture=1,100000000"]);
+    it.machine.says("pass  pci", 1).expect("a guest");
+    let mut times = Vec::new();
+    for round in 0..200_u64 {
+        thread::sleep(Duration::from_micros(500 + 37 * (round % 40)));
+        let start = Instant::now();
+        it.ask(Command::Pause);
+        times.push(start.elapsed());
+        it.ask(Command::Resume);
+    }
+    times.sort_unstable();
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    println!("pause: median {:?}, {:?} to {:?}, 90 % {:?}", at(50), at(0), at(100), at(90));
+    assert!(at(50) < Duration::from_millis(1), "median {:?}, worst {:?}", at(50), at(100));
+    // It did go on between.
+    assert!(report(&it.machine.stdout.text()).is_err(), "the guest ended");
+}

@@ -1,0 +1,329 @@
+//! The `vmm` program as a user starts it: its words, its output, its signals, its control socket.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+use std::{env, fs, io, thread};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vmm::control::Client;
+
+/// A guest that is emulated on a busy host is slow; one that hangs is found out after this.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Where the program is, of the same profile as the test that asks. It is built if it is not there,
+/// or is older than its sources.
+///
+/// # Panics
+///
+/// When it cannot be built.
+pub fn vmm() -> &'static Path {
+    static VMM: OnceLock<PathBuf> = OnceLock::new();
+    VMM.get_or_init(|| find().expect("the vmm program"))
+}
+
+fn find() -> Result<PathBuf> {
+    // target/PROFILE/deps/TEST
+    let test = env::current_exe().context("this test")?;
+    let folder = test.ancestors().nth(2).context("a test in a target folder")?;
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") => "dev",
+        Some(name) => name,
+        None => bail!("{} is not the folder of a profile", folder.display()),
+    };
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut build = Command::new(cargo);
+    build.current_dir(top).args(["build", "--quiet", "--package", "vmm", "--profile", profile]);
+    let built = build.output();
+    let program = folder.join("vmm");
+    match built {
+        Ok(output) if output.status.success() => {}
+        // In the lab there is no compiler; there the program was built before.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && program.exists() => {}
+        Ok(output) => bail!("{build:?}: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => bail!("{build:?}: {error}"),
+    }
+    ensure!(program.exists(), "{} is not there after {build:?}", program.display());
+    Ok(program)
+}
+
+/// Says that a test, or a part of one, cannot run here; unlike `eprintln`, libtest shows it.
+pub fn not_run(what: &str, reason: &str) {
+    writeln!(io::stderr(), "not run here: {what}: {reason}").ok();
+}
+
+/// What a program left when it ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its status, 128 + N after signal N, as a shell says it.
+    pub status: i32,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// The status as a shell says it.
+pub fn number(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// Runs `vmm` with these words in this folder until it ends.
+///
+/// # Errors
+///
+/// When it cannot be started, or does not end.
+pub fn run_in(folder: &Path, words: &[&str]) -> Result<Ended> {
+    let mut command = Command::new(vmm());
+    command.args(words).current_dir(folder);
+    finish(&mut command)
+}
+
+/// Runs a command until it ends.
+///
+/// # Errors
+///
+/// When it cannot be started, or does not end.
+pub fn finish(command: &mut Command) -> Result<Ended> {
+    let mut running = Running::spawn(command)?;
+    let status = running.wait(PATIENCE)?;
+    let stdout = running.stdout.text();
+    Ok(Ended { status, stdout, stderr: running.stderr.text() })
+}
+
+/// What a pipe has brought so far.
+#[derive(Clone, Default)]
+pub struct Pipe(Arc<(Mutex<Brought>, Condvar)>);
+
+#[derive(Default)]
+struct Brought {
+    bytes: Vec<u8>,
+    closed: bool,
+}
+
+impl Pipe {
+    fn read(mut from: impl Read + Send + 'static) -> Self {
+        let pipe = Self::default();
+        let shared = pipe.clone();
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            loop {
+                let got = from.read(&mut buffer).unwrap_or(0);
+                let (brought, changed) = &*shared.0;
+                let mut brought = brought.lock().expect("no reader panicked");
+                brought.bytes.extend_from_slice(&buffer[..got]);
+                brought.closed = got == 0;
+                changed.notify_all();
+                if got == 0 {
+                    return;
+                }
+            }
+        });
+        pipe
+    }
+
+    fn wait(&self, patience: Duration, enough: impl Fn(&str, bool) -> bool) -> bool {
+        let (brought, changed) = &*self.0;
+        let brought = brought.lock().expect("no reader panicked");
+        let lacks = |it: &mut Brought| !enough(&String::from_utf8_lossy(&it.bytes), it.closed);
+        let (guard, timeout) =
+            changed.wait_timeout_while(brought, patience, lacks).expect("no reader panicked");
+        drop(guard);
+        !timeout.timed_out()
+    }
+
+    /// All of it so far; when the other end is closed, all there will be.
+    pub fn text(&self) -> String {
+        let brought = self.0.0.lock().expect("no reader panicked");
+        String::from_utf8_lossy(&brought.bytes).into_owned()
+    }
+}
+
+/// A program that runs; it is killed when this is dropped.
+pub struct Running {
+    child: Child,
+    /// Its standard output.
+    pub stdout: Pipe,
+    /// Its standard error.
+    pub stderr: Pipe,
+}
+
+impl Running {
+    /// Starts `vmm` with these words.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn vmm(words: &[&str]) -> Result<Self> {
+        Self::spawn(Command::new(vmm()).args(words))
+    }
+
+    /// Starts a command.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn spawn(command: &mut Command) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+        let stdout = Pipe::read(child.stdout.take().context("a pipe")?);
+        let stderr = Pipe::read(child.stderr.take().context("a pipe")?);
+        Ok(Self { child, stdout, stderr })
+    }
+
+    /// Waits until standard output has `text` this many times.
+    ///
+    /// # Errors
+    ///
+    /// When it takes too long, or the program ends without it.
+    pub fn says(&mut self, text: &str, times: usize) -> Result<()> {
+        let count = |all: &str| all.matches(text).count();
+        self.stdout.wait(PATIENCE, |all, closed| closed || count(all) >= times);
+        let all = self.stdout.text();
+        if count(&all) >= times {
+            return Ok(());
+        }
+        let mut sentence = format!("`{text}` was said {} times of {times}", count(&all));
+        write!(sentence, " within {PATIENCE:?} in:\n{all}\n{}", self.stderr.text())?;
+        bail!(sentence)
+    }
+
+    /// Waits for its end, and gives its status.
+    ///
+    /// # Errors
+    ///
+    /// When it does not end in time.
+    pub fn wait(&mut self, patience: Duration) -> Result<i32> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                for pipe in [&self.stdout, &self.stderr] {
+                    pipe.wait(PATIENCE, |_, closed| closed);
+                }
+                return Ok(number(status));
+            }
+            if Instant::now() >= deadline {
+                let (out, err) = (self.stdout.text(), self.stderr.text());
+                bail!("it did not end within {patience:?}; it said:\n{out}\n{err}");
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Its process.
+    ///
+    /// # Panics
+    ///
+    /// Never: a process that runs has a number.
+    pub fn pid(&self) -> Pid {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process number")
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(self.pid(), signal)?)
+    }
+
+    /// A file of `/proc/PID`.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone.
+    pub fn proc(&self, file: &str) -> Result<String> {
+        let path = format!("/proc/{}/{file}", self.child.id());
+        fs::read_to_string(&path).context(path)
+    }
+
+    /// Processor time that all its threads have used, in seconds.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone.
+    pub fn processor_seconds(&self) -> Result<f64> {
+        let mut nanoseconds = 0.0;
+        let folder = format!("/proc/{}/task", self.child.id());
+        for task in fs::read_dir(&folder).context(folder)? {
+            let path = task?.path().join("schedstat");
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let first = text.split_ascii_whitespace().next().unwrap_or("0");
+            nanoseconds += first.parse::<f64>().with_context(|| format!("{text:?}"))?;
+        }
+        Ok(nanoseconds / 1e9)
+    }
+
+    /// Memory in KiB that counts as this program's, by a field of `smaps` (`Rss`, `Pss`), without
+    /// what its guest has touched of its RAM.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone.
+    pub fn memory_kib(&self, field: &str) -> Result<u64> {
+        let (mut sum, mut ram) = (0, false);
+        for line in self.proc("smaps")?.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let first = words.next().unwrap_or_default();
+            if let Some(key) = first.strip_suffix(':') {
+                if key == field && !ram {
+                    sum += words
+                        .next()
+                        .and_then(|it| it.parse::<u64>().ok())
+                        .context(field.to_owned())?;
+                }
+            } else {
+                ram = line.contains("memfd:guest-ram");
+            }
+        }
+        Ok(sum)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Connects to a control socket, once it is there.
+///
+/// # Errors
+///
+/// When it does not come.
+pub fn connect(path: &Path) -> Result<Client> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match Client::connect(path) {
+            Ok(client) => return Ok(client),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+/// The probe's report: the last line of JSON in its output.
+///
+/// # Errors
+///
+/// When there is none.
+pub fn report(output: &str) -> Result<Value> {
+    let line = output.lines().rev().find(|line| line.starts_with("{\"probe\""));
+    let line = line.with_context(|| format!("no report in:\n{output}"))?;
+    serde_json::from_str(line).with_context(|| line.to_owned())
+}
+
+/// The findings of one name in a report.
+pub fn findings<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
+    let all = report["findings"].as_array().into_iter().flatten();
+    all.filter(|finding| finding["name"] == name).collect()
+}
