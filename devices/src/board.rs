@@ -156,11 +156,16 @@ impl Board {
     }
 
     /// Who holds a part of this range for good.
+    ///
+    /// 0xCF9 lies within 0xCF8-0xCFF: a range wholly inside another is a finer decoder, and fine.
     fn holder(&self, kind: Kind, range: &Range<u64>) -> Option<(&str, Range<u64>)> {
         self.claims().find_map(|(name, claims)| {
             claims.iter().find_map(|claim| match claim {
                 Claim::Fixed(its, held)
-                    if *its == kind && held.start < range.end && range.start < held.end =>
+                    if *its == kind
+                        && held.start < range.end
+                        && range.start < held.end
+                        && !encloses(held, range) =>
                 {
                     Some((name, held.clone()))
                 }
@@ -168,6 +173,10 @@ impl Board {
             })
         })
     }
+}
+
+fn encloses(outer: &Range<u64>, inner: &Range<u64>) -> bool {
+    outer.start <= inner.start && inner.end <= outer.end && outer != inner
 }
 
 impl Drop for Board {
@@ -202,16 +211,13 @@ impl Place for Grant<'_> {
             bail!("an empty range at {:#x} was asked for", range.start);
         }
         if let Some((name, held)) = self.board.holder(kind, &range) {
-            // 0xCF9 lies within 0xCF8-0xCFF: a range wholly inside another is a finer decoder.
-            if !(held.start <= range.start && range.end <= held.end && held != range) {
-                bail!(
-                    "no free {kind} at {:#x}-{:#x}: `{name}` has {:#x}-{:#x}",
-                    range.start,
-                    range.end - 1,
-                    held.start,
-                    held.end - 1
-                );
-            }
+            bail!(
+                "no free {kind} at {:#x}-{:#x}: `{name}` has {:#x}-{:#x}",
+                range.start,
+                range.end - 1,
+                held.start,
+                held.end - 1
+            );
         }
         let region = self.region();
         self.board.shared.spaces.of(kind).insert(range.clone(), region, self.seat.clone());

@@ -118,7 +118,11 @@ impl Server {
                 if !fds[1].revents().is_empty() {
                     return;
                 }
-                let Ok((client, _)) = bound.listener().accept() else { continue };
+                let Ok((client, _)) = bound.listener().accept() else {
+                    // Out of file descriptors, for a while: no reason to spin.
+                    std::thread::sleep(Duration::from_millis(100));
+                    continue;
+                };
                 if Arc::strong_count(&clients) > MOST {
                     continue;
                 }

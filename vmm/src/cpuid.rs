@@ -73,6 +73,8 @@ const HTT: u32 = 1 << 28;
 const CMP_LEGACY: u32 = 1 << 1;
 const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 const PERFCTR_CORE: u32 = 1 << 23;
+/// Leaf 7, EDX: a register of Intel's, which KVM offers on AMD too and Windows does not bear there.
+const ARCH_CAPABILITIES: u32 = 1 << 29;
 /// Leaf 0x80000007, EDX: the TSC runs on at one rate.
 const INVARIANT_TSC: u32 = 1 << 8;
 
@@ -102,6 +104,7 @@ impl Model {
                     leaf.ecx = leaf.ecx & !VMX | TSC_DEADLINE | HYPERVISOR;
                     leaf.edx |= MTRR;
                 }
+                7 if amd && leaf.index == 0 => leaf.edx &= !ARCH_CAPABILITIES,
                 0x8000_0001 => leaf.ecx &= !SVM,
                 // How it would be virtualized again.
                 0x8000_000a => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0),

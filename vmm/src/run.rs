@@ -1,7 +1,7 @@
 //! The life of a machine: from power-on to the exit status.
 
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Once, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ const SYSTEM_CRASH: u32 = 3;
 pub fn run(config: Config) -> anyhow::Result<u8> {
     config.check()?;
     let (tell, notices) = mpsc::channel();
-    catch_signals(tell.clone())?;
+    catch_signals(tell.clone(), Duration::from_secs(config.grace.0.into()))?;
     // First the socket: what is in use there must end us before the guest touches a disk.
     let control = config.control.clone();
     let server = control.map(|path| Server::new(&path, tell.clone())).transpose()?;
@@ -55,8 +55,20 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
     machine.resume();
-    let mut life = Life { machine, notices, paused: false, resets: Resets::default(), end: None };
+    let mut life = Life {
+        machine,
+        notices,
+        paused: false,
+        resets: Resets::default(),
+        crashed: None,
+        end: None,
+    };
     let status = life.run();
+    if status.is_err() {
+        // What devices still hold goes to the host's side, however it ended.
+        life.machine.pause();
+        life.machine.park();
+    }
     drop(life);
     drop(server);
     status
@@ -78,6 +90,8 @@ struct Life {
     notices: Receiver<Notice>,
     paused: bool,
     resets: Resets,
+    /// After which reset a crash was told.
+    crashed: Option<u64>,
     /// The guest was asked to switch off: when we stop waiting, and the status then.
     end: Option<(Instant, u8)>,
 }
@@ -109,6 +123,9 @@ impl Life {
                 None => self.notices.recv().ok(),
                 Some((at, status)) => {
                     let left = at.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Ok(self.off(status));
+                    }
                     match self.notices.recv_timeout(left) {
                         Ok(notice) => Some(notice),
                         Err(_) => return Ok(self.off(status)),
@@ -141,8 +158,11 @@ impl Life {
             Stop::System(SYSTEM_CRASH, codes) => {
                 // The guest writes its dump now: it goes on, and ends by itself.
                 let codes: Vec<_> = codes.iter().map(|code| format!("{code:#x}")).collect();
-                tracing::error!("the guest crashed: {}", codes.join(" "));
-                self.machine.resume();
+                // Once until the next reset: a guest can say so for ever.
+                if self.crashed.replace(self.resets.count) != Some(self.resets.count) {
+                    tracing::error!("the guest crashed: {}", codes.join(" "));
+                }
+                self.go_on();
             }
             Stop::System(kind, _) => bail!("KVM raised system event {kind}, which is unknown"),
             Stop::Broken(report) => {
@@ -164,13 +184,13 @@ impl Life {
         let mut kept = Vec::new();
         while let Ok(notice) = self.notices.try_recv() {
             match notice {
-                Notice::Device(Event::Reset) | Notice::Stopped(Stop::TripleFault) => {}
+                Notice::Device(Event::Reset)
+                | Notice::Stopped(Stop::TripleFault | Stop::System(SYSTEM_RESET, _)) => {}
                 other => kept.push(other),
             }
         }
         self.machine.prepare()?;
-        self.machine.resume();
-        self.paused = false;
+        self.go_on();
         self.resets.count(start);
         for notice in kept {
             if let Some(status) = self.heed(notice)? {
@@ -180,11 +200,18 @@ impl Life {
         Ok(())
     }
 
+    /// Lets the processors run, unless somebody paused them.
+    fn go_on(&self) {
+        if !self.paused {
+            self.machine.resume();
+        }
+    }
+
     fn signal(&mut self, signal: i32) -> Option<u8> {
         let status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
         let grace = self.machine.config().grace.0;
-        // A second signal does not wait.
-        if grace == 0 || self.end.is_some() || !self.machine.buttons().press() {
+        // A second signal does not wait, and a paused guest would not see the button.
+        if grace == 0 || self.paused || self.end.is_some() || !self.machine.buttons().press() {
             return Some(status);
         }
         tracing::info!("power button pressed, the guest has {grace} s");
@@ -208,13 +235,18 @@ impl Life {
                 Ok(json!({}))
             }
             Command::Resume => {
+                self.machine.wake_clocks();
                 self.machine.resume();
                 self.paused = false;
                 Ok(json!({}))
             }
             Command::Reset => self.reset().map(|()| json!({})),
             Command::PowerButton => press(self.machine.buttons()),
-            Command::Nmi => self.machine.nmi().map(|()| json!({})),
+            Command::Nmi => {
+                let sent = self.machine.nmi();
+                self.go_on();
+                sent.map(|()| json!({}))
+            }
             Command::Registers => Ok(json!({ "registers": self.registers() })),
             Command::Quit => {
                 status = Some(Status::Off as u8);
@@ -229,9 +261,7 @@ impl Life {
     fn registers(&self) -> Vec<String> {
         self.machine.pause();
         let registers = self.machine.registers();
-        if !self.paused {
-            self.machine.resume();
-        }
+        self.go_on();
         registers
     }
 
@@ -266,7 +296,7 @@ fn slot(signal: i32) -> u32 {
 }
 
 /// Turns the signals that mean "end" into notices.
-fn catch_signals(tell: Sender<Notice>) -> anyhow::Result<()> {
+fn catch_signals(tell: Sender<Notice>, grace: Duration) -> anyhow::Result<()> {
     let event = eventfd(0, EventfdFlags::CLOEXEC).context("an event for signals")?;
     let event = SIGNALS.get_or_init(|| event);
     // They come to the one thread that waits for them: elsewhere they would interrupt system calls
@@ -292,8 +322,32 @@ fn catch_signals(tell: Sender<Notice>) -> anyhow::Result<()> {
             if tell.send(Notice::Signal(signal)).is_err() {
                 return;
             }
+            end_at_last(signal, grace);
         }
     };
     Builder::new().name("signals".into()).spawn(body).context("a thread for signals")?;
     Ok(())
+}
+
+/// How long stopping may take, once the guest's time is over.
+const AT_LAST: Duration = Duration::from_secs(10);
+
+/// Ends the process whatever holds it up: a terminal or a pipe that nobody reads, a disk that does
+/// not answer. What the guest was told is durable is with the kernel by then.
+fn end_at_last(signal: i32, grace: Duration) {
+    static WATCHING: Once = Once::new();
+    WATCHING.call_once(|| {
+        let body = move || {
+            std::thread::sleep(grace + AT_LAST);
+            devices::backend::stream::restore_terminal();
+            leave(u8::try_from(128 + signal).unwrap_or(u8::MAX));
+        };
+        // Without a thread there is nobody to watch; the orderly way is still there.
+        Builder::new().name("watchdog".into()).spawn(body).ok();
+    });
+}
+
+#[expect(clippy::exit, reason = "the one that should return from main does not come back")]
+fn leave(status: u8) {
+    std::process::exit(status.into());
 }

@@ -156,7 +156,7 @@ impl Shared {
             let mut vcpu = cpu.lock().expect("a panic ends the process");
             let kickable = vcpu.kickable();
             let stop = self.run(&mut vcpu);
-            vcpu.settle();
+            vcpu.settle(&self.spaces, &self.policy);
             drop(kickable);
             drop(vcpu);
             if let Some(stop) = stop {

@@ -1,9 +1,9 @@
 //! Byte streams: a terminal, a file, a Unix socket, or nothing.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +12,7 @@ use std::thread::{Builder, JoinHandle};
 
 use anyhow::{Context, bail};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fs::OFlags;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use serde::{Deserialize, Serialize};
 
@@ -151,11 +152,18 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
         Stream::None => (Box::new(io::sink()), None),
         Stream::Stdio => {
             make_raw();
-            (Box::new(Unbuffered), Some(Input::Stdin(Escape::default())))
+            (Box::new(Unbuffered(rustix::stdio::stdout())), Some(Input::Stdin(Escape::default())))
         }
         Stream::File(path) => {
-            let file = OpenOptions::new().create(true).write(true).truncate(true).open(path);
-            (Box::new(file.with_context(|| format!("file {}", path.display()))?), None)
+            // A FIFO without a reader is an error, and does not wait for one.
+            let file = OpenOptions::new()
+                .create(true)
+                .write(true)
+                .truncate(true)
+                .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+                .open(path);
+            let file = file.with_context(|| format!("file {}", path.display()))?;
+            (Box::new(Unbuffered(file)), None)
         }
         Stream::Socket(path) => {
             let client = Client::default();
@@ -173,7 +181,7 @@ pub fn open(stream: &Stream) -> anyhow::Result<(Output, Option<Input>)> {
 pub fn output(stream: &Stream) -> anyhow::Result<Output> {
     match stream {
         // Nobody reads what is typed, so the terminal stays as it is.
-        Stream::Stdio => Ok(Box::new(Unbuffered)),
+        Stream::Stdio => Ok(Box::new(Unbuffered(rustix::stdio::stdout()))),
         Stream::Socket(_) => bail!(
             "`{}` cannot be used for output alone: write `stdio`, `file:PATH` or `none`",
             String::from(stream.clone())
@@ -182,18 +190,18 @@ pub fn output(stream: &Stream) -> anyhow::Result<Output> {
     }
 }
 
-/// Standard output without the line buffer: a prompt has no line end.
-struct Unbuffered;
+/// A file without a buffer (a prompt has no line end), that a signal takes out of waiting.
+///
+/// Where nobody reads, the guest waits as with any slow line. But a signal means that its processor
+/// is to stop, and that must not wait: then what is written here is lost.
+struct Unbuffered<F>(F);
 
-impl Write for Unbuffered {
+impl<F: AsFd> Write for Unbuffered<F> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let stdout = rustix::stdio::stdout();
-        // Where nobody reads, the guest waits as with any slow line; but a signal means that its
-        // processor is to stop, which must not wait: then what is written here is lost.
-        if poll(&mut [PollFd::new(&stdout, PollFlags::OUT)], None).is_err() {
+        if poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None).is_err() {
             return Ok(buffer.len());
         }
-        Ok(rustix::io::write(stdout, buffer)?)
+        Ok(rustix::io::write(&self.0, buffer)?)
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
@@ -366,7 +374,10 @@ impl Input {
         let mut buffer = [0; 64];
         match (self, client) {
             (Self::Stdin(escape), _) => {
-                let count = rustix::io::read(rustix::stdio::stdin(), &mut buffer).unwrap_or(0);
+                let count = match rustix::io::read(rustix::stdio::stdin(), &mut buffer) {
+                    Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                    result => result.unwrap_or(0),
+                };
                 escape.ended = count == 0;
                 waiting.extend(&buffer[..count]);
                 if escape.filter(waiting) {
@@ -388,16 +399,6 @@ impl Input {
             }
         }
     }
-}
-
-/// Opens the file that a device keeps, for reading and writing.
-///
-/// # Errors
-///
-/// When it cannot be opened so.
-pub fn open_file(path: &Path) -> anyhow::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).open(path);
-    file.with_context(|| format!("file {}", path.display()))
 }
 
 #[cfg(test)]

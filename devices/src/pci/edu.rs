@@ -147,11 +147,10 @@ impl Registers {
         self.level();
     }
 
-    /// The wire is high while something is to be acknowledged, unless MSI-X replaces it.
+    /// The wire is high while something is to be acknowledged.
     fn level(&self) {
-        let replaced = self.interrupt.msix.as_ref().is_some_and(|msix| msix.is_enabled());
         if let Some(line) = &self.interrupt.line {
-            line.set(self.state.interrupts != 0 && !replaced);
+            line.set(self.state.interrupts != 0);
         }
     }
 

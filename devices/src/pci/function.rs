@@ -98,11 +98,14 @@ impl Function {
     /// Makes the machine what the header says.
     fn apply(&self) {
         self.slot.memory.open(self.header.is_master());
-        if let Some(line) = self.line() {
-            line.gate(self.header.intx_disabled());
-        }
-        if let Some(msix) = &self.slot.interrupt.msix {
+        let msix = self.slot.interrupt.msix.as_ref();
+        if let Some(msix) = msix {
             msix.set_control(self.header.msix_control());
+        }
+        if let Some(line) = self.line() {
+            // MSI-X replaces the wire, which others share.
+            let replaced = msix.is_some_and(|msix| msix.is_enabled());
+            line.gate(self.header.intx_disabled() || replaced);
         }
         for (number, bar, window) in &self.slot.bars {
             window.place(self.header.place_of(*number, *bar));

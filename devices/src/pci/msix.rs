@@ -36,6 +36,8 @@ struct Inner {
     state: State,
     /// What each route was last aimed at.
     aimed: Vec<Option<Message>>,
+    /// A message was refused, and that was said.
+    refused: bool,
 }
 
 /// The vectors of one function.
@@ -57,7 +59,8 @@ pub(super) fn pending_at(vectors: u16) -> u32 {
 impl Msix {
     pub(super) fn new(routes: Vec<Box<dyn Route>>) -> Self {
         let count = routes.len();
-        let inner = Inner { state: State::power_on(count), aimed: vec![None; count] };
+        let inner =
+            Inner { state: State::power_on(count), aimed: vec![None; count], refused: false };
         Self { routes, inner: Mutex::new(inner) }
     }
 
@@ -128,11 +131,14 @@ impl Msix {
             }
             let message = Message { address: entry.address, data: entry.data };
             if inner.aimed[number] != Some(message) {
-                inner.aimed[number] = Some(message);
                 if let Err(error) = self.routes[number].aim(message) {
-                    tracing::warn!("MSI-X vector {number} cannot be routed: {error:#}");
+                    // Said once: the guest chooses the address, and can choose it for ever.
+                    if !std::mem::replace(&mut inner.refused, true) {
+                        tracing::warn!("MSI-X vector {number} cannot be routed: {error:#}");
+                    }
                     continue;
                 }
+                inner.aimed[number] = Some(message);
             }
             if std::mem::take(&mut entry.pending) {
                 self.routes[number].send();

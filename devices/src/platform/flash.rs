@@ -409,9 +409,7 @@ impl Store {
     /// Once a write failed no later one is made before it: the file stays at one moment of the
     /// guest's history until it can follow again.
     fn write(&mut self, offset: u64, data: &[u8], view: &dyn Backing) -> bool {
-        if self.medium.lost.swap(false, Ordering::AcqRel) {
-            self.behind.extend(0..self.size / BLOCK);
-        }
+        self.take_back_lost();
         if self.behind.is_empty() {
             match self.medium.file.write_all_at(data, offset) {
                 Ok(()) => {
@@ -426,7 +424,15 @@ impl Store {
         self.catch_up(view)
     }
 
+    /// What a failed flush may have lost is to be written again: all of it.
+    fn take_back_lost(&mut self) {
+        if self.medium.lost.swap(false, Ordering::AcqRel) {
+            self.behind.extend(0..self.size / BLOCK);
+        }
+    }
+
     fn catch_up(&mut self, view: &dyn Backing) -> bool {
+        self.take_back_lost();
         while let Some(block) = self.behind.first().copied() {
             let mut bytes = [0; BLOCK_BYTES];
             view.read(block * BLOCK, &mut bytes);

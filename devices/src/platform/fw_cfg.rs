@@ -52,6 +52,8 @@ const CTL_WRITE: u32 = 1 << 4;
 
 /// How much is copied at once.
 const CHUNK: usize = 16 << 10;
+/// How far a read may go behind the end of an item: all of it happens while the device is locked.
+const ZEROS: usize = 1 << 20;
 /// The largest file that a guest may write: a few addresses or a mode, never bulk.
 const WRITABLE_MAX: usize = 64 << 10;
 
@@ -341,6 +343,9 @@ impl FwCfg {
     /// Copies from the selected item to the guest, until there is no RAM.
     fn give(&self, target: u64, length: u32) {
         let item = self.items.get(&self.registers.selected);
+        // What lies behind the end reads as zeros; nobody waits for gigabytes of them.
+        let rest = item.map_or(0, |item| item.size).saturating_sub(self.registers.offset as usize);
+        let length = length.min(u32::try_from(rest + ZEROS).unwrap_or(u32::MAX));
         let mut buffer = [0; CHUNK];
         for (at, to, size) in chunks(self.registers.offset as usize, target, length) {
             let part = &mut buffer[..size];

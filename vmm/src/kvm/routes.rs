@@ -88,10 +88,16 @@ impl Irqfd {
 impl Route for Irqfd {
     fn aim(&self, message: Message) -> anyhow::Result<()> {
         let mut table = self.table.lock().expect("no thread panicked");
+        let before = table.entries.clone();
         table.aim(self.gsi, message);
-        table.load(&self.vm)?;
-        if !self.connected.swap(true, Ordering::AcqRel) {
+        if let Err(error) = table.load(&self.vm) {
+            // An address that no processor has: the routes of all others must stay loadable.
+            table.entries = before;
+            return Err(error);
+        }
+        if !self.connected.load(Ordering::Acquire) {
             self.vm.register_irqfd(&self.event, self.gsi).context("an interrupt event")?;
+            self.connected.store(true, Ordering::Release);
         }
         Ok(())
     }

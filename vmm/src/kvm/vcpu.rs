@@ -1,6 +1,7 @@
 //! One processor: its power-on state, one step of running it, and what it looks like when it broke.
 
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 
 use anyhow::Context;
 use devices::bus::Spaces;
@@ -23,6 +24,22 @@ const MISC_ENABLE: (u32, u64) = (0x1a0, 1);
 const FEATURE_CONTROL: (u32, u64) = (0x3a, 1);
 /// HV_X64_MSR_SCONTROL: the synthetic interrupt controller is on at power-on, which KVM forgets.
 const SCONTROL: (u32, u64) = (0x4000_0080, 1);
+
+/// What KVM keeps too but does not list: MTRRs, and of Hyper-V's synthetic interrupt controller the
+/// pages, sources and timers. Left as they were, an old guest's timer would write into a new one.
+const UNLISTED: &[RangeInclusive<u32>] = &[
+    0x200..=0x20f,
+    0x250..=0x250,
+    0x258..=0x259,
+    0x268..=0x26f,
+    0x2ff..=0x2ff,
+    0x4000_0082..=0x4000_0083,
+    0x4000_0090..=0x4000_009f,
+    0x4000_00b0..=0x4000_00b7,
+];
+/// KVM_SYSTEM_EVENT_CRASH, and where Hyper-V guests have put what they say of it.
+const CRASH: u32 = 3;
+const CRASH_PARAMETERS: RangeInclusive<u32> = 0x4000_0100..=0x4000_0104;
 
 /// A processor.
 pub struct Vcpu {
@@ -140,6 +157,11 @@ impl Vcpu {
         fd::Kickable::new(&mut self.fd)
     }
 
+    /// Tells the guest's clock of a pause; guests without KVM's clock refuse it.
+    pub fn wake_clock(&self) {
+        self.fd.kvmclock_ctrl().ok();
+    }
+
     /// Sends a non-maskable interrupt.
     ///
     /// # Errors
@@ -174,6 +196,7 @@ impl Vcpu {
             Ok(VcpuExit::Hlt | VcpuExit::IrqWindowOpen) => {}
             Ok(VcpuExit::Intr) => return self.interrupted(),
             Ok(VcpuExit::Shutdown) => return Exit::Shutdown,
+            Ok(VcpuExit::SystemEvent(CRASH, _)) => return Exit::System(CRASH, self.crash_codes()),
             Ok(VcpuExit::SystemEvent(kind, data)) => return Exit::System(kind, data.to_vec()),
             Ok(VcpuExit::InternalError) => return self.internal_error(),
             Ok(VcpuExit::FailEntry(reason, _)) => {
@@ -195,12 +218,23 @@ impl Vcpu {
         Exit::Interrupted
     }
 
+    /// What a Hyper-V guest says of its crash: the code of the bug check, and four parameters.
+    fn crash_codes(&self) -> Vec<u64> {
+        let wanted = CRASH_PARAMETERS.map(|index| kvm_msr_entry { index, ..Default::default() });
+        let Ok(mut msrs) = Msrs::from_entries(&wanted.collect::<Vec<_>>()) else {
+            return Vec::new();
+        };
+        let count = self.fd.get_msrs(&mut msrs).unwrap_or(0);
+        msrs.as_slice()[..count].iter().map(|msr| msr.data).collect()
+    }
+
     /// Completes the access that the last exit was about, without running on: only then are the
-    /// registers what the guest will see.
-    pub fn settle(&mut self) {
+    /// registers what the guest will see. An access across two pages comes as two.
+    pub fn settle(&mut self, spaces: &Spaces, policy: &Policy) {
         self.fd.set_kvm_immediate_exit(1);
-        // It returns EINTR at once, after what was pending.
-        self.fd.run().ok();
+        while matches!(self.step(spaces, policy), Exit::Done) {
+            self.fd.set_kvm_immediate_exit(1);
+        }
         self.fd.set_kvm_immediate_exit(0);
     }
 
@@ -292,9 +326,10 @@ impl PowerOn {
 /// All MSRs that KVM keeps for a processor, but the time stamp counter.
 fn msrs(kvm: &Kvm, fd: &VcpuFd) -> anyhow::Result<Vec<kvm_msr_entry>> {
     let list = kvm.get_msr_index_list().context("the list of MSRs")?;
-    let wanted = list.as_slice().iter().filter(|index| !TSC.contains(index));
+    let listed = list.as_slice().iter().copied().filter(|index| !TSC.contains(index));
+    let wanted = listed.chain(UNLISTED.iter().cloned().flatten());
     let mut wanted: Vec<_> =
-        wanted.map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
+        wanted.map(|index| kvm_msr_entry { index, ..Default::default() }).collect();
     let mut known = Vec::new();
     // KVM stops at the first that this processor does not have.
     while !wanted.is_empty() {

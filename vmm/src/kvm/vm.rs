@@ -6,9 +6,9 @@ use anyhow::Context;
 use devices::device::Kind;
 use devices::host::{Backing, Doorbell, Guest, Host, Pin, Route};
 use kvm_bindings::{
-    KVM_CAP_EXIT_ON_EMULATION_FAILURE, KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR,
-    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY,
-    KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
+    KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_irqchip,
+    kvm_pit_config, kvm_pit_state2,
 };
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vm_memory::VolatileMemory;
@@ -94,7 +94,6 @@ impl Vm {
         // Unknown and invalid MSRs exit to us: what they mean is this machine's policy, and not
         // that of all machines of the host.
         self.enable(KVM_CAP_X86_USER_SPACE_MSR, 0b11);
-        self.enable(KVM_CAP_EXIT_ON_EMULATION_FAILURE, 1);
         let mut chips = Vec::new();
         for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC] {
             let mut chip = kvm_irqchip { chip_id, ..Default::default() };
@@ -234,6 +233,8 @@ fn doorbell(vm: &VmFd, bell: Doorbell, event: &EventFd, on: bool) -> Result<(), 
     match (bell.value, bell.length) {
         (None, _) => with!(NoDatamatch),
         (Some(value), 8) => with!(value),
+        (Some(value), 1) => with!(u8::try_from(value).unwrap_or(u8::MAX)),
+        (Some(value), 2) => with!(u16::try_from(value).unwrap_or(u16::MAX)),
         (Some(value), _) => with!(u32::try_from(value).unwrap_or(u32::MAX)),
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64
     config.write(LPC, PM_BASE, u32::try_from(PM_PORTS).expect("a port") | 1);
     config.write(LPC, ACPI_CNTL, ACPI_EN);
     spaces.port.write(PM1_CNT, &SCI_EN.to_le_bytes());
-    let mut room = Room { port: PORTS, memory: memory.clone(), high: high.unwrap_or(memory) };
+    let mut room = Room { port: PORTS, memory, high };
     for device in 0..32 {
         for function in 0..8 {
             let at = (device, function);
@@ -58,7 +58,7 @@ pub(super) fn set_up(spaces: &Spaces, memory: Range<u64>, high: Option<Range<u64
 struct Room {
     port: Range<u64>,
     memory: Range<u64>,
-    high: Range<u64>,
+    high: Option<Range<u64>>,
 }
 
 fn place_bars(config: &Config<'_>, at: (u8, u8), room: &mut Room) {
@@ -93,7 +93,7 @@ fn find(config: &Config<'_>, at: (u8, u8), register: u8, room: &mut Room) -> Opt
     } else if kind & 0b110 == 0b100 {
         config.write(at, register + 4, u32::MAX);
         mask = mask & 0xffff_fff0 | u64::from(config.read(at, register + 4)) << 32;
-        &mut room.high
+        room.high.as_mut().unwrap_or(&mut room.memory)
     } else {
         mask &= !0xf;
         &mut room.memory

@@ -132,3 +132,18 @@ pub(super) fn smbios(plan: &Plan) -> anyhow::Result<Smbios> {
         memory: plan.ram.ranges(),
     })
 }
+
+#[cfg(test)]
+mod test {
+    use devices::pci::Address;
+
+    #[test]
+    fn interrupt_pins_are_wired_as_acpi_tells() {
+        for device in 0..32 {
+            for pin in 0..4 {
+                let wired = Address::new(device, 0).gsi(pin);
+                assert_eq!(wired, boot::acpi::intx_line(device, pin), "{device:#x} pin {pin}");
+            }
+        }
+    }
+}

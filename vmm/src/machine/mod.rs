@@ -114,13 +114,14 @@ impl Plan {
             registry::Config::Lpc(Default::default()),
             registry::Config::Rtc(Default::default()),
             registry::Config::I8042(Default::default()),
-            registry::Config::Serial(serial::Config { port: 1, to: serial }),
         ];
         if let Some(code) = &config.firmware {
             let (code, vars) = (code.clone(), config.vars.clone());
             let readonly = false;
             devices.push(registry::Config::Flash(flash::Config { code, vars, readonly }));
         }
+        // After the flash, whose lock keeps a second start of this machine away from our log.
+        devices.push(registry::Config::Serial(serial::Config { port: 1, to: serial }));
         devices.extend(config.device.iter().cloned());
         if self.dry {
             devices.iter_mut().for_each(registry::Config::leave_host_alone);
@@ -244,6 +245,11 @@ impl Machine {
         self.processors.resume();
     }
 
+    /// Tells guests with KVM's clock that they were paused, so that they see no lock-up.
+    pub fn wake_clocks(&self) {
+        self.processors.each().for_each(|vcpu| vcpu.wake_clock());
+    }
+
     /// Stops the devices: what they hold is on the host's side now. Processors must be paused.
     pub fn park(&self) {
         self.board.park();
@@ -259,16 +265,14 @@ impl Machine {
         self.board.buttons()
     }
 
-    /// Sends a non-maskable interrupt to the first processor.
+    /// Sends a non-maskable interrupt to the first processor; all are paused then.
     ///
     /// # Errors
     ///
     /// When KVM refuses.
     pub fn nmi(&self) -> anyhow::Result<()> {
         self.processors.pause();
-        let sent = self.processors.each().next().map_or(Ok(()), |vcpu| vcpu.nmi());
-        self.processors.resume();
-        sent
+        self.processors.each().next().map_or(Ok(()), |vcpu| vcpu.nmi())
     }
 
     /// The registers of all processors, which must be paused.
