@@ -1,43 +1,153 @@
 //! Stock UEFI firmware of two Debian releases: to its shell and back, and what it remembers.
+#![forbid(unsafe_code)]
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
+use tempfile::TempDir;
 use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
+use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use transom_tests::uefi::{self, Shell};
 
 /// Long enough for firmware in a lab on a busy machine.
 const BOOT: Duration = Duration::from_secs(120);
+/// For a command, or the end of a process.
 const SOON: Duration = Duration::from_secs(30);
 
+const RELEASES: [&str; 2] = ["12", "13"];
+const ASSETS: &[&str] = &["OVMF_CODE_12", "OVMF_VARS_12", "OVMF_CODE_13", "OVMF_VARS_13"];
+
 fn main() -> ExitCode {
+    let test = |release: &str, says: &str, body: fn(&Stock) -> anyhow::Result<()>| {
+        let name = release.to_owned();
+        Test::new(format!("ovmf_{release}_{says}"), move || body(&Stock::new(&name)?))
+    };
+    let both = |says, body| RELEASES.map(|release| test(release, says, body));
     let mut tests = Vec::new();
-    for release in ["12", "13"] {
-        tests.push(Test::new(format!("ovmf_{release}_comes_back_after_each_reset"), move || {
-            comes_back_after_each_reset(release)
-        }));
+    tests.extend(both("remembers_a_variable", remembers_a_variable));
+    tests.extend(both("comes_back_after_each_reset", comes_back_after_each_reset));
+    let says = "has_a_usable_store_whenever_it_was_killed";
+    if lab::everything() {
+        tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed));
     }
-    let assets = &["OVMF_CODE_12", "OVMF_VARS_12", "OVMF_CODE_13", "OVMF_VARS_13"];
-    Suite { lab: Lab { mib: 2048, seconds: 900, assets }, tests }.main()
+    tests.push(test("13", says, has_a_usable_store_whenever_it_was_killed));
+    Suite { lab: Lab { mib: 2048, seconds: 1200, assets: ASSETS }, tests }.main()
 }
 
-fn comes_back_after_each_reset(release: &str) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
-    let vars = uefi::store(&lab::asset(&format!("OVMF_VARS_{release}"))?, folder.path())?;
-    let guest = Guest::transom().firmware(lab::asset(&format!("OVMF_CODE_{release}"))?, vars);
-    let mut shell = Shell::start(&guest, BOOT)?;
+/// The firmware of a release and a store of its own.
+struct Stock {
+    guest: Guest,
+    _folder: TempDir,
+}
+
+impl Stock {
+    fn new(release: &str) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir().context("a folder for the store")?;
+        let vars = lab::asset(&format!("OVMF_VARS_{release}"))?;
+        let vars = uefi::store(&vars, folder.path())?;
+        let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
+        Ok(Self { guest: Guest::transom().memory("256M").firmware(code, vars), _folder: folder })
+    }
+
+    fn shell(&self) -> anyhow::Result<Shell> {
+        Shell::start(&self.guest, BOOT)
+    }
+}
+
+fn comes_back_after_each_reset(stock: &Stock) -> anyhow::Result<()> {
+    let mut shell = stock.shell()?;
     for resets in 0..5 {
-        ensure!(shell.running.resets()? == resets, "{:?} resets", shell.running.resets());
-        let start = std::time::Instant::now();
+        ensure!(shell.running.resets()? == resets, "not {resets} resets");
         shell.running.send("reset")?;
         shell.prompt(BOOT)?;
-        println!("{:?}", start.elapsed());
     }
-    ensure!(shell.running.resets()? == 5, "{:?} resets", shell.running.resets());
-    println!("{:?}", shell.run("ver", SOON)?);
+    ensure!(shell.running.resets()? == 5, "not 5 resets");
     shell.running.send("reset -s")?;
     shell.running.ends_with(0, SOON)
+}
+
+/// A variable that the firmware keeps.
+const VARIABLE: &str = "setvar transom -guid 5ac0ffee-0000-4000-8000-7472616e736f";
+
+/// Types what sets the variable, up to the last key before Enter, and sees that it has arrived.
+fn type_value(shell: &mut Shell, value: u32) -> anyhow::Result<()> {
+    let value = format!("=0x{value:08X}");
+    shell.running.console().type_keys(&format!("{VARIABLE} -nv -bs {value}"))?;
+    shell.running.expect(&value, SOON)?;
+    Ok(())
+}
+
+/// Sets the variable. The answer is how long that took the firmware.
+fn set(shell: &mut Shell, value: u32) -> anyhow::Result<Duration> {
+    type_value(shell, value)?;
+    let start = Instant::now();
+    let said = shell.run("", SOON)?;
+    ensure!(said.trim().is_empty(), "the firmware says: {said}");
+    Ok(start.elapsed())
+}
+
+/// The variable's value, if it is there.
+fn value(shell: &mut Shell) -> anyhow::Result<Option<u32>> {
+    let said = shell.run(VARIABLE, SOON)?;
+    if said.contains("Unable to get") {
+        return Ok(None);
+    }
+    let bytes = said.lines().map(str::trim).rfind(|line| !line.is_empty());
+    let digits: String = bytes.unwrap_or_default().split_whitespace().collect();
+    let value = u32::from_str_radix(&digits, 16);
+    // The lowest byte stands first.
+    Ok(Some(value.with_context(|| format!("{VARIABLE}: {said:?}"))?.swap_bytes()))
+}
+
+fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
+    let mut shell = stock.shell()?;
+    ensure!(value(&mut shell)?.is_none(), "the variable was there before");
+    set(&mut shell, 0x600d_cafe)?;
+    shell.running.send("reset -s")?;
+    shell.running.ends_with(0, SOON)?;
+    let mut shell = stock.shell()?;
+    ensure!(value(&mut shell)? == Some(0x600d_cafe), "not there after a new start");
+    set(&mut shell, 0x1234_5678)?;
+    shell.running.kill()?;
+    let mut shell = stock.shell()?;
+    ensure!(value(&mut shell)? == Some(0x1234_5678), "not there after kill -9");
+    shell.running.send("reset -s")?;
+    shell.running.ends_with(0, SOON)
+}
+
+/// Ten times: writes, and is killed at some moment of a second write, between the Enter key and the
+/// prompt. Then the store has what was written before, or what was being written.
+fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()> {
+    let mut shell = stock.shell()?;
+    let (mut value_before, mut newer) = (0, 0);
+    for _ in 0..10 {
+        value_before += 1;
+        let took = set(&mut shell, value_before)?;
+        type_value(&mut shell, value_before + 1)?;
+        let share = RandomState::new().build_hasher().finish() % 1000;
+        let after = took.mul_f64(share as f64 / 1000.0);
+        shell.running.kill_after(after);
+        shell.running.send("")?;
+        let status = shell.running.wait(SOON)?;
+        ensure!(status.signal() == Some(9), "{status}: {}", shell.running.complaints());
+        shell = stock.shell()?;
+        let found = value(&mut shell)?;
+        let kept = found == Some(value_before);
+        ensure!(
+            kept || found == Some(value_before + 1),
+            "killed {after:?} into a write of {took:?}: {found:?}, after {value_before}"
+        );
+        if !kept {
+            newer += 1;
+            value_before += 1;
+        }
+    }
+    say!("killed 10 times in a write, which was done {newer} times");
+    Ok(())
 }

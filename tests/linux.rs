@@ -1,37 +1,309 @@
-//! Debian's cloud kernels as guests.
+//! Debian's cloud kernels of two releases as guests.
+#![forbid(unsafe_code)]
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread::sleep;
 use std::time::Duration;
 
-use transom_tests::guest::Guest;
+use anyhow::{Context, ensure};
+use rustix::process::Signal;
+use transom_tests::guest::{Guest, Machine};
 use transom_tests::lab::{self, Lab};
-use transom_tests::linux::Linux;
+use transom_tests::linux::{Booted, Linux};
+use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
+use transom_tests::uefi;
+use vmm::control::Command;
 
-const BOOT: Duration = Duration::from_secs(120);
+/// Long enough for a kernel with many processors in a lab on a busy machine.
+const BOOT: Duration = Duration::from_secs(180);
+/// For a command, or the end of a process.
+const SOON: Duration = Duration::from_secs(60);
+
+const RELEASES: [&str; 2] = ["12", "13"];
+const ASSETS: &[&str] = &[
+    "BZIMAGE_12",
+    "VMLINUX_12",
+    "MODULES_12",
+    "OVMF_CODE_12",
+    "OVMF_VARS_12",
+    "BZIMAGE_13",
+    "VMLINUX_13",
+    "MODULES_13",
+    "OVMF_CODE_13",
+    "OVMF_VARS_13",
+    "BUSYBOX",
+    "QEMU",
+];
 
 fn main() -> ExitCode {
-    let assets = &["BZIMAGE_12", "VMLINUX_12", "BZIMAGE_13", "VMLINUX_13", "BUSYBOX"];
-    let tests = vec![Test::new("try", first)];
-    Suite { lab: Lab { mib: 6144, seconds: 900, assets }, tests }.main()
+    let test = |release: &'static str, says: &str, body: fn(&str) -> anyhow::Result<()>| {
+        Test::new(format!("linux_{release}_{says}"), move || body(release))
+    };
+    let both = |says, body| RELEASES.map(|release| test(release, says, body));
+    let mut tests = Vec::new();
+    tests.extend(both("pauses_and_ends_on_sigterm", pauses_and_ends_on_sigterm));
+    tests.extend(both("hears_the_power_button", hears_the_power_button));
+    tests.extend(both("reboots_in_the_same_process", reboots_in_the_same_process));
+    let cells = if lab::everything() { all_cells() } else { covering(&all_cells()) };
+    tests.extend(cells.into_iter().map(Cell::test));
+    tests.extend(both("complains_of_nothing_new", complains_of_nothing_new));
+    tests.extend(both("complains_of_nothing_new_after_firmware", of_nothing_new_after_firmware));
+    Suite { lab: Lab { mib: 6144, seconds: 1800, assets: ASSETS }, tests }.main()
 }
 
-fn first() -> anyhow::Result<()> {
-    for (cpus, memory) in [("1", "256M"), ("8,sockets=2,cores=2,threads=2", "5G")] {
-        for kernel in ["BZIMAGE_12", "VMLINUX_12", "BZIMAGE_13", "VMLINUX_13"] {
-            let start = std::time::Instant::now();
-            let guest = Guest::transom().cpus(cpus).memory(memory);
-            let linux = Linux::new(guest, &lab::asset(kernel)?).program("/usr/bin/lscpu")?;
-            let mut booted = linux.boot(BOOT)?;
-            println!("{cpus} {memory} {kernel}: {:?}", start.elapsed());
-            let start = std::time::Instant::now();
-            println!("{}", booted.run("lscpu; cat /proc/iomem; for i in /sys/firmware/memmap/*; do echo map $(cat $i/start $i/end $i/type); done; cat /proc/meminfo | grep MemTotal; cat /sys/devices/system/memory/block_size_bytes; grep . /sys/devices/system/memory/memory*/online | wc -l; dmesg -r | grep '^<[0-3]>'; nproc", BOOT)?);
-            println!("{:?}", start.elapsed());
-            let start = std::time::Instant::now();
-            booted.running.send("poweroff -f")?;
-            booted.running.ends_with(0, BOOT)?;
-            println!("{:?}", start.elapsed());
+/// One machine of the matrix: kernel, its format, processors and memory, each an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cell([usize; 4]);
+
+const FORMATS: [&str; 2] = ["BZIMAGE", "VMLINUX"];
+/// Sockets, cores and threads.
+const CPUS: [[usize; 3]; 4] = [[1, 1, 1], [2, 1, 1], [1, 5, 1], [2, 2, 2]];
+const MEMORY: [&str; 3] = ["256M", "3G", "5G"];
+
+fn all_cells() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for memory in 0..MEMORY.len() {
+        for cpus in 0..CPUS.len() {
+            for format in 0..FORMATS.len() {
+                cells.extend((0..RELEASES.len()).map(|it| Cell([it, format, cpus, memory])));
+            }
         }
     }
+    cells
+}
+
+/// Cells in which each value meets each other: always the one that has most pairs that are new.
+fn covering(cells: &[Cell]) -> Vec<Cell> {
+    let mut open: BTreeSet<_> = cells.iter().flat_map(|cell| cell.pairs()).collect();
+    let mut chosen = Vec::new();
+    while !open.is_empty() {
+        let new = |cell: &&Cell| cell.pairs().iter().filter(|pair| open.contains(*pair)).count();
+        let Some(best) = cells.iter().max_by_key(new) else { break };
+        let seen = best.pairs();
+        open.retain(|pair| !seen.contains(pair));
+        chosen.push(*best);
+    }
+    chosen
+}
+
+impl Cell {
+    fn pairs(&self) -> Vec<[(usize, usize); 2]> {
+        let values: Vec<_> = self.0.into_iter().enumerate().collect();
+        let others = |(at, one)| values[at + 1..].iter().map(move |&other| [one, other]);
+        values.iter().copied().enumerate().flat_map(others).collect()
+    }
+
+    fn test(self) -> Test {
+        let Self([release, format, cpus, memory]) = self;
+        let count: usize = CPUS[cpus].iter().product();
+        let format = if FORMATS[format] == "VMLINUX" { "elf" } else { "bzimage" };
+        let name = format!(
+            "linux_{}_as_{format}_on_{count}_cpus_with_{}",
+            RELEASES[release], MEMORY[memory]
+        );
+        Test::new(name, move || self.sees_what_was_asked_for())
+    }
+
+    fn sees_what_was_asked_for(self) -> anyhow::Result<()> {
+        let Self([release, format, cpus, memory]) = self;
+        let [sockets, cores, threads] = CPUS[cpus];
+        let count: usize = CPUS[cpus].iter().product();
+        let layout = format!("{count},sockets={sockets},cores={cores},threads={threads}");
+        let kernel = lab::asset(&format!("{}_{}", FORMATS[format], RELEASES[release]))?;
+        let guest = Guest::transom().cpus(&layout).memory(MEMORY[memory]);
+        let linux = Linux::new(guest, &kernel).program("/usr/bin/lscpu")?;
+        let mut booted = linux.file("facts.sh", FACTS).boot(BOOT)?;
+        let facts = booted.run("sh /facts.sh", SOON)?;
+        let facts = Facts::read(&facts);
+        for (what, wanted) in [
+            ("nproc", count),
+            ("CPU(s)", count),
+            ("Socket(s)", sockets),
+            ("Core(s) per socket", cores),
+            ("Thread(s) per core", threads),
+        ] {
+            let found = facts.number(what)?;
+            ensure!(found == wanted, "{what}: {found}, not {wanted}");
+        }
+        facts.memory_is(bytes(MEMORY[memory]))?;
+        booted.running.send("poweroff -f")?;
+        booted.running.ends_with(0, SOON)
+    }
+}
+
+/// What the guest sees, as `NAME: VALUE`.
+const FACTS: &str = r#"
+lscpu
+echo "nproc: $(nproc)"
+grep MemTotal /proc/meminfo
+total=0
+for entry in /sys/firmware/memmap/*; do
+  if [ "$(cat $entry/type)" = "System RAM" ]; then
+    total=$((total + $(cat $entry/end) - $(cat $entry/start) + 1))
+  fi
+done
+echo "map: $total"
+total=0
+while read -r range colon name; do
+  if [ "$name" = "System RAM" ]; then
+    total=$((total + 0x${range#*-} - 0x${range%-*} + 1))
+  fi
+done < /proc/iomem
+echo "iomem: $total"
+cat /sys/devices/system/memory/memory*/online > /online
+echo "blocks: $(grep -c 1 /online)"
+echo "block: $((0x$(cat /sys/devices/system/memory/block_size_bytes)))"
+"#;
+
+struct Facts(BTreeMap<String, String>);
+
+impl Facts {
+    fn read(text: &str) -> Self {
+        let pairs = text.lines().filter_map(|line| line.split_once(':'));
+        Self(pairs.map(|(name, value)| (name.trim().into(), value.trim().into())).collect())
+    }
+
+    fn number(&self, name: &str) -> anyhow::Result<usize> {
+        let value = self.0.get(name).with_context(|| format!("{name} is not said"))?;
+        let number = value.split_whitespace().next().unwrap_or_default().parse();
+        number.with_context(|| format!("{name}: {value}"))
+    }
+
+    fn memory_is(&self, asked: usize) -> anyhow::Result<()> {
+        // From the BIOS's own data to 1 MiB a PC has no memory, and Linux gives page 0 to nobody.
+        let hole = 0x10_0000 - 0x9_fc00;
+        let map = self.number("map")?;
+        ensure!(map == asked - hole, "the memory map has {map} bytes of {asked}");
+        let iomem = self.number("iomem")?;
+        ensure!(iomem == asked - hole - 4096, "/proc/iomem has {iomem} bytes of {asked}");
+        let blocks = self.number("blocks")? * self.number("block")?;
+        ensure!(blocks == asked, "Linux runs on {blocks} bytes of {asked}");
+        let total = self.number("MemTotal")? << 10;
+        ensure!((asked / 5 * 4..asked).contains(&total), "MemTotal is {total} of {asked}");
+        Ok(())
+    }
+}
+
+fn bytes(size: &str) -> usize {
+    let (number, unit) = size.split_at(size.len() - 1);
+    let number: usize = number.parse().expect("our own number");
+    number << if unit == "G" { 30 } else { 20 }
+}
+
+fn bzimage(release: &str) -> anyhow::Result<PathBuf> {
+    lab::asset(&format!("BZIMAGE_{release}"))
+}
+
+fn reboots_in_the_same_process(release: &str) -> anyhow::Result<()> {
+    let guest = Guest::transom().cpus("2");
+    let mut booted = Linux::new(guest, &bzimage(release)?).boot(BOOT)?;
+    let first = booted.run("cat /proc/sys/kernel/random/boot_id", SOON)?;
+    ensure!(booted.running.resets()? == 0, "it was reset before");
+    booted.running.send("reboot -f")?;
+    booted.ready(BOOT)?;
+    ensure!(booted.running.resets()? == 1, "not one reset");
+    let second = booted.run("cat /proc/sys/kernel/random/boot_id", SOON)?;
+    ensure!(first != second, "the same boot: {first}");
+    ensure!(booted.run("nproc", SOON)?.trim() == "2", "processors were lost");
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)
+}
+
+/// Seconds since the guest's boot, as it counts them.
+fn uptime(booted: &mut Booted) -> anyhow::Result<f64> {
+    let said = booted.run("cat /proc/uptime", SOON)?;
+    let first = said.split_whitespace().next().unwrap_or_default();
+    first.parse().with_context(|| format!("/proc/uptime: {said}"))
+}
+
+fn pauses_and_ends_on_sigterm(release: &str) -> anyhow::Result<()> {
+    let mut booted = Linux::new(Guest::transom(), &bzimage(release)?).boot(BOOT)?;
+    let before = uptime(&mut booted)?;
+    booted.running.ask(Command::Pause)?;
+    let state = booted.running.ask(Command::Status)?;
+    ensure!(state["state"] == "paused", "{state}");
+    booted.running.send("echo still asleep")?;
+    sleep(Duration::from_secs(2));
+    let console = booted.running.console().text();
+    ensure!(!console.contains("still asleep"), "a paused guest answers");
+    booted.running.ask(Command::Resume)?;
+    booted.running.expect("still asleep\n>>>transom done 0\n", SOON)?;
+    let after = uptime(&mut booted)?;
+    sleep(Duration::from_secs(1));
+    let later = uptime(&mut booted)?;
+    ensure!(before < after && after + 0.9 < later, "the clock went {before}, {after}, {later}");
+    booted.running.signal(Signal::TERM)?;
+    booted.running.ends_with(143, Duration::from_secs(5))
+}
+
+/// Waits for an event of the button, as a desktop or systemd does, and powers off.
+const BUTTON: &str = r#"
+for device in /sys/class/input/event*; do
+  if [ "$(cat $device/device/name)" = "Power Button" ]; then
+    echo waiting
+    head -c 24 /dev/input/${device##*/} > /dev/null
+    echo pressed
+    poweroff -f
+  fi
+done
+exit 1
+"#;
+
+fn hears_the_power_button(release: &str) -> anyhow::Result<()> {
+    let modules = lab::asset(&format!("MODULES_{release}"))?;
+    let linux = Linux::new(Guest::transom(), &bzimage(release)?);
+    let linux = linux.modules(&modules, &["button", "evdev"]).file("button.sh", BUTTON);
+    let mut booted = linux.boot(BOOT)?;
+    booted.running.send("sh /button.sh")?;
+    booted.running.expect("waiting\n", SOON)?;
+    sleep(Duration::from_secs(1));
+    booted.running.ask(Command::PowerButton)?;
+    booted.running.expect("pressed\n", SOON)?;
+    booted.running.ends_with(0, SOON)
+}
+
+/// The level of an error in the kernel's log; graver ones have smaller numbers.
+const ERR: u32 = 3;
+
+/// What the kernel says at level `err` or above, without the time and the number of the line.
+fn complaints(guest: Guest, release: &str) -> anyhow::Result<BTreeSet<String>> {
+    let machine = guest.machine();
+    let mut booted = Linux::new(guest, &bzimage(release)?).boot(BOOT)?;
+    let log = booted.run("dmesg -r", SOON)?;
+    ensure!(log.contains("Linux version"), "{machine:?}: the log has lost its beginning: {log}");
+    let line = |line: &str| {
+        let (level, text) = line.strip_prefix('<')?.split_once('>')?;
+        let text = text.split_once("] ").map_or(text, |(_, text)| text);
+        // The facility stands above bit 3.
+        Some((level.parse::<u32>().ok()? & 7, text.trim().to_owned()))
+    };
+    let lines: Vec<_> = log.lines().filter_map(line).collect();
+    ensure!(lines.len() > 100, "{machine:?}: {} lines with a level: {log}", lines.len());
+    Ok(lines.into_iter().filter(|(level, _)| *level <= ERR).map(|(_, text)| text).collect())
+}
+
+/// Compares the same guest on QEMU and on us.
+fn compare(release: &str, guest: impl Fn(Machine) -> anyhow::Result<Guest>) -> anyhow::Result<()> {
+    let known = complaints(guest(Machine::Qemu)?, release).context("on QEMU")?;
+    let ours = complaints(guest(Machine::Transom)?, release).context("on Transom")?;
+    let new: Vec<_> = ours.difference(&known).map(String::as_str).collect();
+    say!("errors on QEMU: {known:?}\nerrors on Transom: {ours:?}");
+    ensure!(new.is_empty(), "not said on QEMU:\n{}", new.join("\n"));
     Ok(())
+}
+
+fn complains_of_nothing_new(release: &str) -> anyhow::Result<()> {
+    compare(release, |machine| Ok(Guest::on(machine).cpus("2")))
+}
+
+fn of_nothing_new_after_firmware(release: &str) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    compare(release, |machine| {
+        let vars = uefi::store(&lab::asset(&format!("OVMF_VARS_{release}"))?, folder.path())?;
+        let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
+        Ok(Guest::on(machine).cpus("2").firmware(code, vars))
+    })
 }

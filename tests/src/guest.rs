@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread::sleep;
+use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -266,6 +266,16 @@ impl Running {
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
         Ok(kill_process(pid.context("a process has a number")?, signal)?)
+    }
+
+    /// Kills the process after that time, as `kill -9` does, whatever it does then.
+    pub fn kill_after(&self, time: Duration) {
+        // The number stays this process's until `wait` has seen its end.
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        spawn(move || {
+            sleep(time);
+            pid.map(|pid| kill_process(pid, Signal::KILL))
+        });
     }
 
     /// Ends the process at once, as `kill -9` does, and waits until it is gone.

@@ -109,6 +109,9 @@ impl Model {
                 _ => {}
             }
         }
+        if amd && topology.cpus.threads > 1 {
+            with_threads(&mut leaves);
+        }
         // Rebuilt for our topology, each processor its own.
         leaves.retain(|leaf| ![0xb, 0x1f].contains(&leaf.function));
         if !hyperv.is_empty() {
@@ -245,6 +248,22 @@ fn with_host(leaves: &mut Vec<Leaf>, host: fn(u32) -> Leaf) {
     }
 }
 
+/// An AMD guest looks for threads in leaf 0x8000001E, and before Linux 6.9 in 0xB only where that
+/// one is announced: so it is, also on a host whose own processor has none.
+fn with_threads(leaves: &mut Vec<Leaf>) {
+    const THREADS: u32 = 0x8000_001e;
+    for leaf in leaves.iter_mut() {
+        match leaf.function {
+            0x8000_0000 => leaf.eax = leaf.eax.max(THREADS),
+            0x8000_0001 => leaf.ecx |= TOPOLOGY_EXTENSIONS,
+            _ => {}
+        }
+    }
+    if !leaves.iter().any(|leaf| leaf.function == THREADS) {
+        leaves.push(Leaf { function: THREADS, ..Default::default() });
+    }
+}
+
 /// "Microsoft Hv" at 0x40000000, and KVM's own leaves after it.
 fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
     const BASE: u32 = 0x4000_0000;
@@ -344,6 +363,21 @@ mod test {
         assert_eq!(find(&cpuid, 0x8000_0008, 0).ecx, 5 | 3 << 12);
         let extended = find(&cpuid, 0x8000_001e, 0);
         assert_eq!((extended.eax, extended.ebx, extended.ecx), (id, 1 | 1 << 8, 1));
+    }
+
+    #[test]
+    fn threads_are_announced_to_amd_guests_on_any_host() {
+        let mut amd = leaf(0, 0, 0xd);
+        amd.ebx = 0x6874_7541;
+        let old = vec![amd, leaf(0x8000_0000, 0, 0x8000_000a), leaf(0x8000_0001, 0, 0)];
+        let model = Model::new(old.clone(), topology(8, 2, 2), &[], false);
+        let cpuid = model.of(5).unwrap();
+        assert_eq!(find(&cpuid, 0x8000_0000, 0).eax, 0x8000_001e);
+        assert_ne!(find(&cpuid, 0x8000_0001, 0).ecx & TOPOLOGY_EXTENSIONS, 0);
+        let threads = find(&cpuid, 0x8000_001e, 0);
+        assert_eq!((threads.eax, threads.ebx, threads.ecx), (5, 1 << 8, 1));
+        let model = Model::new(old, topology(8, 2, 1), &[], false);
+        assert_eq!(find(&model.of(5).unwrap(), 0x8000_0000, 0).eax, 0x8000_000a);
     }
 
     #[test]
