@@ -19,10 +19,9 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// `fadt: FAILED [HIGH] Label: Test 1, sentence`
-    fn read(line: &str) -> Option<Self> {
-        let (test, rest) = line.split_once(": FAILED [")?;
-        let (level, rest) = rest.split_once("] ")?;
+    /// `[HIGH] Label: Test 1, sentence`
+    fn read(test: &str, rest: &str) -> Option<Self> {
+        let (level, rest) = rest.strip_prefix('[')?.split_once("] ")?;
         let (label, text) = rest.split_once(": ")?;
         let text = text.split_once(", ").map_or(text, |(_, text)| text);
         let [test, level, label, text] = [test, level, label, text].map(|it| it.trim().to_owned());
@@ -56,23 +55,28 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads the results, one per line with the name of the test before it.
+    /// Reads a log, or its headlines and results: a headline is the name of a test, and is ruled off.
     ///
     /// # Errors
     ///
     /// When nothing was tested, or a failure cannot be read.
     pub fn read(text: &str) -> anyhow::Result<Self> {
-        let mut report = Self::default();
+        let (mut report, mut test, mut before) = (Self::default(), "", "");
         for line in text.lines().map(str::trim) {
-            if line.contains(": FAILED [") {
-                let failure = Failure::read(line);
+            // Tables in a log have rules too, with other words above.
+            let ruled_off = line.len() > 9 && line.bytes().all(|byte| byte == b'-');
+            if let Some((name, _)) = before.split_once(": ").filter(|_| ruled_off) {
+                test = name;
+            } else if let Some(rest) = line.strip_prefix("FAILED ") {
+                let failure = Failure::read(test, rest);
                 let failure = failure.with_context(|| format!("a result of fwts: {line}"))?;
-                report.tests.insert(failure.test.clone());
+                report.tests.insert(test.to_owned());
                 report.failures.push(failure);
-            } else if let Some((test, _)) = line.split_once(": PASSED: ") {
-                report.tests.insert(test.trim().to_owned());
+            } else if line.starts_with("PASSED: ") {
+                report.tests.insert(test.to_owned());
                 report.passed += 1;
             }
+            before = line;
         }
         ensure!(report.passed > 0, "fwts passed nothing: {text}");
         Ok(report)
@@ -103,16 +107,24 @@ mod test {
     use super::*;
 
     const QEMU: &str = "\
-fadt: PASSED: Test 1, FADT is there.
-fadt: FAILED [MEDIUM] FADTX: Test 2, one, or two.
-madt: FAILED [HIGH] MADTY: Test 1, three.
-madt: SKIPPED: Test 2, nothing.
+fadt: FADT tests.
+--------------------
+PASSED: Test 1, FADT is there.
+
+Memory Map Layout
+-----------------
+FAILED [MEDIUM] FADTX: Test 2, one, or two.
+
+madt: MADT tests.
+--------------------
+FAILED [HIGH] MADTY: Test 1, three.
+SKIPPED: Test 2, nothing.
 ";
 
     #[test]
     fn only_failures_of_another_kind_are_our_own() {
         let qemu = Report::read(QEMU).unwrap();
-        let text = format!("{QEMU}crs: FAILED [CRITICAL] C: Test 1, four.\n");
+        let text = format!("{QEMU}crs: CRS.\n----------\nFAILED [CRITICAL] C: Test 1, four.\n");
         let ours = Report::read(&text.replace("three", "five")).unwrap();
         let own = ours.failures_not_in(&qemu);
         assert_eq!(own.len(), 1);
@@ -125,6 +137,6 @@ madt: SKIPPED: Test 2, nothing.
     #[test]
     fn a_run_that_tested_nothing_is_an_error() {
         assert!(Report::read("fwts: no such test\n").is_err());
-        assert!(Report::read(&format!("{QEMU}x: FAILED [odd\n")).is_err());
+        assert!(Report::read(&format!("{QEMU}FAILED [odd\n")).is_err());
     }
 }
