@@ -1,1 +1,5 @@
-//! The benchmarks.
+//! What the benchmarks share: the machines that are compared, started alike, and the table.
+
+pub mod machine;
+pub mod rival;
+pub mod table;

@@ -1,0 +1,43 @@
+//! What it costs the guest to leave and come back: the kernel's part, and ours.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use transom_benches::machine::Machine;
+use transom_benches::rival::{Rival, rivals};
+use transom_benches::table::table;
+
+const ROUNDS: usize = 5;
+/// Nobody of us is in `exit-cpuid`: it is the kernel's share of the others.
+const KINDS: [&str; 3] = ["exit-port", "exit-mmio", "exit-cpuid"];
+
+fn main() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    // Where firmware comes first a round takes seconds, and exits are those of the other QEMU.
+    let all = rivals(&folder, &["qemu q35"])?;
+    let mut samples = BTreeMap::from(KINDS.map(|kind| (kind, vec![Vec::new(); all.len()])));
+    for _ in 0..ROUNDS {
+        for (index, rival) in all.iter().enumerate() {
+            for (kind, cost) in exits(rival).context(rival.name)? {
+                samples.get_mut(kind).context(kind)?[index].push(cost);
+            }
+        }
+    }
+    for (kind, samples) in &samples {
+        println!("{}", table(&format!("cost of an {kind}"), "us", &all, samples));
+    }
+    Ok(())
+}
+
+fn exits(rival: &Rival) -> Result<Vec<(&'static str, f64)>> {
+    let mut machine = Machine::start(&mut rival.command("bench=exits then=halt")?)?;
+    let report = machine.report()?;
+    let findings = report["findings"].as_array().context("findings")?;
+    let cost = |kind: &'static str| {
+        let finding = findings.iter().find(|finding| finding["name"] == kind).context(kind)?;
+        let nanoseconds = finding["median_ns"].as_f64().context("median_ns")?;
+        Ok((kind, nanoseconds / 1e3))
+    };
+    KINDS.into_iter().map(cost).collect()
+}

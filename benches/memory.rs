@@ -1,0 +1,28 @@
+//! Memory of the process beyond the guest's RAM, when the guest has done its work and is idle.
+#![forbid(unsafe_code)]
+
+use anyhow::Result;
+use transom_benches::machine::Machine;
+use transom_benches::rival::{MEMORY, Rival, rivals};
+use transom_benches::table::{interleave, table};
+
+const ROUNDS: usize = 5;
+
+fn main() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let all = rivals(&folder, &[])?;
+    let mut threads = Vec::new();
+    for field in ["Pss", "Rss", "Private_Dirty"] {
+        let measure = |rival: &Rival| {
+            let mut machine = Machine::start(&mut rival.command("then=halt checks=none")?)?;
+            machine.report()?;
+            threads.push((rival.name, machine.threads()?));
+            Ok(machine.memory_kib(field, MEMORY)? as f64 / 1024.0)
+        };
+        let samples = interleave(&all, ROUNDS, measure)?;
+        println!("{}", table(&format!("memory beyond guest RAM: {field}"), "MiB", &all, &samples));
+    }
+    threads.truncate(all.len());
+    println!("threads: {threads:?}");
+    Ok(())
+}

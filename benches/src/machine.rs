@@ -1,0 +1,117 @@
+//! A machine that runs: its words with the moments at which they came, and its memory.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// The end of the probe's report.
+pub const REPORTED: &str = "]}\n";
+
+/// A process with a guest; it is killed when this is dropped.
+pub struct Machine {
+    child: Child,
+    stdout: ChildStdout,
+    started: Instant,
+    /// All that the guest has said.
+    pub said: String,
+}
+
+impl Machine {
+    /// Starts a command; time counts from here.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let started = Instant::now();
+        let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+        let stdout = child.stdout.take().context("a pipe")?;
+        Ok(Self { child, stdout, started, said: String::new() })
+    }
+
+    /// Waits for more words, and tells what they are and when they came.
+    ///
+    /// # Errors
+    ///
+    /// When there will be none.
+    pub fn hear(&mut self) -> Result<(String, Duration)> {
+        let mut buffer = [0; 4096];
+        let count = self.stdout.read(&mut buffer).context("standard output")?;
+        let at = self.started.elapsed();
+        ensure!(count > 0, "the machine ended early; it said:\n{}", self.said);
+        let words = String::from_utf8_lossy(&buffer[..count]).into_owned();
+        self.said.push_str(&words);
+        Ok((words, at))
+    }
+
+    /// Waits until all that was said has `text` in it so many times; tells when that was.
+    ///
+    /// # Errors
+    ///
+    /// When it will not be said.
+    pub fn wait_for(&mut self, text: &str, times: usize) -> Result<Duration> {
+        loop {
+            let (_, at) = self.hear()?;
+            if self.said.matches(text).count() >= times {
+                return Ok(at);
+            }
+        }
+    }
+
+    /// The probe's report, which is waited for.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or it is not good.
+    pub fn report(&mut self) -> Result<Value> {
+        self.wait_for(REPORTED, 1)?;
+        let line = self.said.lines().find(|line| line.starts_with("{\"probe\""));
+        let report: Value = serde_json::from_str(line.context("a report")?)?;
+        Ok(report)
+    }
+
+    /// Memory of the process in KiB without the guest's RAM: a field of `smaps`, added up.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub fn memory_kib(&self, field: &str, ram_mib: u64) -> Result<u64> {
+        let path = format!("/proc/{}/smaps", self.child.id());
+        let text = fs::read_to_string(&path).context(path)?;
+        let (mut sum, mut ram) = (0, false);
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let key = words.next().unwrap_or_default();
+            let number = words.next().and_then(|it| it.parse::<u64>().ok()).unwrap_or(0);
+            match key.strip_suffix(':') {
+                // No mapping but the guest's RAM is nearly as large.
+                Some("Size") => ram = number >= ram_mib * 1024 * 3 / 4,
+                Some(key) if key == field && !ram => sum += number,
+                _ => {}
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Threads of the process.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub fn threads(&self) -> Result<usize> {
+        let path = format!("/proc/{}/task", self.child.id());
+        Ok(fs::read_dir(&path).context(path)?.count())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
