@@ -1,8 +1,9 @@
-//! The same Linux guest under the same firmware on QEMU's q35, which is known to run Windows, and on
-//! our machine: what differs is meant, and `compare/expected.txt` says why.
+//! The same Linux guest under the same firmware on QEMU's q35, which is known to run Windows, and
+//! on our machine: what differs is meant, and `compare/expected.txt` says why.
 //!
 //! QEMU is started as container images that run Windows start it: without SMM, HPET, S3 and S4, and
 //! with every Hyper-V enlightenment that KVM has.
+#![forbid(unsafe_code)]
 
 use std::fs;
 use std::io::Write;

@@ -1,5 +1,6 @@
 //! The firmware test suite (fwts) in the same Linux guest on QEMU's q35 and on our machine: we fail
 //! nothing that matters which QEMU does not fail too.
+#![forbid(unsafe_code)]
 
 use std::cell::RefCell;
 use std::fs;
