@@ -1,8 +1,9 @@
-//! The same Linux guest under the same firmware on QEMU's q35, which is known to run Windows, and on
-//! our machine: what differs is meant, and `compare/expected.txt` says why.
+//! The same Linux guest under the same firmware on QEMU's q35, which is known to run Windows, and
+//! on our machine: what differs is meant, and `compare/expected.txt` says why.
 //!
 //! QEMU is started as container images that run Windows start it: without SMM, HPET, S3 and S4, and
 //! with every Hyper-V enlightenment that KVM has.
+#![forbid(unsafe_code)]
 
 use std::fs;
 use std::io::Write;
@@ -107,11 +108,11 @@ fn differences() -> anyhow::Result<()> {
     let mut expected = expected::read(EXPECTED)?;
     for kind in ["acpi", "cpuid", "memory", "pci", "smbios"] {
         let (facts, lines) = (transom.count(kind), found.iter().filter(|it| it.starts_with(kind)));
-        println!("{kind}: {facts} facts, {} differences", lines.count());
+        eprintln!("{kind}: {facts} facts, {} differences", lines.count());
         ensure!(facts > 0 && qemu.count(kind) > 0, "{kind}: nothing to compare");
     }
     if !lab::inside() {
-        println!("the list is of the lab's processor, so CPUID is compared in the lab only");
+        eprintln!("the list is of the lab's processor, so CPUID is compared in the lab only");
         found.retain(|line| !line.starts_with("cpuid "));
         expected.retain(|it| !it.pattern.starts_with("cpuid "));
     }
@@ -120,6 +121,6 @@ fn differences() -> anyhow::Result<()> {
 
 fn tables_compile() -> anyhow::Result<()> {
     let count = compare::compile(&folder(Machine::Transom)?.join("acpi"))?;
-    println!("{count} tables taken apart and put together again");
+    eprintln!("{count} tables taken apart and put together again");
     Ok(())
 }

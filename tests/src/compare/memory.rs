@@ -76,11 +76,11 @@ mod test {
     use super::*;
 
     const MESSAGES: &str = "\
-[    0.0] efi: EFI v2.70 by EDK II
-[    0.0] efi: mem00: [Boot Code   |   |  |WB|UC] range=[0x0000000000000000-0x0000000000000fff] (0MB)
-[    0.0] efi: mem01: [Conventional|   |  |WB|UC] range=[0x0000000000001000-0x000000000009ffff] (0MB)
-[    0.0] efi: mem02: [Runtime Data|RUN|  |WB|UC] range=[0x00000000000a0000-0x00000000000affff] (0MB)
-[    0.1] efi: mem42: [Boot Data   |   |  |WB|UC] range=[0x00000000000b0000-0x00000000000b0fff] (0MB)
+[ 0.0] efi: EFI v2.70 by EDK II
+[ 0.0] efi: mem00: [Boot Code   |   |  |WB|UC] range=[0x0000000000000000-0x0000000000000fff] (0MB)
+[ 0.0] efi: mem01: [Conventional|   |  |WB|UC] range=[0x0000000000001000-0x000000000009ffff] (0MB)
+[ 0.0] efi: mem02: [Runtime Data|RUN|  |WB|UC] range=[0x00000000000a0000-0x00000000000affff] (0MB)
+[ 0.1] efi: mem42: [Boot Data   |   |  |WB|UC] range=[0x00000000000b0000-0x00000000000b0fff] (0MB)
 ";
 
     #[test]
