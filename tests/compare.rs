@@ -108,11 +108,11 @@ fn differences() -> anyhow::Result<()> {
     let mut expected = expected::read(EXPECTED)?;
     for kind in ["acpi", "cpuid", "memory", "pci", "smbios"] {
         let (facts, lines) = (transom.count(kind), found.iter().filter(|it| it.starts_with(kind)));
-        println!("{kind}: {facts} facts, {} differences", lines.count());
+        eprintln!("{kind}: {facts} facts, {} differences", lines.count());
         ensure!(facts > 0 && qemu.count(kind) > 0, "{kind}: nothing to compare");
     }
     if !lab::inside() {
-        println!("the list is of the lab's processor, so CPUID is compared in the lab only");
+        eprintln!("the list is of the lab's processor, so CPUID is compared in the lab only");
         found.retain(|line| !line.starts_with("cpuid "));
         expected.retain(|it| !it.pattern.starts_with("cpuid "));
     }
@@ -121,6 +121,6 @@ fn differences() -> anyhow::Result<()> {
 
 fn tables_compile() -> anyhow::Result<()> {
     let count = compare::compile(&folder(Machine::Transom)?.join("acpi"))?;
-    println!("{count} tables taken apart and put together again");
+    eprintln!("{count} tables taken apart and put together again");
     Ok(())
 }

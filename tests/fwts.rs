@@ -74,7 +74,7 @@ fn run(machine: Machine) -> anyhow::Result<Report> {
     let said = booted.run("sh /fwts.sh", TESTS)?;
     fs::write(lab::shared()?.join(format!("fwts-on-{machine:?}.log")), &said)?;
     let report = Report::read(&said)?;
-    println!("{report}");
+    eprintln!("{report}");
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, BOOT)?;
     Ok(report)
@@ -110,7 +110,7 @@ fn compare(said: &[(Machine, Report)]) -> anyhow::Result<()> {
     let missing = qemu.tests_not_in(transom);
     ensure!(missing.is_empty(), "these tests ran on QEMU and not on us: {missing:?}");
     let own = transom.failures_not_in(qemu);
-    own.iter().for_each(|failure| println!("only we fail: {failure}"));
+    own.iter().for_each(|failure| eprintln!("only we fail: {failure}"));
     let serious: Vec<_> = own.iter().filter(|failure| failure.is_serious()).collect();
     ensure!(serious.is_empty(), "{} serious failures of our own", serious.len());
     Ok(())

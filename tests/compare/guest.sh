@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/busybox sh
 # What a Linux guest sees of its machine, as base64 of a tar.gz between two lines. CPUID is read as the
 # module `cpuid` gives it: at an offset that is the leaf, with the subleaf above it, 16 bytes per leaf from there on.
 cd /tmp || exit 1

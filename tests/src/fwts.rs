@@ -55,7 +55,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads a log, or its headlines and results: a headline is the name of a test, ruled off.
+    /// Reads a log, or its headlines and results: a headline begins with the name of a test, and is
+    /// ruled off.
     ///
     /// # Errors
     ///

@@ -131,8 +131,8 @@ fn madt(prefix: &str, all: &[u8], facts: &mut Facts) {
     fields::read(prefix, all, &[("local-apic", 36, 4), ("flags", 40, 4)], facts);
     let mut at = 44;
     let mut counts = [0; 256];
-    while let (Some(kind), Some(length @ 2..)) = (number(all, at, 1), number(all, at + 1, 1)) {
-        let (kind, length) = (kind as usize & 0xff, length as usize & 0xff);
+    while let Some(&[kind, length]) = bytes(all, at, 2) {
+        let (kind, length) = (usize::from(kind), usize::from(length).max(2));
         let content = show(all, at + 2, length - 2).unwrap_or_else(|| "cut off".into());
         facts.text(format!("{prefix} type {kind} #{}", counts[kind]), content);
         counts[kind] += 1;

@@ -1,7 +1,8 @@
 //! The devices of a namespace: what they are, and what they have.
 //!
-//! Devices have other names on other machines, so they are known by what they are: the hardware
-//! ID, or the bridge that they are on and their address. Of methods, only that they are there.
+//! Devices have different names on two machines, so they are known by what they are: the hardware
+//! ID, or the bridge that they are on and their address there. Of methods, only that they are
+//! there.
 
 use std::collections::{BTreeMap, BTreeSet};
 

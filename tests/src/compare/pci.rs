@@ -64,7 +64,7 @@ fn function(name: &str, config: &[u8], resources: &str, facts: &mut Facts) {
         }
     }
     for (bar, line) in resources.lines().enumerate() {
-        if line.split_ascii_whitespace().any(|word| word.trim_matches(['0', 'x']) != "") {
+        if line.split_ascii_whitespace().any(|word| !word.trim_matches(['0', 'x']).is_empty()) {
             facts.text(format!("{prefix} resource {bar}"), line);
         }
     }

@@ -142,9 +142,8 @@ fn structure(formatted: &[u8], strings: &[String], index: u32, facts: &mut Facts
     facts.thing(prefix.clone(), "there");
     fields::read(&prefix, formatted, &[("length", 1, 1), ("handle", 2, 2)], facts);
     let Some((.., named)) = known else {
-        for at in 4..formatted.len() {
-            let name = format!("{prefix} byte {at:#04x}");
-            facts.text(name, format!("{:#04x}", formatted[at]));
+        for (at, byte) in formatted.iter().enumerate().skip(4) {
+            facts.text(format!("{prefix} byte {at:#04x}"), format!("{byte:#04x}"));
         }
         for (number, text) in (1..).zip(strings).filter(|it| !it.1.is_empty()) {
             facts.text(format!("{prefix} text {number}"), format!("\"{text}\""));
