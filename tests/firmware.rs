@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::hash_map::RandomState;
+use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
@@ -17,6 +18,9 @@ use transom_tests::uefi::{self, Shell};
 
 /// Long enough for firmware in a lab on a busy machine.
 const BOOT: Duration = Duration::from_secs(120);
+/// Firmware that finds a variable half written moves all of its store, byte by byte, to the spare
+/// blocks and back: a million exits, which are slow where a processor is emulated.
+const MOVE: Duration = Duration::from_secs(480);
 /// For a command, or the end of a process.
 const SOON: Duration = Duration::from_secs(30);
 
@@ -43,7 +47,7 @@ fn main() -> ExitCode {
 /// The firmware of a release and a store of its own.
 struct Stock {
     guest: Guest,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Stock {
@@ -52,7 +56,7 @@ impl Stock {
         let vars = lab::asset(&format!("OVMF_VARS_{release}"))?;
         let vars = uefi::store(&vars, folder.path())?;
         let code = lab::asset(&format!("OVMF_CODE_{release}"))?;
-        Ok(Self { guest: Guest::transom().memory("256M").firmware(code, vars), _folder: folder })
+        Ok(Self { guest: Guest::transom().memory("256M").firmware(code, vars), folder })
     }
 
     fn shell(&self) -> anyhow::Result<Shell> {
@@ -136,12 +140,17 @@ fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()
         shell.running.send("")?;
         let status = shell.running.wait(SOON)?;
         ensure!(status.signal() == Some(9), "{status}: {}", shell.running.complaints());
-        shell = stock.shell()?;
-        let found = value(&mut shell)?;
+        // What a failure leaves to be looked at.
+        let evidence = lab::shared()?.join("killed.fd");
+        fs::copy(stock.folder.path().join("vars.fd"), &evidence)?;
+        let store = || format!("killed {after:?} into a write of {took:?}: {}", evidence.display());
+        shell = Shell::start(&stock.guest, MOVE).with_context(store)?;
+        let found = value(&mut shell).with_context(store)?;
         let kept = found == Some(value_before);
         ensure!(
             kept || found == Some(value_before + 1),
-            "killed {after:?} into a write of {took:?}: {found:?}, after {value_before}"
+            "{}: {found:?}, after {value_before}",
+            store()
         );
         if !kept {
             newer += 1;

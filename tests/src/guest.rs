@@ -214,7 +214,17 @@ impl Running {
         within: Duration,
     ) -> anyhow::Result<(usize, String)> {
         let found = self.console.expect_any(words, within);
-        found.with_context(|| self.complaints())
+        found.with_context(|| format!("{}\n{}", self.complaints(), self.place()))
+    }
+
+    /// Where the guest is, if it can still be asked: twice, so that a loop looks like one.
+    fn place(&self) -> String {
+        let ask = || {
+            let registers = self.ask(control::Command::Registers).ok()?;
+            let all = registers["registers"].as_array()?;
+            Some(all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("\n"))
+        };
+        [ask(), ask()].into_iter().flatten().collect::<Vec<_>>().join("\n--- a moment later\n")
     }
 
     /// Types a line on the console.
