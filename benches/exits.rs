@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Rival, rivals};
-use transom_benches::table::table;
+use transom_benches::table::{print, table};
 
 const ROUNDS: usize = 5;
 /// Nobody of us is in `exit-cpuid`: it is the kernel's share of the others.
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
         }
     }
     for (kind, samples) in &samples {
-        println!("{}", table(&format!("cost of an {kind}"), "us", &all, samples));
+        print(&format!("{}\n", table(&format!("cost of an {kind}"), "us", &all, samples)));
     }
     Ok(())
 }

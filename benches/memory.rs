@@ -5,7 +5,7 @@
 use anyhow::Result;
 use transom_benches::machine::Machine;
 use transom_benches::rival::{MEMORY, Rival, rivals};
-use transom_benches::table::{interleave, table};
+use transom_benches::table::{interleave, print, table};
 
 const ROUNDS: usize = 5;
 
@@ -21,9 +21,10 @@ fn main() -> Result<()> {
             Ok(machine.memory_kib(field, MEMORY)? as f64 / 1024.0)
         };
         let samples = interleave(&all, ROUNDS, measure)?;
-        println!("{}", table(&format!("memory beyond guest RAM: {field}"), "MiB", &all, &samples));
+        let title = format!("memory beyond guest RAM: {field}");
+        print(&format!("{}\n", table(&title, "MiB", &all, &samples)));
     }
     threads.truncate(all.len());
-    println!("threads: {threads:?}");
+    print(&format!("threads: {threads:?}\n"));
     Ok(())
 }

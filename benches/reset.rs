@@ -5,7 +5,7 @@
 use anyhow::{Context, Result};
 use transom_benches::machine::{Machine, REPORTED};
 use transom_benches::rival::{Rival, rivals};
-use transom_benches::table::{Spread, interleave, table};
+use transom_benches::table::{Spread, interleave, print, table};
 
 const ROUNDS: usize = 5;
 const RESETS: usize = 20;
@@ -16,7 +16,7 @@ fn main() -> Result<()> {
     let all = rivals(&folder, &["firecracker", "qemu q35"])?;
     let samples = interleave(&all, ROUNDS, reset)?;
     let title = format!("reset: triple fault to first byte, median of {RESETS} each");
-    print!("{}", table(&title, "ms", &all, &samples));
+    print(&table(&title, "ms", &all, &samples));
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Rival, rivals};
-use transom_benches::table::{interleave, table};
+use transom_benches::table::{interleave, print, table};
 
 const ROUNDS: usize = 30;
 /// A program that needs seconds is measured less often.
@@ -16,12 +16,12 @@ fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let fast = rivals(&folder, &[SLOW])?;
     let title = "start: exec to first byte, 512 MiB, 1 processor";
-    print!("{}", table(title, "ms", &fast, &interleave(&fast, ROUNDS, start)?));
+    print(&table(title, "ms", &fast, &interleave(&fast, ROUNDS, start)?));
     let but = ["cloud-hypervisor", "firecracker", "qemu microvm"];
     let slow = rivals(&folder, &but)?;
     if slow.len() > 1 {
         let title = "start, with a whole firmware in between";
-        print!("\n{}", table(title, "ms", &slow, &interleave(&slow, SLOW_ROUNDS, start)?));
+        print(&format!("\n{}", table(title, "ms", &slow, &interleave(&slow, SLOW_ROUNDS, start)?)));
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! One table: a row for each program, with its spread and how it compares to ours.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 
 use anyhow::Result;
 
@@ -77,6 +78,11 @@ pub fn table(title: &str, unit: &str, rivals: &[Rival], all: &[Samples]) -> Stri
         line(rival.name, cells.map(|number| format!("{number:.2}")), rival.note);
     }
     text
+}
+
+/// Prints for whoever reads, or no longer does.
+pub fn print(text: &str) {
+    std::io::stdout().write_all(text.as_bytes()).ok();
 }
 
 #[cfg(test)]

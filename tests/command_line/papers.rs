@@ -109,5 +109,7 @@ fn the_log_is_as_talkative_as_it_is_told() {
     }
     assert!(lines.contains("reset 1 took"), "{lines}");
     let ended = finish(Command::new(vmm()).arg("version").env("VMM_LOG", "no=such=level"));
-    assert_eq!(ended.expect("vmm").status, 0);
+    let ended = ended.expect("vmm");
+    assert_eq!(ended.status, 0);
+    assert!(ended.stderr.contains("VMM_LOG=no=such=level is not understood"), "{}", ended.stderr);
 }

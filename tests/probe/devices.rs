@@ -72,7 +72,7 @@ fn torture(seed: u64, count: u64, patience: Duration) {
     assert_eq!(status, 0, "seed {seed}: {output}\n{log}");
     let report = report(&output).expect("a report");
     assert_eq!(findings(&report, "torture")[0]["count"], count, "{output}");
-    println!("seed {seed}: {count} accesses in {:?}, RSS in KiB {sizes:?}", start.elapsed());
+    eprintln!("seed {seed}: {count} accesses in {:?}, RSS in KiB {sizes:?}", start.elapsed());
     // Each device complains of each mistake once: the log is bounded.
     assert!(log.lines().count() < 200, "seed {seed}: {} lines: {log}", log.lines().count());
     let (first, most) = (sizes[0], sizes.iter().copied().max().unwrap_or(0));

@@ -204,7 +204,7 @@ fn an_idle_guest_costs_nothing() {
     thread::sleep(Duration::from_secs(5));
     let used = machine.processor_seconds().expect("a process") - before;
     let share = used / start.elapsed().as_secs_f64() * 100.0;
-    println!("idle: {share:.4} % of a core");
+    eprintln!("idle: {share:.4} % of a core");
     assert!(share < 0.2, "an idle guest uses {share:.3} % of a core");
 }
 
@@ -226,7 +226,7 @@ fn processors_stop_within_a_millisecond() {
     }
     times.sort_unstable();
     let at = |percent: usize| times[(times.len() - 1) * percent / 100];
-    println!("pause: median {:?}, {:?} to {:?}, 90 % {:?}", at(50), at(0), at(100), at(90));
+    eprintln!("pause: median {:?}, {:?} to {:?}, 90 % {:?}", at(50), at(0), at(100), at(90));
     assert!(at(50) < Duration::from_millis(1), "median {:?}, worst {:?}", at(50), at(100));
     // It did go on between.
     assert!(report(&it.machine.stdout.text()).is_err(), "the guest ended");

@@ -3,7 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 use vmm::command;
 use vmm::status::Failure;
 
@@ -25,17 +27,23 @@ fn main() -> ExitCode {
 
 /// Lines for the operator; `VMM_LOG=debug` shows more, `VMM_LOG_FORMAT=json` is for machines.
 fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("VMM_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let wanted = std::env::var("VMM_LOG").ok();
+    let filter: Option<Targets> = wanted.as_deref().and_then(|text| text.parse().ok());
+    let silly = wanted.filter(|_| filter.is_none());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let layer = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .without_time();
+    let log = tracing_subscriber::registry().with(filter);
     if std::env::var_os("VMM_LOG_FORMAT").is_some_and(|format| format == "json") {
-        log.json().init();
+        log.with(layer.json()).init();
     } else {
-        log.init();
+        log.with(layer).init();
+    }
+    if let Some(silly) = silly {
+        tracing::warn!("VMM_LOG={silly} is not understood: take off, error, warn, info or debug");
     }
 }
 
