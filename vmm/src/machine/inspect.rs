@@ -113,6 +113,7 @@ fn table(facts: &Value) -> String {
     part(&mut text, "Memory", &facts["memory"], &["start", "end", "kind"]);
     part(&mut text, "Processors", &facts["processors"], &["index", "apic-id"]);
     part(&mut text, "PCI", &facts["pci"], &["slot", "id", "device"]);
+    writeln!(text, "Configuration\n  {}\n", facts["config"]).expect("a string takes all");
     text.push_str("Claims\n");
     for device in facts["claims"].as_array().into_iter().flatten() {
         for claim in device["claims"].as_array().into_iter().flatten() {
