@@ -130,7 +130,7 @@ fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
 fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()> {
     let mut shell = stock.shell()?;
     let (mut value_before, mut newer) = (0, 0);
-    let kills = if lab::everything() { 10 } else { 4 };
+    let kills = if lab::everything() { 10 } else { 3 };
     for _ in 0..kills {
         value_before += 1;
         let took = set(&mut shell, value_before)?;
