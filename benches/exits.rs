@@ -1,6 +1,5 @@
 //! What it costs the guest to leave and come back: the kernel's part, and ours.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "a table is what a benchmark is for")]
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,5 @@
 //! Memory of the process beyond the guest's RAM, when the guest has done its work and is idle.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "a table is what a benchmark is for")]
 
 use anyhow::Result;
 use transom_benches::machine::Machine;

@@ -1,6 +1,5 @@
 //! From a guest's triple fault to its first byte after the reset, in the same process.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "a table is what a benchmark is for")]
 
 use anyhow::{Context, Result};
 use transom_benches::machine::{Machine, REPORTED};

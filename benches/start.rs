@@ -1,6 +1,5 @@
 //! From exec to the first byte that the guest writes to its serial port.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "a table is what a benchmark is for")]
 
 use anyhow::{Result, ensure};
 use transom_benches::machine::Machine;

@@ -125,8 +125,8 @@ fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
     shell.running.ends_with(0, SOON)
 }
 
-/// Some times: writes, and is killed at some moment of a second write, between the Enter key and the
-/// prompt. Then the store has what was written before, or what was being written.
+/// Some times: writes, and is killed at some moment of a second write, between the Enter key and
+/// the prompt. Then the store has what was written before, or what was being written.
 fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()> {
     let mut shell = stock.shell()?;
     let (mut value_before, mut newer) = (0, 0);
