@@ -1,7 +1,6 @@
 //! The probe, started by `vmm run` on this host's own KVM: that a machine runs, resets, pauses and
 //! ends as it is told, that devices work with the kernel's help, and that no access breaks it.
 #![forbid(unsafe_code)]
-#![expect(clippy::print_stdout, reason = "figures of a run, which cargo test shows when asked")]
 
 #[path = "probe/devices.rs"]
 mod devices;
