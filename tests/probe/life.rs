@@ -91,9 +91,11 @@ fn the_control_socket_pauses_resumes_and_resets() {
     }
     it.machine.says(LAST, 4).expect("a run");
     assert_eq!(it.ask(Command::Status)["resets"], 3);
-    // A reset lets a paused machine run.
+    // A paused machine stays so through a reset, until somebody lets it run.
     it.ask(Command::Pause);
     it.ask(Command::Reset);
+    assert_eq!(it.ask(Command::Status)["state"], "paused");
+    it.ask(Command::Resume);
     it.machine.says(LAST, 5).expect("a run");
 }
 
