@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed));
     }
     tests.push(test("13", says, has_a_usable_store_whenever_it_was_killed));
-    Suite { lab: Lab { mib: 2048, seconds: 1200, reference: false, assets: ASSETS }, tests }.main()
+    Suite { lab: Lab { mib: 2048, seconds: 1500, reference: false, assets: ASSETS }, tests }.main()
 }
 
 /// The firmware of a release and a store of its own.
@@ -130,7 +130,7 @@ fn remembers_a_variable(stock: &Stock) -> anyhow::Result<()> {
 fn has_a_usable_store_whenever_it_was_killed(stock: &Stock) -> anyhow::Result<()> {
     let mut shell = stock.shell()?;
     let (mut value_before, mut newer) = (0, 0);
-    let kills = if lab::everything() { 10 } else { 3 };
+    let kills = if lab::everything() { 10 } else { 2 };
     for _ in 0..kills {
         value_before += 1;
         let took = set(&mut shell, value_before)?;
