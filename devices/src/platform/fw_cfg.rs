@@ -60,7 +60,7 @@ const WRITABLE_MAX: usize = 64 << 10;
 /// Where the items come from.
 pub trait Source: Send {
     /// Numbered items: the number of processors, a kernel. Asked for once.
-    fn keys(&self) -> Vec<(u16, Vec<u8>)>;
+    fn keys(&mut self) -> Vec<(u16, Vec<u8>)>;
     /// The files. Asked for once: the guest keeps their numbers.
     fn files(&mut self) -> Vec<File>;
     /// Names and contents of the files that are [`Content::Acpi`].
@@ -462,7 +462,7 @@ mod test {
     }
 
     impl Source for Fake {
-        fn keys(&self) -> Vec<(u16, Vec<u8>)> {
+        fn keys(&mut self) -> Vec<(u16, Vec<u8>)> {
             vec![(5, vec![2, 0]), (0x11, vec![7; 40_000])]
         }
         fn files(&mut self) -> Vec<File> {
@@ -688,7 +688,7 @@ mod test {
     fn refuses_items_that_do_not_fit_the_interface() {
         struct Bad(u16, Vec<&'static str>);
         impl Source for Bad {
-            fn keys(&self) -> Vec<(u16, Vec<u8>)> {
+            fn keys(&mut self) -> Vec<(u16, Vec<u8>)> {
                 vec![(self.0, Vec::new())]
             }
             fn files(&mut self) -> Vec<File> {

@@ -91,8 +91,8 @@ fn kernel(config: &Config) -> anyhow::Result<Vec<(u16, Vec<u8>)>> {
 }
 
 impl fw_cfg::Source for Source {
-    fn keys(&self) -> Vec<(u16, Vec<u8>)> {
-        self.keys.clone()
+    fn keys(&mut self) -> Vec<(u16, Vec<u8>)> {
+        std::mem::take(&mut self.keys)
     }
 
     fn files(&mut self) -> Vec<File> {
