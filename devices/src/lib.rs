@@ -2,7 +2,7 @@
 //!
 //! Read `device.rs` first: it is the whole vocabulary. No device knows the hypervisor; what that
 //! lends is in `host.rs`.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod alarm;
 pub mod backend;

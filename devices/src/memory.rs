@@ -13,6 +13,15 @@ pub struct Memory {
     gate: Arc<AtomicBool>,
 }
 
+/// A range of guest memory that a guest named. It is checked when it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Guest-physical.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
 /// The guest named memory that is not there, or that the device may not use now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoMemory;

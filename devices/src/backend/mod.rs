@@ -1,4 +1,5 @@
 //! The host's side of devices: files, sockets, terminals. Nothing here knows of the guest.
 
+pub mod disk;
 pub mod lock;
 pub mod stream;
