@@ -583,3 +583,6 @@ impl Transport {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod test;
