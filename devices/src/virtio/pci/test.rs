@@ -1,3 +1,5 @@
+//! The transport as drivers use it, and as hostile ones do.
+
 use super::*;
 use crate::device::Kind;
 use crate::testutil::Bench;
