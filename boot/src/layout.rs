@@ -40,11 +40,8 @@ pub const HPET: Range<u64> = 0xFED0_0000..0xFED0_0400;
 pub const LAPIC: Range<u64> = 0xFEE0_0000..0xFEF0_0000;
 
 /// What the hypervisor needs in the guest on processors that cannot run real mode natively: an
-/// identity-mapped page table, and after it [`TSS`]. Reserved in every memory map.
+/// identity-mapped page table, and three pages of task state. Reserved in every memory map.
 pub const IDENTITY_MAP: Range<u64> = 0xFEFF_C000..0xFF00_0000;
-
-/// Three pages inside [`IDENTITY_MAP`], for the real-mode task state.
-pub const TSS: u64 = 0xFEFF_D000;
 
 /// RAM, split as the chip set wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
-use boot::layout::{IDENTITY_MAP, TSS};
 use devices::device::Kind;
 use devices::host::{Backing, Doorbell, Guest, Host, Pin, Route};
 use kvm_bindings::{
@@ -19,6 +18,10 @@ use vmm_sys_util::eventfd::EventFd;
 use super::fd;
 use super::routes::{Irqfd, PINS, Table};
 
+/// Where KVM keeps three pages of its own on Intel processors, and its identity map before them:
+/// `boot::layout` reserves the 16 KiB.
+const IDENTITY_MAP: u64 = 0xfeff_c000;
+const TSS: usize = 0xfeff_d000;
 /// The vCPU that exits for a system-management interrupt sees other slots: their numbers carry an
 /// address space in bits 31:16. Only 0 is used until the machine has SMM.
 const NORMAL: u32 = 0;
@@ -78,12 +81,10 @@ impl Vm {
     /// When KVM refuses.
     pub fn finish(&self) -> anyhow::Result<()> {
         if self.fd.check_extension(Cap::SetIdentityMapAddr) {
-            self.fd
-                .set_identity_map_address(IDENTITY_MAP.start)
-                .context("the identity map page")?;
+            self.fd.set_identity_map_address(IDENTITY_MAP).context("the identity map page")?;
         }
         if self.fd.check_extension(Cap::SetTssAddr) {
-            self.fd.set_tss_address(usize::try_from(TSS)?).context("the TSS pages")?;
+            self.fd.set_tss_address(TSS).context("the TSS pages")?;
         }
         self.fd.create_irq_chip().context("interrupt controllers")?;
         let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
