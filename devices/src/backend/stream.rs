@@ -117,6 +117,10 @@ impl Bound {
             Errno::ADDRINUSE => {
                 anyhow::anyhow!("socket {} is in use by another process", path.display())
             }
+            Errno::NAMETOOLONG => anyhow::anyhow!(
+                "socket {}: the path must be shorter: the path of a socket has at most 107 bytes",
+                path.display()
+            ),
             _ => anyhow::anyhow!("socket {}: {error}", path.display()),
         })?;
         Ok(Self { listener, path: path.to_owned() })
