@@ -564,12 +564,11 @@ fn several_submission_queues_share_a_completion_queue() {
     assert_eq!(driver.run(1, transfer(2, 0, 1, (DATA, 0))).status, 0);
 }
 
-#[test]
-fn every_mistake_has_its_status() {
-    let mut driver = Driver::ready(64);
+/// Commands of an I/O queue, and the status that each must have.
+fn io_mistakes() -> Vec<(&'static str, Dwords, u16)> {
     let last = DISK / 512;
     let zeroes = with(command(8, 1), &[(10, low(last)), (12, 0)]);
-    let io = [
+    vec![
         ("opcode", command(0x7f, 1), 0x01),
         ("compare", command(5, 1), 0x01),
         ("fused", with(transfer(2, 0, 1, (DATA, 0)), &[(0, 0x102)]), 0x02),
@@ -591,14 +590,15 @@ fn every_mistake_has_its_status() {
         ("end of numbers", transfer(1, 0, 1, (!0xfff, 0)), 0x04),
         ("no list", transfer(1, 0, 24, (DATA, 1 << 40)), 0x04),
         ("ranges not in memory", prp(with(command(9, 1), &[(11, 4)]), (1 << 40, 0)), 0x04),
-    ];
-    for (what, dwords, code) in io {
-        assert_eq!(driver.run(1, dwords).code(), code, "{what}");
-    }
+    ]
+}
+
+/// Commands of the admin queue, while there is a pair of I/O queues.
+fn admin_mistakes() -> Vec<(&'static str, Dwords, u16)> {
     let queue = |id: u32, size: u32| (10, id | (size - 1) << 16);
     let cq = |id, size, flags| prp(with(command(5, 0), &[queue(id, size), (11, flags)]), (PAGE, 0));
     let sq = |id, size, flags| prp(with(command(1, 0), &[queue(id, size), (11, flags)]), (PAGE, 0));
-    let admin = [
+    vec![
         ("opcode", command(0x7f, 0), 0x01),
         ("format", command(0x80, 1), 0x01),
         ("firmware commit", command(0x10, 0), 0x01),
@@ -641,11 +641,20 @@ fn every_mistake_has_its_status() {
         ("queues once they are used", with(command(9, 0), &[(10, 7), (11, 0)]), 0x0c),
         ("shadows not in pages", prp(command(0x7c, 0), (PAGE, PAGE + 8)), 0x02),
         ("shadows nowhere", prp(command(0x7c, 0), (PAGE, 1 << 40)), 0x04),
-    ];
+    ]
+}
+
+#[test]
+fn every_mistake_has_its_status() {
+    let mut driver = Driver::ready(64);
+    let (io, admin) = (io_mistakes(), admin_mistakes());
+    let count = io.len() + admin.len();
+    for (what, dwords, code) in io {
+        assert_eq!(driver.run(1, dwords).code(), code, "{what}");
+    }
     for (what, dwords, code) in admin {
         assert_eq!(driver.admin(dwords).code(), code, "{what}");
     }
-    let count = io.len() + admin.len();
     let health = driver.log(2, 512);
     assert_eq!(health[176..184], (count as u64).to_le_bytes());
     let errors = driver.log(1, 128);
