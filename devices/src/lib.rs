@@ -19,5 +19,6 @@ pub mod pci;
 pub mod platform;
 pub mod power;
 pub mod registry;
+pub mod size;
 pub mod testutil;
 pub mod worker;
