@@ -2,18 +2,16 @@
 //! queue, on a thread of its own.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
-use vmm_sys_util::epoll::{Epoll, EpollEvent};
 
 use super::admin;
 use super::command::{Answer, Command, Completed, Status};
 use super::features::{self, Features};
-use super::group::{self, Group, watch};
+use super::group::{self, Group};
 use super::log::{Counter, Event, Events, Health, Mistake};
 use super::queues::{
     ADMIN_ENTRIES, Completion, INVALID_REGISTER, INVALID_VALUE, Shadow, Submission, Waker,
@@ -245,8 +243,6 @@ impl Controller {
             return Ok(());
         }
         let mut channel = shared.image.channel(&shared.memory).context("a channel to the disk")?;
-        let epoll = Epoll::new()?;
-        watch(&epoll, channel.event().as_raw_fd())?;
         let (operation, pieces) = (Operation::Flush, Vec::new());
         channel.push(Request { tag: 0, operation, offset: 0, length: 0, pieces });
         channel.submit();
@@ -257,8 +253,7 @@ impl Controller {
                 let fault = done.result.err();
                 return fault.map_or(Ok(()), |fault| bail!("the disk is {fault:?}"));
             }
-            // A signal is no reason to do anything else than look.
-            epoll.wait(-1, &mut [EpollEvent::default()]).ok();
+            group::wait(channel.as_ref());
         }
     }
 

@@ -4,12 +4,12 @@
 //! all that is done. The commands under way are bounded for each queue, and so is their memory.
 
 use std::mem;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::Shared;
 use super::command::{Command, Completed, Status};
@@ -101,9 +101,9 @@ impl Group {
         })
     }
 
-    /// Has `epoll` wake when a request is done.
-    pub(super) fn watch(&self, epoll: &Epoll) -> anyhow::Result<()> {
-        watch(epoll, self.channel.event().as_raw_fd()).context("an event of a disk's channel")
+    /// What is readable when a request is done.
+    pub(super) fn event(&self) -> RawFd {
+        self.channel.event().as_raw_fd()
     }
 
     /// Does what there is to do; true when there was something.
@@ -304,11 +304,7 @@ impl Group {
         if self.reap() || self.submissions.iter().all(|it| it.under_way == 0) {
             return;
         }
-        let event = self.channel.event();
-        let mut polled = [rustix::event::PollFd::new(&event, rustix::event::PollFlags::IN)];
-        let moment = rustix::event::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-        // What comes to wait for the volume meanwhile makes nothing readable.
-        rustix::event::poll(&mut polled, Some(&moment)).ok();
+        wait(self.channel.as_ref());
     }
 
     /// Ends what is under way, and gives back what is to be saved.
@@ -392,9 +388,13 @@ impl Group {
     }
 }
 
-/// Has `epoll` wake when a file is readable.
-pub(super) fn watch(epoll: &Epoll, file: i32) -> std::io::Result<()> {
-    epoll.ctl(ControlOperation::Add, file, EpollEvent::new(EventSet::IN, 0))
+/// Sleeps until something may be done, or for a moment: what comes to wait for room meanwhile makes
+/// nothing readable.
+pub(super) fn wait(channel: &dyn Channel) {
+    let event = channel.event();
+    let mut polled = [PollFd::new(&event, PollFlags::IN)];
+    // A signal is no reason to do anything else than look.
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })).ok();
 }
 
 fn tag(slot: u32, part: u64) -> u64 {

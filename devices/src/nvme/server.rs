@@ -1,53 +1,58 @@
 //! The thread of a group of queues. It sleeps while there is nothing to do.
 
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::{Builder, JoinHandle};
 
 use anyhow::Context;
-use vmm_sys_util::epoll::{Epoll, EpollEvent};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::group::{Group, watch};
+use super::group::Group;
 use super::queues::Waker;
+use crate::poller::{Poller, Serve};
 
 /// What the thread and the controller share.
 struct Seat {
     group: Mutex<Group>,
     waker: Arc<Waker>,
-    stopped: AtomicBool,
-    epoll: Epoll,
 }
 
 impl Seat {
     fn lock(&self) -> MutexGuard<'_, Group> {
         self.group.lock().expect("no device panicked")
     }
+}
 
-    /// The thread, until it is stopped.
-    fn serve(&self) {
-        let mut events = [EpollEvent::default(); 2];
-        while !self.stopped.load(Ordering::SeqCst) {
-            if self.lock().pass() {
-                continue;
-            }
-            self.waker.doze();
-            if self.lock().is_idle() {
-                // A signal is no reason to do anything else than look.
-                self.epoll.wait(-1, &mut events).ok();
-                // Empty when it was the disk that woke us.
-                self.waker.event.read().ok();
-            }
-            self.waker.rise();
-        }
+/// The thread's side.
+struct Service(Arc<Seat>);
+
+impl Serve for Service {
+    fn serve(&mut self) -> bool {
+        self.0.lock().pass()
+    }
+
+    fn listen(&mut self) -> bool {
+        self.0.waker.doze();
+        !self.0.lock().is_idle()
+    }
+
+    fn quiet(&mut self) {
+        self.0.waker.rise();
+    }
+
+    fn events(&self) -> Vec<RawFd> {
+        vec![self.0.waker.event.as_raw_fd(), self.0.lock().event()]
+    }
+
+    fn heard(&mut self) {
+        // Empty when it was the disk that woke us.
+        self.0.waker.event.read().ok();
     }
 }
 
 /// A group with its thread. Dropping it stops the thread and waits for what is under way.
 pub(super) struct Server {
     seat: Option<Arc<Seat>>,
-    thread: Option<JoinHandle<()>>,
+    poller: Option<Poller<Service>>,
 }
 
 impl Server {
@@ -55,22 +60,13 @@ impl Server {
     pub(super) fn start(group: Group) -> anyhow::Result<Self> {
         let event = EventFd::new(EFD_NONBLOCK).context("an event for a queue")?;
         let waker = Arc::new(Waker::new(Arc::new(event)));
-        let epoll = Epoll::new().context("an epoll for a queue")?;
-        watch(&epoll, waker.event.as_raw_fd()).context("an event for a queue")?;
-        group.watch(&epoll)?;
         group.connect(&waker);
         let name = format!("nvme-{}", group.completion.id);
-        let (group, stopped) = (Mutex::new(group), AtomicBool::new(false));
-        let seat = Arc::new(Seat { group, waker, stopped, epoll });
-        let its = seat.clone();
-        let thread = Builder::new().name(name).spawn(move || its.serve());
-        match thread.context("a thread for a queue") {
-            Ok(thread) => Ok(Self { seat: Some(seat), thread: Some(thread) }),
-            Err(error) => {
-                seat.lock().disconnect();
-                Err(error)
-            }
-        }
+        let seat = Arc::new(Seat { group: Mutex::new(group), waker });
+        // From here on its drop disconnects the doorbells, also when there is no thread left.
+        let mut server = Self { seat: Some(seat.clone()), poller: None };
+        server.poller = Some(Poller::spawn(&name, Service(seat))?);
+        Ok(server)
     }
 
     fn seat(&self) -> &Arc<Seat> {
@@ -95,11 +91,7 @@ impl Server {
 
     fn end(&mut self) -> Option<Arc<Seat>> {
         let seat = self.seat.take()?;
-        seat.stopped.store(true, Ordering::SeqCst);
-        seat.waker.rouse();
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("a panic ends the process");
-        }
+        drop(self.poller.take());
         seat.lock().disconnect();
         Some(seat)
     }
