@@ -102,11 +102,7 @@ fn collect_fields() -> Result<()> {
     let mut list = String::from("&[\n");
     let mut count = 0;
     for (kind, path) in registry.lines().filter_map(registered) {
-        let file = devices.join(path.replace("::", "/"));
-        let alone = file.with_extension("rs");
-        let file = if alone.exists() { alone } else { file.join("mod.rs") };
-        let source = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let (text, fields) = config(&source).with_context(|| file.display().to_string())?;
+        let (text, fields) = described(&devices, path)?;
         writeln!(list, "    ({kind:?}, {text:?}, &{fields:?}),")?;
         count += 1;
     }
@@ -117,6 +113,29 @@ fn collect_fields() -> Result<()> {
 }
 
 type Field = (String, String, String);
+
+/// What stands instead of a field's type where another `Config` is flattened into it.
+const FLATTENED: &str = "disk::Config";
+/// And where that one is.
+const DISK: &str = "backend::disk::config";
+
+/// The comment on the `Config` of a module, and its fields with those that are flattened into it.
+fn described(devices: &Path, module: &str) -> Result<(String, Vec<Field>)> {
+    let file = devices.join(module.replace("::", "/"));
+    let alone = file.with_extension("rs");
+    let file = if alone.exists() { alone } else { file.join("mod.rs") };
+    let source = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let (text, own) = config(&source).with_context(|| file.display().to_string())?;
+    let mut fields = Vec::new();
+    for field in own {
+        if field.1 == FLATTENED {
+            fields.extend(described(devices, DISK)?.1);
+        } else {
+            fields.push(field);
+        }
+    }
+    Ok((text, fields))
+}
 
 /// The comment on `Config`, and name, type and comment of its fields. The sources are formatted,
 /// so that lines are what they seem.

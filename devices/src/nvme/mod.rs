@@ -25,6 +25,7 @@ mod queues;
 mod server;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -34,11 +35,12 @@ use serde::{Deserialize, Serialize};
 use self::controller::{Controller, ENABLE, Frozen, LARGEST_PAGE, SHUTDOWN};
 use self::log::{Counter, Health};
 use self::queues::{Doorbells, ENTRIES};
-use crate::backend::disk::Image;
+use crate::backend::disk::{self, Full, Image, OnFull};
+use crate::board::Event;
 use crate::bus::Window;
-use crate::device::{Access, Device, Place, Region, Saved};
+use crate::device::{Access, Build, Device, Place, Region, Saved};
 use crate::memory::Memory;
-use crate::pci::{self, Bar, Id, Identity, Interrupt};
+use crate::pci::{Address, Bar, Id, Identity, Interrupt};
 use crate::worker::Worker;
 
 /// What Red Hat lends to emulated NVMe controllers. Drivers match the class.
@@ -81,29 +83,52 @@ const CAPABILITIES: u64 =
 const FIXED: u32 = 0x7ff << 4 & !SHUTDOWN;
 const CC_KEPT: u32 = ENABLE | FIXED | SHUTDOWN | 0xff << 16;
 
-/// How the controller looks, beside its disk.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+/// `--device nvme,path=disk.img`
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    /// What is behind it.
+    #[serde(flatten)]
+    pub disk: disk::Config,
     /// Its PCI slot; the first that is free if there is none given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slot: Option<pci::Address>,
-    /// Its serial number, at most 20 characters; made of the disk's name if there is none given.
+    pub slot: Option<Address>,
+    /// Its serial number, at most 20 characters; made of `path` if there is none given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// Pairs of I/O queues, which drivers have one of for each processor: 8, at most 64.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub queues: Option<u16>,
+    /// Pairs of I/O queues, of which drivers want one for each processor: 1 to 64.
+    #[serde(default = "queues")]
+    pub queues: u16,
 }
 
-const QUEUES: u16 = 8;
+fn queues() -> u16 {
+    8
+}
+
+/// Pairs of queues at most.
 const MOST_QUEUES: u16 = 64;
 /// Characters of a serial number.
 const SERIAL: usize = 20;
 
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let events = place.shared().events.clone();
+        let full: OnFull = Arc::new(move |volume: Full| {
+            events(if volume.full { Event::Hold } else { Event::Release });
+        });
+        let image = disk::open(&self.disk, Some(full))?;
+        self.attach(image, place)
+    }
+}
+
 impl Config {
-    /// The controller of a disk that is open. `name` tells the disk from others, for its serial
-    /// number.
+    /// The disk at `path`, with everything as it is without being said.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { disk: disk::Config::new(path), slot: None, serial: None, queues: queues() }
+    }
+
+    /// The controller of a disk that is open.
     ///
     /// # Errors
     ///
@@ -111,15 +136,15 @@ impl Config {
     pub fn attach(
         self,
         image: Arc<dyn Image>,
-        name: &str,
         place: &mut dyn Place,
     ) -> anyhow::Result<Box<dyn Device>> {
-        let queues = self.queues.unwrap_or(QUEUES);
+        let queues = self.queues;
         ensure!(
             (1..=MOST_QUEUES).contains(&queues),
             "`queues` is {queues}: an NVMe controller has 1 to {MOST_QUEUES}"
         );
-        let serial = self.serial.unwrap_or_else(|| format!("{:016x}", hash(name, 0)));
+        let name = self.disk.path.to_string_lossy();
+        let serial = self.serial.unwrap_or_else(|| format!("{:016x}", hash(&name, 0)));
         let printable = !serial.is_empty() && serial.bytes().all(|it| matches!(it, b' '..=b'~'));
         ensure!(
             printable && serial.len() <= SERIAL,

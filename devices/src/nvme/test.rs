@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-use crate::backend::disk::{Channel, Done, Geometry, Operation, Request, memory};
+use crate::backend::disk::{Channel, Done, Fault, Geometry, Operation, Request, memory};
 use crate::device::Kind;
 use crate::testutil::Bench;
 use crate::testutil::hostile::Noise;
 
-const AT: pci::Address = pci::Address::new(4, 0);
+const AT: Address = Address::new(4, 0);
 const BAR0: u64 = 0xc000_0000;
 const BAR2: u64 = 0xd000_0000;
 /// INTA of slot 4.
@@ -101,7 +101,7 @@ impl Channel for DoubleChannel {
         self.below.reap(done);
         done.extend(self.failed.drain(..).map(|it| Done {
             tag: it.tag,
-            result: Err(crate::backend::disk::Fault::Broken),
+            result: Err(Fault::Broken),
             pieces: it.pieces,
         }));
     }
@@ -196,8 +196,8 @@ impl Driver {
             fails: AtomicBool::new(false),
         });
         let image: Arc<dyn Image> = Arc::new(Double { below: memory(DISK), state: state.clone() });
-        let config = Config { slot: Some(AT), ..Config::default() };
-        bench.board.add("nvme", |place| config.attach(image.clone(), "disk", place)).unwrap();
+        let config = Config { slot: Some(AT), ..Config::new("disk") };
+        bench.board.add("nvme", |place| config.attach(image.clone(), place)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         let mut driver =
             Self { bench, disk: state, image, sq: Vec::new(), cq: Vec::new(), next: 0 };
@@ -1213,16 +1213,16 @@ fn hostile(seed: u64, steps: u32) {
 fn a_serial_number_and_queues_that_cannot_be_are_refused() {
     let long = "123456789012345678901";
     let configs = [
-        Config { queues: Some(0), ..Config::default() },
-        Config { queues: Some(65), ..Config::default() },
-        Config { serial: Some(String::new()), ..Config::default() },
-        Config { serial: Some(long.to_owned()), ..Config::default() },
-        Config { serial: Some("ü".to_owned()), ..Config::default() },
+        Config { queues: 0, ..Config::new("disk") },
+        Config { queues: 65, ..Config::new("disk") },
+        Config { serial: Some(String::new()), ..Config::new("disk") },
+        Config { serial: Some(long.to_owned()), ..Config::new("disk") },
+        Config { serial: Some("ü".to_owned()), ..Config::new("disk") },
     ];
     for config in configs {
         let mut bench = Bench::new(4096);
         let shown = format!("{config:?}");
-        let add = bench.board.add("nvme", |place| config.attach(memory(4096), "disk", place));
+        let add = bench.board.add("nvme", |place| config.attach(memory(4096), place));
         assert!(add.is_err(), "{shown}");
     }
 }
