@@ -276,7 +276,7 @@ test "$(cat /sys/block/nvme0n1/size)" = 262144
 seq 1 1000000 > /lines
 dd if=/lines of=$disk bs=64k seek=1600 2> /dev/null
 dd if=/dev/urandom of=/data bs=1M count=32 2> /dev/null
-mke2fs -q -t ext4 $disk 98304k
+/usr/sbin/mke2fs -q -t ext4 $disk 98304k
 for round in 1 2 3; do
   mount -t ext4 -o discard $disk /mnt
   cp /data /mnt/data.$round
