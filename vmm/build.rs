@@ -102,7 +102,11 @@ fn collect_fields() -> Result<()> {
     let mut list = String::from("&[\n");
     let mut count = 0;
     for (kind, path) in registry.lines().filter_map(registered) {
-        let (text, fields) = described(&devices, path)?;
+        let source = module(&devices, path)?;
+        let (text, mut fields) = config(&source).with_context(|| path.to_owned())?;
+        if let Some(shared) = wrapped(&source) {
+            fields = config(&module(&devices, shared)?).with_context(|| shared.to_owned())?.1;
+        }
         writeln!(list, "    ({kind:?}, {text:?}, &{fields:?}),")?;
         count += 1;
     }
@@ -112,30 +116,23 @@ fn collect_fields() -> Result<()> {
     fs::write(out.join("fields.rs"), list).context("fields.rs")
 }
 
-type Field = (String, String, String);
-
-/// What stands instead of a field's type where another `Config` is flattened into it.
-const FLATTENED: &str = "disk::Config";
-/// And where that one is.
-const DISK: &str = "backend::disk::config";
-
-/// The comment on the `Config` of a module, and its fields with those that are flattened into it.
-fn described(devices: &Path, module: &str) -> Result<(String, Vec<Field>)> {
-    let file = devices.join(module.replace("::", "/"));
-    let alone = file.with_extension("rs");
-    let file = if alone.exists() { alone } else { file.join("mod.rs") };
-    let source = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    let (text, own) = config(&source).with_context(|| file.display().to_string())?;
-    let mut fields = Vec::new();
-    for field in own {
-        if field.1 == FLATTENED {
-            fields.extend(described(devices, DISK)?.1);
-        } else {
-            fields.push(field);
-        }
-    }
-    Ok((text, fields))
+/// The source of a module.
+fn module(devices: &Path, path: &str) -> Result<String> {
+    let file = devices.join(path.replace("::", "/"));
+    let mut places = [file.with_extension("rs"), file.join("config.rs"), file.join("mod.rs")];
+    let place = places.iter_mut().find(|place| place.exists());
+    let place = place.with_context(|| format!("{}: no such module", file.display()))?;
+    fs::read_to_string(&*place).with_context(|| place.display().to_string())
 }
+
+/// The module whose `Config` this one is under another name.
+fn wrapped(source: &str) -> Option<&str> {
+    let line =
+        source.lines().find_map(|line| line.strip_prefix("pub struct Config(pub crate::"))?;
+    line.strip_suffix("::Config);")
+}
+
+type Field = (String, String, String);
 
 /// The comment on `Config`, and name, type and comment of its fields. The sources are formatted,
 /// so that lines are what they seem.
@@ -146,9 +143,9 @@ fn config(source: &str) -> Result<(String, Vec<Field>)> {
     for line in source.lines().map(str::trim) {
         if let Some(text) = line.strip_prefix("///") {
             comment.push_str(text);
-        } else if line.starts_with("pub struct Config {") {
+        } else if line.starts_with("pub struct Config") {
             own = Some(std::mem::take(&mut comment));
-            if line.ends_with('}') {
+            if line.ends_with(['}', ';']) {
                 break;
             }
         } else if own.is_some() && line == "}" {

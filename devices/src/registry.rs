@@ -68,6 +68,7 @@ registry! {
     "rng" Rng: crate::virtio::rng::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
+    "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
 }
 
 impl Config {
@@ -78,7 +79,8 @@ impl Config {
             Self::Serial(serial) => serial.to = Stream::None,
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
-            Self::Nvme(nvme) => nvme.disk.readonly = true,
+            Self::Nvme(disk) => disk.0.readonly = true,
+            Self::VirtioBlk(disk) => disk.0.readonly = true,
             _ => {}
         }
     }

@@ -329,8 +329,6 @@ fn unlike(what: &str, rest: &str) -> Option<String> {
     // Between two quoted words there is one separator.
     let known: Vec<&str> = known.into_iter().skip(1).step_by(2).collect();
     let list = match known.as_slice() {
-        // Where a struct is flattened into another, serde does not know which keys there are.
-        [] if rest.is_empty() => return Some(format!("unknown {what} `{word}`{place}")),
         [] => "there is none".to_owned(),
         known => format!("known: `{}`", known.join("`, `")),
     };

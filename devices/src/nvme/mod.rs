@@ -25,7 +25,6 @@ mod queues;
 mod server;
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -35,12 +34,11 @@ use serde::{Deserialize, Serialize};
 use self::controller::{Controller, ENABLE, Frozen, LARGEST_PAGE, SHUTDOWN};
 use self::log::{Counter, Health};
 use self::queues::{Doorbells, ENTRIES};
-use crate::backend::disk::{self, Full, Image, OnFull};
-use crate::board::Event;
+use crate::backend::disk::Image;
 use crate::bus::Window;
 use crate::device::{Access, Build, Device, Place, Region, Saved};
 use crate::memory::Memory;
-use crate::pci::{Address, Bar, Id, Identity, Interrupt};
+use crate::pci::{Bar, Id, Identity, Interrupt};
 use crate::worker::Worker;
 
 /// What Red Hat lends to emulated NVMe controllers. Drivers match the class.
@@ -83,51 +81,22 @@ const CAPABILITIES: u64 =
 const FIXED: u32 = 0x7ff << 4 & !SHUTDOWN;
 const CC_KEPT: u32 = ENABLE | FIXED | SHUTDOWN | 0xff << 16;
 
-/// `--device nvme,path=disk.img`
+/// `--device nvme,path=disk.img`: a disk that all systems have a driver for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Config {
-    /// What is behind it.
-    #[serde(flatten)]
-    pub disk: disk::Config,
-    /// Its PCI slot; the first that is free if there is none given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slot: Option<Address>,
-    /// Its serial number, at most 20 characters; made of `path` if there is none given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub serial: Option<String>,
-    /// Pairs of I/O queues, of which drivers want one for each processor: 1 to 64.
-    #[serde(default = "queues")]
-    pub queues: u16,
-}
-
-fn queues() -> u16 {
-    8
-}
+#[serde(transparent)]
+pub struct Config(pub crate::backend::disk::Config);
 
 /// Pairs of queues at most.
 const MOST_QUEUES: u16 = 64;
-/// Characters of a serial number.
-const SERIAL: usize = 20;
 
 impl Build for Config {
     fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        let events = place.shared().events.clone();
-        let full: OnFull = Arc::new(move |volume: Full| {
-            events(if volume.full { Event::Hold } else { Event::Release });
-        });
-        let image = disk::open(&self.disk, Some(full))?;
+        let image = self.0.open_at(place)?;
         self.attach(image, place)
     }
 }
 
 impl Config {
-    /// The disk at `path`, with everything as it is without being said.
-    #[must_use]
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { disk: disk::Config::new(path), slot: None, serial: None, queues: queues() }
-    }
-
     /// The controller of a disk that is open.
     ///
     /// # Errors
@@ -138,20 +107,13 @@ impl Config {
         image: Arc<dyn Image>,
         place: &mut dyn Place,
     ) -> anyhow::Result<Box<dyn Device>> {
-        let queues = self.queues;
+        let (queues, serial) = (self.0.queues(), self.0.serial()?);
         ensure!(
             (1..=MOST_QUEUES).contains(&queues),
-            "`queues` is {queues}: an NVMe controller has 1 to {MOST_QUEUES}"
-        );
-        let name = self.disk.path.to_string_lossy();
-        let serial = self.serial.unwrap_or_else(|| format!("{:016x}", hash(&name, 0)));
-        let printable = !serial.is_empty() && serial.bytes().all(|it| matches!(it, b' '..=b'~'));
-        ensure!(
-            printable && serial.len() <= SERIAL,
-            "`{serial}` is no serial number: it has 1 to {SERIAL} ASCII characters"
+            "queues={queues}: an NVMe controller has 1 to {MOST_QUEUES} pairs of them"
         );
         let identity = Identity {
-            at: self.slot,
+            at: self.0.slot,
             bars: vec![(0, Bar::Memory64(BAR_SIZE))],
             msix: Some((queues + 1, 2)),
             pin: Some(0),

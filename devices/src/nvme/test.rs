@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-use crate::backend::disk::{Channel, Done, Fault, Geometry, Operation, Request, memory};
+use crate::backend::disk::{self, Channel, Done, Fault, Geometry, Operation, Request, memory};
 use crate::device::Kind;
+use crate::pci::Address;
 use crate::testutil::Bench;
 use crate::testutil::hostile::Noise;
 
@@ -196,7 +197,8 @@ impl Driver {
             fails: AtomicBool::new(false),
         });
         let image: Arc<dyn Image> = Arc::new(Double { below: memory(DISK), state: state.clone() });
-        let config = Config { slot: Some(AT), ..Config::new("disk") };
+        let config = disk::Config { slot: Some(AT), queues: Some(8), ..disk::Config::new("disk") };
+        let config = Config(config);
         bench.board.add("nvme", |place| config.attach(image.clone(), place)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         let mut driver =
@@ -442,7 +444,7 @@ fn says_what_it_is() {
     let wide = u64::from_le_bytes(driver.bench.read(Kind::Memory, BAR0));
     assert_eq!(wide, 0x0040_0020_3c01_03ff);
     let page = driver.identify(1, 0);
-    assert_eq!(text(&page[4..24]), format!("{:016x}", hash("disk", 0)));
+    assert_eq!(text(&page[4..24]), disk::Config::new("disk").serial().unwrap());
     assert_eq!((text(&page[24..64]), text(&page[64..72])), ("Transom NVMe disk", "1.0"));
     assert_eq!((page[77], page[111], page[512], page[513], page[516]), (8, 1, 0x66, 0x44, 1));
     assert!(text(&page[768..836]).starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
@@ -1213,16 +1215,16 @@ fn hostile(seed: u64, steps: u32) {
 fn a_serial_number_and_queues_that_cannot_be_are_refused() {
     let long = "123456789012345678901";
     let configs = [
-        Config { queues: 0, ..Config::new("disk") },
-        Config { queues: 65, ..Config::new("disk") },
-        Config { serial: Some(String::new()), ..Config::new("disk") },
-        Config { serial: Some(long.to_owned()), ..Config::new("disk") },
-        Config { serial: Some("ü".to_owned()), ..Config::new("disk") },
+        disk::Config { queues: Some(0), ..disk::Config::new("disk") },
+        disk::Config { queues: Some(65), ..disk::Config::new("disk") },
+        disk::Config { serial: Some(String::new()), ..disk::Config::new("disk") },
+        disk::Config { serial: Some(long.to_owned()), ..disk::Config::new("disk") },
+        disk::Config { serial: Some("ü".to_owned()), ..disk::Config::new("disk") },
     ];
     for config in configs {
         let mut bench = Bench::new(4096);
         let shown = format!("{config:?}");
-        let add = bench.board.add("nvme", |place| config.attach(memory(4096), place));
+        let add = bench.board.add("nvme", |place| Config(config).attach(memory(4096), place));
         assert!(add.is_err(), "{shown}");
     }
 }

@@ -2,7 +2,7 @@
 //! queue, fills memory, rings, configures, and has the machine parked and run on at any moment.
 #![no_main]
 
-use devices::backend::disk::memory;
+use devices::backend::disk::{self, memory};
 use devices::device::Kind;
 use devices::nvme::Config;
 use devices::testutil::Bench;
@@ -17,7 +17,7 @@ const DISK: u64 = 1 << 18;
 
 fuzz_target!(|bytes: &[u8]| {
     let mut bench = Bench::new(RAM);
-    let config = Config::new("disk");
+    let config = Config(disk::Config::new("disk"));
     bench.board.add("nvme", |place| config.attach(memory(DISK), place)).expect("an empty board");
     bench.board.run(Vec::new()).expect("power-on");
     let place = |bench: &Bench| {

@@ -1,5 +1,6 @@
 //! What a user says of a disk, and how it is opened.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,15 +11,18 @@ use super::format::{Format, choose};
 use super::limit::Limited;
 use super::medium::{Medium, Report};
 use super::overlay::Overlay;
-use super::patience::{OnFull, Patient};
+use super::patience::{Full, OnFull, Patient};
 use super::raw::{Raw, check_size, open_locked};
 use super::threads::Threaded;
 use super::uring::{self, Ring};
 use super::{Channel, Geometry, Image, qcow2};
+use crate::board::Event;
+use crate::device::Place;
 use crate::memory::Memory;
+use crate::pci::Address;
 use crate::size::Size;
 
-/// The keys of a disk, which each controller has among its own.
+/// The keys of a disk, which are the same whatever its controller is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -53,7 +57,22 @@ pub struct Config {
     /// the name stands in the image, which may come from a stranger.
     #[serde(default)]
     pub backing: bool,
+    /// Its controller's PCI slot; the first that is free if there is none given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<Address>,
+    /// How many queues its controller has: one for each processor, at most 16, if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queues: Option<u16>,
+    /// Its serial number, by which a guest knows it again: at most 20 ASCII characters. Made of the
+    /// file's name if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
 }
+
+/// Queues where nobody says how many processors there are.
+const QUEUES: u16 = 4;
+/// Characters of a serial number.
+const SERIAL: usize = 20;
 
 fn yes() -> bool {
     true
@@ -127,13 +146,57 @@ impl Config {
             discard: true,
             overlay: false,
             backing: false,
+            slot: None,
+            queues: None,
+            serial: None,
         }
+    }
+
+    /// Opens the disk for a controller at this place: the machine waits while its volume is full.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`] does.
+    pub fn open_at(&self, place: &dyn Place) -> anyhow::Result<Arc<dyn Image>> {
+        let events = place.shared().events.clone();
+        let full = move |now: Full| events(if now.full { Event::Hold } else { Event::Release });
+        open(self, Some(Arc::new(full)))
+    }
+
+    /// How many queues a controller gets.
+    #[must_use]
+    pub fn queues(&self) -> u16 {
+        self.queues.unwrap_or(QUEUES)
+    }
+
+    /// The serial number.
+    ///
+    /// # Errors
+    ///
+    /// When what was given is none.
+    pub fn serial(&self) -> anyhow::Result<String> {
+        let Some(serial) = &self.serial else {
+            let name = self.path.as_os_str().as_bytes();
+            return Ok(format!("TR{:016X}", fnv1a(name)));
+        };
+        let printable = !serial.is_empty() && serial.bytes().all(|it| matches!(it, b' '..=b'~'));
+        ensure!(
+            printable && serial.len() <= SERIAL,
+            "`serial={serial}` is no serial number: it has 1 to {SERIAL} ASCII characters"
+        );
+        Ok(serial.clone())
     }
 
     /// Whether the file is only read.
     pub(super) fn is_read_only(&self) -> bool {
         self.readonly || self.overlay
     }
+}
+
+/// The same number for the same name on every host and in every version of ours (FNV-1a).
+fn fnv1a(name: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    name.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// Opens a disk, locks it, and puts before it what its configuration asks for. `full` is told when
