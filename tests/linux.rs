@@ -272,12 +272,12 @@ fn hears_the_power_button(release: &str) -> anyhow::Result<()> {
 const DISK: &str = r#"
 set -e
 disk=/dev/nvme0n1
-test "$(cat /sys/block/nvme0n1/size)" = 262144
-seq 1 1000000 > /lines
-dd if=/lines of=$disk bs=64k seek=1600 2> /dev/null
-dd if=/dev/urandom of=/data bs=1M count=32 2> /dev/null
-/usr/sbin/mke2fs -q -t ext4 $disk 98304k
-for round in 1 2 3; do
+test "$(cat /sys/block/nvme0n1/size)" = 131072
+seq 1 100000 > /lines
+dd if=/lines of=$disk bs=64k seek=800 2> /dev/null
+dd if=/dev/urandom of=/data bs=1M count=8 2> /dev/null
+/usr/sbin/mke2fs -q -t ext4 $disk 49152k
+for round in 1 2; do
   mount -t ext4 -o discard $disk /mnt
   cp /data /mnt/data.$round
   rm -f /mnt/data.$((round - 1))
@@ -289,10 +289,10 @@ for round in 1 2 3; do
   umount /mnt
 done
 for part in 0 1 2 3 4 5 6 7; do
-  dd if=$disk of=/dev/null bs=$((512 << part)) count=2000 skip=$part iflag=direct 2> /dev/null &
+  dd if=$disk of=/dev/null bs=$((512 << part)) count=200 skip=$part iflag=direct 2> /dev/null &
 done
 wait
-dd if=$disk bs=64k skip=1600 2> /dev/null | head -c $(stat -c %s /lines) | cmp - /lines
+dd if=$disk bs=64k skip=800 2> /dev/null | head -c $(stat -c %s /lines) | cmp - /lines
 grep nvme /proc/interrupts
 dmesg | grep -i nvme
 "#;
@@ -310,14 +310,14 @@ fn keeps_files_on_nvme_with_a_wire(release: &str) -> anyhow::Result<()> {
 fn keeps_files(release: &str, words: &str) -> anyhow::Result<String> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("disk.img");
-    File::create(&path)?.set_len(128 << 20)?;
+    File::create(&path)?.set_len(64 << 20)?;
     let device = format!("nvme,path={},serial=transom-1", path.display());
     let guest = Guest::transom().cpus("2").word("--device").word(device);
     let linux = Linux::new(guest, &bzimage(release)?).cmdline(words).file("disk.sh", DISK);
     let mut booted = linux.program("/usr/sbin/mke2fs")?.boot(BOOT)?;
     booted.running.send("mkdir -p /mnt; sh /disk.sh > /said 2>&1; echo ended $?")?;
     // Pauses at any moment lose nothing.
-    for _ in 0..5 {
+    for _ in 0..3 {
         sleep(Duration::from_millis(700));
         booted.running.ask(Command::Pause)?;
         sleep(Duration::from_millis(100));
@@ -331,9 +331,9 @@ fn keeps_files(release: &str, words: &str) -> anyhow::Result<String> {
     ensure!(!said.contains("timeout") && !said.contains("error"), "{said}");
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)?;
-    let lines: String = (1..=1_000_000).map(|number| format!("{number}\n")).collect();
+    let lines: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
     let image = fs::read(&path)?;
-    ensure!(image[1600 << 16..].starts_with(lines.as_bytes()), "the host's file has other bytes");
+    ensure!(image[800 << 16..].starts_with(lines.as_bytes()), "the host's file has other bytes");
     Ok(said)
 }
 

@@ -3,6 +3,7 @@
 //! Threats: every identifier, size and address is checked here, once, when the queue is made; the
 //! queues' memory is looked at again with each access.
 
+use super::Shared;
 use super::command::{Answer, Command, Status};
 use super::controller::Controller;
 use super::group::Group;
@@ -25,7 +26,7 @@ const EVENT_REQUEST: u8 = 0x0c;
 const DOORBELL_BUFFER: u8 = 0x7c;
 
 /// What there is.
-pub(super) const OPCODES: &[u8] = &[
+const OPCODES: &[u8] = &[
     DELETE_SUBMISSION,
     CREATE_SUBMISSION,
     LOG_PAGE,
@@ -38,6 +39,12 @@ pub(super) const OPCODES: &[u8] = &[
     EVENT_REQUEST,
     DOORBELL_BUFFER,
 ];
+
+/// What there is now.
+pub(super) fn opcodes(shared: &Shared) -> impl Iterator<Item = u8> {
+    let offered = |it: &u8| *it != DOORBELL_BUFFER || shared.offers_shadows();
+    OPCODES.iter().copied().filter(offered)
+}
 
 /// Of a queue's dword 11: physically contiguous, which is required; interrupts.
 const CONTIGUOUS: u16 = 1 << 0;
@@ -69,7 +76,9 @@ pub(super) fn execute(controller: &mut Controller, command: &Command) -> Option<
             Ok(()) => return None,
             Err(status) => Err(status),
         },
-        DOORBELL_BUFFER => shadow_doorbells(controller, command),
+        DOORBELL_BUFFER if controller.shared.offers_shadows() => {
+            shadow_doorbells(controller, command)
+        }
         _ => Err(Status::INVALID_OPCODE),
     })
 }

@@ -302,7 +302,8 @@ impl Controller {
             }
             let Some(admin) = &mut self.admin else { return Ok(()) };
             if !worked && !admin.completion.has_room(bells, memory) {
-                return admin.completion.tell(bells, memory);
+                admin.completion.tell(bells);
+                return Ok(());
             }
         }
     }

@@ -143,7 +143,7 @@ impl Group {
             self.channel.submit();
             worked |= self.reap();
         }
-        self.completion.tell(&shared.bells, &shared.memory)?;
+        self.completion.tell(&shared.bells);
         Ok(worked)
     }
 
@@ -335,9 +335,7 @@ impl Group {
             kept.pending = self.pending[*slot].clone().expect("what is kept has not ended");
         }
         let Self { mut completion, submissions, shared, .. } = self;
-        if !shared.is_fatal() && completion.tell(&shared.bells, &shared.memory).is_err() {
-            shared.fail();
-        }
+        completion.tell(&shared.bells);
         completion.freeze(&shared.bells, &shared.memory);
         let look = |mut queue: Submission| {
             // Without memory its last tail is as good as any.

@@ -107,7 +107,8 @@ fn controller(shared: &Shared) -> Page {
     page.put(92, &NAMESPACE_NOTICES.to_le_bytes());
     // An I/O controller.
     page.put(111, &[1]);
-    page.put(256, &DOORBELL_BUFFER.to_le_bytes());
+    let shadows = if shared.offers_shadows() { DOORBELL_BUFFER } else { 0 };
+    page.put(256, &shadows.to_le_bytes());
     // Aborts that may wait (4), requests for events; one slot of firmware, which is read-only.
     let requests = u8::try_from(REQUESTS - 1).expect("a few");
     page.put(258, &[3, requests, 0b11]);

@@ -165,8 +165,8 @@ fn commands(shared: &Shared) -> Vec<u8> {
     const IS: u32 = 1 << 0;
     const CHANGES_BLOCKS: u32 = 1 << 1;
     let mut page = Page::new(4096);
-    for opcode in admin::OPCODES {
-        page.put(4 * usize::from(*opcode), &IS.to_le_bytes());
+    for opcode in admin::opcodes(shared) {
+        page.put(4 * usize::from(opcode), &IS.to_le_bytes());
     }
     let mut io = vec![
         (io::FLUSH, IS),

@@ -267,6 +267,11 @@ impl Shared {
         self.discard > 0
     }
 
+    /// Shadow doorbells are for messages: a wire falls with the doorbell that nobody would ring.
+    fn offers_shadows(&self) -> bool {
+        self.bells.uses_messages()
+    }
+
     fn uuid(&self) -> Uuid {
         let lanes = [1, 2].map(|lane| hash(&self.serial, lane).to_be_bytes());
         let mut bytes: [u8; 16] = std::array::from_fn(|at| lanes[at / 8][at % 8]);

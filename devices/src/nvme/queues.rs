@@ -427,17 +427,10 @@ impl Completion {
     }
 
     /// Tells the guest of what was posted, once for all of it.
-    pub(super) fn tell(&mut self, bells: &Doorbells, memory: &Memory) -> Result<(), NoMemory> {
-        if !std::mem::take(&mut self.fresh) {
-            return Ok(());
+    pub(super) fn tell(&mut self, bells: &Doorbells) {
+        if std::mem::take(&mut self.fresh) {
+            bells.tell(self);
         }
-        if let (Some(shadow), false) = (self.shadow, bells.uses_messages()) {
-            // The wire falls when the guest has seen everything, so it must ring.
-            shadow.ask(memory, self.head)?;
-            self.look(bells, memory)?;
-        }
-        bells.tell(self);
-        Ok(())
     }
 
     /// Before sleep: true when there is room for what waits, else the guest rings when it makes
