@@ -64,6 +64,7 @@ registry! {
     "hpet" Hpet: crate::platform::hpet::Config,
     "i8042" I8042: crate::platform::i8042::Config,
     "lpc" Lpc: crate::pci::lpc::Config,
+    "nvme" Nvme: crate::nvme::Config,
     "rng" Rng: crate::virtio::rng::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
@@ -78,6 +79,7 @@ impl Config {
             Self::Serial(serial) => serial.to = Stream::None,
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
+            Self::Nvme(disk) => disk.0.readonly = true,
             Self::VirtioBlk(disk) => disk.0.readonly = true,
             _ => {}
         }
