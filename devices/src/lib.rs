@@ -19,4 +19,5 @@ pub mod platform;
 pub mod power;
 pub mod registry;
 pub mod testutil;
+pub mod virtio;
 pub mod worker;

@@ -69,4 +69,35 @@ impl Memory {
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), NoMemory> {
         self.ram()?.write_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
     }
+
+    /// Copies out the first bytes of these pieces.
+    ///
+    /// # Errors
+    ///
+    /// When they are fewer than `data`, or not RAM.
+    pub fn gather(&self, pieces: &[Piece], data: &mut [u8]) -> Result<(), NoMemory> {
+        let mut rest = data;
+        for piece in pieces {
+            let length = rest.len().min(piece.length as usize);
+            let (now, later) = rest.split_at_mut(length);
+            self.read(piece.address, now)?;
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
+    }
+
+    /// Copies into the first bytes of these pieces.
+    ///
+    /// # Errors
+    ///
+    /// When they are fewer than `data`, or not RAM.
+    pub fn scatter(&self, pieces: &[Piece], data: &[u8]) -> Result<(), NoMemory> {
+        let mut rest = data;
+        for piece in pieces {
+            let (now, later) = rest.split_at(rest.len().min(piece.length as usize));
+            self.write(piece.address, now)?;
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
+    }
 }

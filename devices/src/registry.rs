@@ -64,6 +64,7 @@ registry! {
     "hpet" Hpet: crate::platform::hpet::Config,
     "i8042" I8042: crate::platform::i8042::Config,
     "lpc" Lpc: crate::pci::lpc::Config,
+    "rng" Rng: crate::virtio::rng::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
 }

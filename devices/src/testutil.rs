@@ -1,5 +1,6 @@
 //! A host without a hypervisor: what was raised, sent and mapped can be looked at.
 
+pub mod driver;
 pub mod hostile;
 
 use std::collections::BTreeMap;
