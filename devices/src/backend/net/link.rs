@@ -1,7 +1,23 @@
 //! The state of a cable: whether it is plugged in at both ends, and the longest packet that fits.
 //! The controller's guest, the peer and the operator share it.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+
+/// The cables of a machine, in the order of their controllers.
+#[derive(Default)]
+pub struct Links(Mutex<Vec<Arc<Link>>>);
+
+impl Links {
+    /// One more.
+    pub fn add(&self, link: Arc<Link>) {
+        self.0.lock().expect("no network panicked").push(link);
+    }
+
+    /// The cable of the controller with this number, from 0 on.
+    pub fn get(&self, number: usize) -> Option<Arc<Link>> {
+        self.0.lock().expect("no network panicked").get(number).cloned()
+    }
+}
 
 /// Called when the guest is to look again, on the thread that changed something.
 pub type Watch = Box<dyn Fn() + Send>;
@@ -33,6 +49,11 @@ impl Link {
     pub fn is_up(&self) -> bool {
         let state = self.state.lock().expect("no network panicked");
         state.plugged && state.connected
+    }
+
+    /// Whether the operator plugged it in.
+    pub fn is_plugged(&self) -> bool {
+        self.state.lock().expect("no network panicked").plugged
     }
 
     /// The longest packet, where that is known.
@@ -76,7 +97,6 @@ impl Link {
 
 #[cfg(test)]
 mod test {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;

@@ -164,6 +164,8 @@ pub enum Stop {
 pub struct Wait<'a> {
     /// Readable when a frame has arrived, and writable when one can be sent.
     pub fd: Option<BorrowedFd<'a>>,
+    /// Counts the connections: another one may have the same file descriptor.
+    pub connection: u32,
     /// The last frame could not be sent: wait for that too.
     pub full: bool,
     /// Look again at this moment in any case.

@@ -67,6 +67,7 @@ impl Passt {
             path,
             link: link.clone(),
             socket,
+            connection: 0,
             again: None,
             input: vec![0; BUFFER],
             filled: 0..0,
@@ -101,6 +102,7 @@ struct Stream {
     path: Option<PathBuf>,
     link: Arc<Link>,
     socket: Option<UnixStream>,
+    connection: u32,
     /// When to look next.
     again: Option<Instant>,
     input: Vec<u8>,
@@ -136,6 +138,7 @@ impl Stream {
             Ok(socket) => {
                 tracing::info!("passt at {}: connected", path.display());
                 self.socket = Some(socket);
+                self.connection = self.connection.wrapping_add(1);
                 self.said = false;
                 self.link.connect(true);
             }
@@ -291,6 +294,7 @@ impl Port for Stream {
         let again = self.again.filter(|_| self.socket.is_none() && self.path.is_some());
         Wait {
             fd: self.socket.as_ref().map(AsFd::as_fd),
+            connection: self.connection,
             full: self.stuck.is_some(),
             due: patience.or(again),
         }

@@ -595,7 +595,7 @@ impl Port for TapPort {
 
     fn wait(&mut self) -> Wait<'_> {
         let fd = self.is_alive().then(|| self.queue.fd.as_fd());
-        Wait { fd, full: self.full, due: None }
+        Wait { fd, full: self.full, ..Wait::default() }
     }
 }
 
