@@ -24,6 +24,10 @@ pub enum Event {
     Reset,
     /// Switch off.
     PowerOff,
+    /// Stop the processors: a device waits for something of the host's, like room for its disk.
+    Hold,
+    /// What it waited for is there. There is one of these for each `Hold`.
+    Release,
 }
 
 /// Called by devices, on whatever thread they are; it must not block or call devices.

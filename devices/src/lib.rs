@@ -16,6 +16,7 @@ pub mod line;
 pub mod memory;
 pub mod pci;
 pub mod platform;
+pub mod poller;
 pub mod power;
 pub mod registry;
 pub mod testutil;

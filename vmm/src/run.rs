@@ -59,6 +59,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         machine,
         notices,
         paused: false,
+        holds: 0,
         resets: Resets::default(),
         crashed: None,
         end: None,
@@ -89,6 +90,8 @@ struct Life {
     machine: Machine,
     notices: Receiver<Notice>,
     paused: bool,
+    /// Devices that wait for something of the host's.
+    holds: u32,
     resets: Resets,
     /// After which reset a crash was told.
     crashed: Option<u64>,
@@ -144,6 +147,17 @@ impl Life {
         match notice {
             Notice::Device(Event::PowerOff) => return Ok(Some(Status::Off as u8)),
             Notice::Device(Event::Reset) => self.reset()?,
+            Notice::Device(Event::Hold) => {
+                self.holds += 1;
+                self.machine.pause();
+            }
+            Notice::Device(Event::Release) => {
+                self.holds = self.holds.saturating_sub(1);
+                if !self.is_still() {
+                    self.machine.wake_clocks();
+                }
+                self.go_on();
+            }
             Notice::Stopped(stop) => return self.stopped(stop),
             Notice::Signal(signal) => return Ok(self.signal(signal)),
             Notice::Control(request) => return Ok(self.control(request)),
@@ -200,9 +214,14 @@ impl Life {
         Ok(())
     }
 
-    /// Lets the processors run, unless somebody paused them.
+    /// Whether the processors are to stay where they are.
+    fn is_still(&self) -> bool {
+        self.paused || self.holds > 0
+    }
+
+    /// Lets the processors run, unless somebody paused them or a device waits.
     fn go_on(&self) {
-        if !self.paused {
+        if !self.is_still() {
             self.machine.resume();
         }
     }
@@ -211,7 +230,7 @@ impl Life {
         let status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
         let grace = self.machine.config().grace.0;
         // A second signal does not wait, and a paused guest would not see the button.
-        if grace == 0 || self.paused || self.end.is_some() || !self.machine.buttons().press() {
+        if grace == 0 || self.is_still() || self.end.is_some() || !self.machine.buttons().press() {
             return Some(status);
         }
         tracing::info!("power button pressed, the guest has {grace} s");
@@ -223,7 +242,7 @@ impl Life {
         let mut status = None;
         let answer = match request.command {
             Command::Status => Ok(json!({
-                "state": if self.paused { "paused" } else { "running" },
+                "state": self.state(),
                 "resets": self.resets.count,
                 "processors": self.machine.config().cpus.count,
                 "memory": self.machine.config().memory.size.0,
@@ -235,9 +254,9 @@ impl Life {
                 Ok(json!({}))
             }
             Command::Resume => {
-                self.machine.wake_clocks();
-                self.machine.resume();
                 self.paused = false;
+                self.machine.wake_clocks();
+                self.go_on();
                 Ok(json!({}))
             }
             Command::Reset => self.reset().map(|()| json!({})),
@@ -255,6 +274,14 @@ impl Life {
         };
         request.answer(answer);
         status
+    }
+
+    fn state(&self) -> &'static str {
+        match (self.paused, self.holds) {
+            (true, _) => "paused",
+            (false, 0) => "running",
+            (false, _) => "waiting for the host",
+        }
     }
 
     /// The registers of all processors, which stop for it.

@@ -1,6 +1,7 @@
 //! VIRTIO 1.3: what makes one device different from another, and (in `pci.rs`, once) all that is
 //! the same.
 
+pub mod blk;
 pub mod net;
 mod pci;
 mod queue;

@@ -1,8 +1,8 @@
 //! Virtio over PCI (VIRTIO 1.3, 4.1), modern only: capabilities, the common configuration, and the
 //! life of a device from reset to DRIVER_OK.
 //!
-//! The numbers are what the drivers for Windows match: 1AF4:1040 + type, subsystem 1100, revision 1.
-//! BAR 4 holds everything in pages of its own; BAR 1 the MSI-X table, with one vector for the
+//! Ids are what the drivers for Windows match: 1AF4:1040 + type, subsystem 1100, revision 1. BAR 4
+//! holds everything in pages of its own; BAR 1 the MSI-X table, with one vector for the
 //! configuration and one for each queue.
 //!
 //! Threats: the guest writes all of this in any order and width. Queue sizes, addresses and vectors
@@ -583,3 +583,6 @@ impl Transport {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod test;

@@ -4,9 +4,17 @@
 //! image have this one path for requests; what every disk has (patience with a full volume, rate
 //! limits) stands before it as a channel of its own.
 
+#[cfg(test)]
+mod driver;
+mod medium;
+mod overlay;
+mod threads;
+
 use std::os::fd::BorrowedFd;
 
-use crate::memory::Piece;
+use crate::memory::{Memory, Piece};
+
+pub use overlay::memory;
 
 /// What a controller tells its guest of an image. All numbers are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,12 +35,13 @@ pub struct Geometry {
 pub trait Image: Send + Sync {
     /// What it is now.
     fn geometry(&self) -> Geometry;
-    /// Another way to it, for another queue. Requests on different channels are not ordered.
+    /// Another way to it, for another queue, whose requests name pieces of `memory`. Requests are
+    /// not ordered, on one channel or on several: who wants an order waits for the answer.
     ///
     /// # Errors
     ///
     /// When the host has no file descriptor, memory or thread left.
-    fn channel(&self) -> anyhow::Result<Box<dyn Channel>>;
+    fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>>;
     /// Makes it longer. Controllers are told by who called this.
     ///
     /// # Errors
@@ -78,6 +87,43 @@ pub struct Request {
     pub pieces: Vec<Piece>,
 }
 
+impl Operation {
+    /// Whether it changes the disk.
+    #[must_use]
+    pub fn changes(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Discard | Self::WriteZeroes { .. })
+    }
+}
+
+impl Request {
+    /// Whether it may be done on such a disk.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault::Refused`].
+    pub fn check(&self, geometry: &Geometry) -> Result<(), Fault> {
+        if self.operation == Operation::Flush {
+            return Ok(());
+        }
+        let block = u64::from(geometry.logical_block);
+        let whole = self.offset.is_multiple_of(block) && self.length.is_multiple_of(block);
+        let end = self.offset.checked_add(self.length);
+        let within = end.is_some_and(|end| end <= geometry.size);
+        let allowed = !(geometry.read_only && self.operation.changes());
+        let carried = match self.operation {
+            Operation::Read | Operation::Write { .. } => {
+                self.pieces.iter().map(|piece| u64::from(piece.length)).sum()
+            }
+            _ => self.length,
+        };
+        if whole && within && allowed && carried == self.length {
+            Ok(())
+        } else {
+            Err(Fault::Refused)
+        }
+    }
+}
+
 /// Why a request was not done. The reason for people is in the log, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -88,6 +134,9 @@ pub enum Fault {
     Broken,
     /// Not something that this image can do.
     Unsupported,
+    /// The volume has no room. Patience keeps such requests until there is some, so that a
+    /// controller does not see this of what `open` gives.
+    Full,
 }
 
 /// The end of a request.
@@ -102,7 +151,8 @@ pub struct Done {
 }
 
 /// A way to an image. What is dropped with requests under way waits for them first: nothing
-/// touches the guest's memory afterwards.
+/// touches the guest's memory afterwards, and nothing is written that the guest did not ask for
+/// before.
 pub trait Channel: Send {
     /// Takes a request, which may wait for `submit`.
     fn push(&mut self, request: Request);
@@ -112,4 +162,10 @@ pub trait Channel: Send {
     fn reap(&mut self, done: &mut Vec<Done>);
     /// Readable while there may be something to reap; may be readable without need.
     fn event(&self) -> BorrowedFd<'_>;
+    /// Takes back what waits and is not under way: for room on the volume, or for its turn under a
+    /// limit. These are not answered. A controller that parks keeps them, reaps the rest, and
+    /// pushes them again when it runs on; after a reset nobody misses them.
+    fn withdraw(&mut self) -> Vec<Request> {
+        Vec::new()
+    }
 }
