@@ -11,12 +11,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::Nic;
 use super::control::OK;
 use super::inbox::Inbox;
 use super::sleep::{Orders, Sleep, Wish};
 use crate::backend::net::{Port, Stop, put};
+use crate::poller::AWAKE;
 use crate::virtio::Queue;
 
 /// Frames in one direction, before the other one and the orders are looked at.
@@ -55,16 +57,16 @@ pub(super) struct Pair {
 impl Pair {
     /// Serves the queues until it is told to stop, and leaves them as if nothing had been begun.
     pub(super) fn run(mut self, orders: &Orders) -> Self {
-        if let Some(queue) = &mut self.receive {
-            queue.quiet();
-        }
+        let mut looks = false;
+        self.quiet();
         while !orders.stop.load(Ordering::Acquire) {
-            self.answer();
-            let sent = self.send();
-            let received = self.accept();
-            if !sent && !received {
-                self.sleep();
+            if self.serve() || looks && self.look(orders) {
+                continue;
             }
+            if !self.listen() {
+                looks = self.sleep() < AWAKE;
+            }
+            self.quiet();
         }
         if let Some(queue) = &mut self.receive {
             self.inbox.undo(queue);
@@ -72,52 +74,73 @@ impl Pair {
         self
     }
 
-    /// Answers the control queue.
-    fn answer(&mut self) {
-        let Some(queue) = &mut self.control else { return };
-        loop {
-            while let Some(chain) = queue.pop() {
-                self.nic.obey(queue.memory(), &chain.readable);
-                let told = put(queue.memory(), &chain.writable, 0, &[OK]);
-                queue.push(chain, u32::from(told == Ok(1)));
-                queue.notify();
-            }
-            if !queue.listen() {
-                break;
-            }
-        }
+    /// Does what there is to do; false if there was nothing.
+    fn serve(&mut self) -> bool {
+        let answered = self.answer();
+        let sent = self.send();
+        let received = self.accept();
+        answered || sent || received
     }
 
-    /// Sends what the driver has; true when there is more.
+    /// Looks until there was something to do; false if there was not.
+    fn look(&mut self, orders: &Orders) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < AWAKE && !orders.stop.load(Ordering::Acquire) {
+            if self.serve() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+
+    /// Asks the driver not to ring. Buffers to receive into are only missed when there are none.
+    fn quiet(&mut self) {
+        let queues = [&mut self.receive, &mut self.transmit, &mut self.control];
+        queues.into_iter().flatten().for_each(Queue::quiet);
+    }
+
+    /// Asks the driver to ring for what it gives us to do. True when something came meanwhile.
+    fn listen(&mut self) -> bool {
+        let receive = self.receive.as_mut().filter(|_| self.inbox.is_hungry());
+        let transmit = self.transmit.as_mut().filter(|_| !self.full);
+        let queues = [receive, transmit, self.control.as_mut()];
+        queues.into_iter().flatten().any(Queue::listen)
+    }
+
+    /// Answers the control queue; true if it had something.
+    fn answer(&mut self) -> bool {
+        let Some(queue) = &mut self.control else { return false };
+        for round in 0..ROUND {
+            let Some(chain) = queue.pop() else { return round > 0 };
+            self.nic.obey(queue.memory(), &chain.readable);
+            let told = put(queue.memory(), &chain.writable, 0, &[OK]);
+            queue.push(chain, u32::from(told == Ok(1)));
+            queue.notify();
+        }
+        true
+    }
+
+    /// Sends what the driver has; true if it sent something.
     fn send(&mut self) -> bool {
         let Some(queue) = &mut self.transmit else { return false };
-        queue.quiet();
         let plugged = self.nic.side.link().is_plugged();
-        let mut more = true;
-        for _ in 0..ROUND {
-            let Some(chain) = queue.pop() else {
-                more = queue.listen();
-                if more {
-                    continue;
-                }
-                break;
-            };
-            let sent = if plugged {
-                self.port.send(queue.memory(), &chain.readable)
-            } else {
-                // As into a cable that leads nowhere.
-                Ok(())
-            };
-            self.full = sent == Err(Stop::Wait);
+        let mut sent = 0;
+        while sent < ROUND {
+            let Some(chain) = queue.pop() else { break };
+            // A cable that was pulled leads nowhere.
+            let result =
+                if plugged { self.port.send(queue.memory(), &chain.readable) } else { Ok(()) };
+            self.full = result == Err(Stop::Wait);
             if self.full {
                 queue.undo(chain);
-                more = false;
                 break;
             }
             queue.push(chain, 0);
+            sent += 1;
         }
         queue.notify();
-        more
+        sent > 0
     }
 
     /// Whether frames are to come by this pair now.
@@ -139,38 +162,34 @@ impl Pair {
         plugged
     }
 
-    /// Receives what has arrived; true when there may be more.
+    /// Receives what has arrived; true if there was something.
     fn accept(&mut self) -> bool {
         if !self.is_open() {
             return false;
         }
         let Some(queue) = &mut self.receive else { return false };
         self.inbox.hear(&self.nic);
-        let mut more = true;
-        for _ in 0..ROUND {
-            more = self.inbox.gather(queue, self.terms.merge);
-            if !more {
-                break;
-            }
+        let mut received = 0;
+        while received < ROUND && self.inbox.gather(queue, self.terms.merge) {
             let (pieces, rest) = self.inbox.place();
             match self.port.receive(queue.memory(), pieces, rest) {
                 Ok(length) => self.inbox.deliver(queue, length, self.terms),
                 Err(Stop::Refused) => self.inbox.refuse(queue),
-                Err(Stop::Wait) => {
-                    more = false;
-                    break;
-                }
+                Err(Stop::Wait) => break,
             }
+            received += 1;
         }
         queue.notify();
-        more
+        received > 0
     }
 
-    /// Sleeps until there may be something to do.
-    fn sleep(&mut self) {
+    /// Sleeps until there may be something to do; says how long.
+    fn sleep(&mut self) -> Duration {
         let receive = self.is_open() && !self.inbox.is_hungry();
         let wait = self.port.wait();
         let wish = Wish { receive, send: self.full || wait.full };
+        let start = Instant::now();
         self.sleep.until(&wait, wish);
+        start.elapsed()
     }
 }
