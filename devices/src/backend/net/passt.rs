@@ -455,4 +455,93 @@ mod test {
         }
         assert!(Passt::new(&path, Wish { pairs: 2, mtu: None }).is_err());
     }
+
+    /// Sums up 16-bit words as the Internet does (RFC 1071).
+    fn checksum(bytes: &[u8]) -> u16 {
+        let words = bytes.chunks(2).map(|it| u32::from(it[0]) << 8 | u32::from(it[1]));
+        let sum: u32 = words.sum();
+        !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap()
+    }
+
+    /// A DHCPDISCOVER (RFC 2131) of a machine that has just started, behind its header.
+    fn discover() -> Vec<u8> {
+        let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
+        let mut bootp = vec![1, 1, 6, 0, 0xca, 0xfe, 0xba, 0xbe];
+        bootp.resize(28, 0);
+        bootp.extend(mac);
+        bootp.resize(236, 0);
+        bootp.extend([99, 130, 83, 99, 53, 1, 1, 255]);
+        bootp.resize(300, 0);
+        let mut ip = [0x45, 0, 1, 72, 0, 0, 0, 0, 64, 17, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255];
+        let sum = checksum(&ip).to_be_bytes();
+        ip[10..12].copy_from_slice(&sum);
+        let udp = [0, 68, 0, 67, 1, 52, 0, 0];
+        [&[0; HEADER][..], &[0xff; 6], &mac, &[8, 0], &ip, &udp, &bootp].concat()
+    }
+
+    /// passt itself, which goes with this.
+    struct Program(std::process::Child);
+
+    impl Drop for Program {
+        fn drop(&mut self) {
+            self.0.kill().ok();
+            self.0.wait().ok();
+        }
+    }
+
+    fn passt(path: &Path) -> io::Result<Program> {
+        let mut command = std::process::Command::new("passt");
+        command.arg("--foreground").arg("--socket").arg(path);
+        let quiet = || std::process::Stdio::null();
+        Ok(Program(command.stdin(quiet()).stdout(quiet()).stderr(quiet()).spawn()?))
+    }
+
+    #[test]
+    fn passt_itself_offers_an_address_and_again_after_it_was_started_anew() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        // passt makes itself somebody else before it makes its socket.
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let path = folder.path().join("passt");
+        let (memory, side) = (memory(), Passt::new(&path, WISH).unwrap());
+        let mut port = side.ports().remove(0);
+        let (from, to) = ([piece(0x1000, 354)], [piece(0x4000, 2000)]);
+        let sent = discover();
+        assert_eq!(sent.len(), 354);
+        memory.write(0x1000, &sent).unwrap();
+        for round in 0..2 {
+            let mut program = match passt(&path) {
+                Ok(program) => program,
+                Err(error) => return not_run(&error.to_string()),
+            };
+            let start = Instant::now();
+            let offer = loop {
+                if let Some(status) = program.0.try_wait().unwrap() {
+                    assert_eq!(round, 0, "it ran a moment ago");
+                    return not_run(&format!("it ends at once, with {status}"));
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "no offer in round {round}");
+                port.wait();
+                assert_eq!(port.send(&memory, &from), Ok(()));
+                std::thread::sleep(Duration::from_millis(20));
+                let Ok(length) = port.receive(&memory, &to, &mut []) else { continue };
+                let mut frame = vec![0; length];
+                memory.read(0x4000, &mut frame).unwrap();
+                // From port 67, a reply to our number.
+                if frame.len() > 300 && frame[HEADER + 34..HEADER + 38] == [0, 67, 0, 68] {
+                    break frame;
+                }
+            };
+            assert_eq!(offer[HEADER + 42..HEADER + 50], [2, 1, 6, 0, 0xca, 0xfe, 0xba, 0xbe]);
+            assert_ne!(offer[HEADER + 58..HEADER + 62], [0; 4], "yiaddr");
+            drop(program);
+            while port.receive(&memory, &to, &mut []).is_ok() {}
+            assert!(!side.link().is_up(), "it is gone");
+        }
+    }
+
+    fn not_run(reason: &str) {
+        writeln!(io::stderr(), "not run here: passt itself: {reason}").unwrap();
+    }
 }

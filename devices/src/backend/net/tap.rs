@@ -600,7 +600,7 @@ impl Port for TapPort {
 }
 
 #[cfg(test)]
-mod test {
+pub(crate) mod test {
     use std::io::Write;
     use std::net::UdpSocket;
     use std::process::Command;
@@ -617,7 +617,7 @@ mod test {
     const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
     /// Runs a test in a network namespace of its own, which ends with the thread.
-    fn in_namespace(test: impl FnOnce() + Send + 'static) {
+    pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) {
         let body = move || {
             // SAFETY: it only moves this thread, which is new, into an empty network.
             let moved = unsafe { libc::unshare(libc::CLONE_NEWNET) };
@@ -633,13 +633,14 @@ mod test {
         std::thread::Builder::new().name(name).spawn(body).unwrap().join().unwrap();
     }
 
-    fn ip(words: &str) {
+    pub(crate) fn ip(words: &str) -> String {
         let done = Command::new("ip").args(words.split(' ')).output().unwrap();
         assert!(done.status.success(), "ip {words}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
     }
 
     /// Gives the host's end an address, and makes it know the guest's.
-    fn address() {
+    pub(crate) fn address() {
         ip("addr add 10.9.0.1/24 dev vm0");
         ip("link set vm0 up");
         ip("neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev vm0");
@@ -686,7 +687,7 @@ mod test {
     }
 
     /// A UDP packet of the guest to port 7 of the host, whose checksum is the host's to finish.
-    fn packet(payload: &[u8], gso: Option<u16>) -> Vec<u8> {
+    pub(crate) fn packet(payload: &[u8], gso: Option<u16>) -> Vec<u8> {
         let length = u16::try_from(8 + payload.len()).unwrap();
         let mut header = [0; HEADER];
         // NEEDS_CSUM, from byte 34 on, to be put 6 bytes behind that.
@@ -863,8 +864,7 @@ mod test {
                 return;
             }
             ip("link set vm0 up");
-            let index = Command::new("ip").args(["-o", "link", "show", "vm0"]).output().unwrap();
-            let index = String::from_utf8(index.stdout).unwrap();
+            let index = ip("-o link show vm0");
             let device = format!("/dev/tap{}", index.split(':').next().unwrap());
             if !Path::new(&device).exists() {
                 writeln!(io::stderr(), "not run here: a macvtap: there is no {device}").unwrap();

@@ -478,12 +478,14 @@ impl Drop for Net {
 
 #[cfg(test)]
 mod test {
+    use std::net::UdpSocket;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
     use std::time::{Duration, Instant};
 
     use super::*;
     use crate::backend::net::link::Link;
+    use crate::backend::net::tap::test::{address, in_namespace, ip, packet};
     use crate::backend::net::{HEADER, Stop, Wait, Wish, get, length, put};
     use crate::testutil::Bench;
     use crate::testutil::driver::{Driver, EVENT_IDX};
@@ -948,5 +950,52 @@ mod test {
         }
         let text = "52-54-00-12-34-aB".to_owned();
         assert_eq!(Mac::try_from(text).unwrap().to_string(), "52:54:00:12:34:ab");
+    }
+
+    #[test]
+    fn a_tap_carries_datagrams_both_ways_with_and_without_offloads() {
+        in_namespace(|| {
+            ip("tuntap add vm0 mode tap multi_queue");
+            address();
+            for (offloads, merge) in [(true, MRG_RXBUF), (true, 0), (false, MRG_RXBUF)] {
+                let mut bench = Bench::new(8 << 20);
+                let to = Network::try_from("tap:vm0".to_owned()).unwrap();
+                let config = Config { to, pairs: 1, offloads, slot: Some(AT), ..Config::default() };
+                bench.board.add("net", |place| config.build(place)).unwrap();
+                bench.board.run(Vec::new()).unwrap();
+                let mut driver = Driver::find(&bench, AT);
+                let agreed = if offloads { CSUM | GUEST_CSUM | GUEST_TSO4 } else { 0 };
+                assert!(driver.negotiate(merge | agreed | EVENT_IDX | CTRL_VQ));
+                (0..3).for_each(|queue| driver.enable(queue, 64));
+                driver.start();
+                assert_eq!(driver.device(10), 1500_u16.to_le_bytes());
+                // The host learns of a cable a moment after it was plugged in.
+                wait("the carrier", || ip("-o link show vm0").contains(" state UP "));
+                let buffers = offer(&mut driver, 60, 3000);
+                let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
+                socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                for round in 0..20_u8 {
+                    socket.send_to(&[round; 1400], "10.9.0.2:9").unwrap();
+                    let frame = loop {
+                        let frame = content(&mut driver, &buffers).0;
+                        // There are also the host's own for its neighbours.
+                        if frame.len() == HEADER + 42 + 1400 {
+                            break frame;
+                        }
+                    };
+                    assert_eq!(frame[HEADER + 42..], [round; 1400]);
+                    assert_eq!(frame[0] & 1, u8::from(offloads), "a checksum that is not done");
+                    let sent = packet(&[round; 999], None);
+                    let at = driver.allocate(sent.len() as u64);
+                    bench.memory.write(at, &sent).unwrap();
+                    driver.offer(1, &[(at, u32::try_from(sent.len()).unwrap(), false)]);
+                    driver.kick(1);
+                    let mut got = [0; 2000];
+                    assert_eq!(socket.recv(&mut got).unwrap(), 999);
+                    assert_eq!(got[..999], [round; 999]);
+                    driver.wait(1);
+                }
+            }
+        });
     }
 }
