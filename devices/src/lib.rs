@@ -19,6 +19,7 @@ pub mod platform;
 pub mod poller;
 pub mod power;
 pub mod registry;
+pub mod size;
 pub mod testutil;
 pub mod virtio;
 pub mod worker;

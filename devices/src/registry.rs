@@ -69,6 +69,7 @@ registry! {
     "rng" Rng: crate::virtio::rng::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
+    "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
 }
 
 impl Config {
@@ -80,6 +81,7 @@ impl Config {
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
             Self::Net(net) => net.to = Network::None,
+            Self::VirtioBlk(disk) => disk.0.readonly = true,
             _ => {}
         }
     }
