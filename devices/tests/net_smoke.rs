@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use devices::testutil::hostile::Noise;
 
-const ROUNDS: u64 = 400;
+const ROUNDS: u64 = 200;
 const BYTES: usize = 3000;
 
 #[test]

@@ -318,6 +318,10 @@ impl Queue {
 
     /// Asks the driver to ring. True when something came meanwhile, for which it did not.
     pub fn listen(&mut self) -> bool {
+        // Of a broken ring nothing is taken, whatever its indices say.
+        if self.broken {
+            return false;
+        }
         let Ok(ram) = self.memory.ram() else { return false };
         !self.again.is_empty() || self.indices.enable_notification(ram).unwrap_or(false)
     }
