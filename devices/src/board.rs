@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
+use crate::backend::net::link::Links;
 use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
 use crate::host::Host;
@@ -47,6 +48,8 @@ pub struct Shared {
     pub buttons: Arc<Buttons>,
     /// Keyboards and mice: devices register here, the screen pushes here.
     pub input: Arc<Hub>,
+    /// Network cables: controllers register here, the operator plugs and pulls.
+    pub links: Arc<Links>,
 }
 
 /// A device and what it was granted.
@@ -66,8 +69,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let (spaces, buttons, input) = Default::default();
-        let shared = Shared { memory, host, spaces, events, buttons, input };
+        let (spaces, buttons, input, links) = Default::default();
+        let shared = Shared { memory, host, spaces, events, buttons, input, links };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -115,6 +118,11 @@ impl Board {
     /// The keyboards and mice, for the screen.
     pub fn input(&self) -> &Arc<Hub> {
         &self.shared.input
+    }
+
+    /// The network cables, for the operator.
+    pub fn links(&self) -> &Arc<Links> {
+        &self.shared.links
     }
 
     /// What was granted, device by device.

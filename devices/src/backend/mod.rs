@@ -2,4 +2,5 @@
 
 pub mod disk;
 pub mod lock;
+pub mod net;
 pub mod stream;

@@ -2,6 +2,7 @@
 //! the same.
 
 pub mod blk;
+pub mod net;
 mod pci;
 mod queue;
 pub mod rng;
