@@ -27,6 +27,11 @@ pub struct Full {
 }
 
 /// Who is told. Called on the threads of devices: it must not wait for them.
+///
+/// The machine's processors are to stop, its devices are not: they try again, and tell when the
+/// last request has found room. A machine whose devices are parked or reset meanwhile takes its
+/// requests back, which tells that nothing waits any more; when it runs on and pushes them again,
+/// it is told again.
 pub type OnFull = Arc<dyn Fn(Full) + Send + Sync>;
 
 /// An image whose channels wait for room.

@@ -377,7 +377,12 @@ impl Ring {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                Err(_) => return,
+                // Only a sandbox that takes away what `available` found.
+                Err(error) => {
+                    tracing::error!("io_uring does not take requests any more: {error}");
+                    std::thread::sleep(Duration::from_millis(1));
+                    return;
+                }
             }
         }
     }
