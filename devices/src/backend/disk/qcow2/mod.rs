@@ -476,10 +476,22 @@ impl Medium for Qcow2 {
     fn grow(&self, size: u64) -> anyhow::Result<()> {
         let now = self.size.load(Ordering::Acquire);
         ensure!(size >= now, "the disk has {now} bytes and cannot shrink to {size}");
+        check_size(Path::new("the disk"), size, self.raw.geometry().logical_block)?;
+        ensure!(!self.raw.geometry().read_only, "the disk is only read");
+        let below = self.backing.as_ref().map_or(0, |it| it.geometry().size);
         ensure!(
-            size == now,
-            "a qcow2 image does not grow while a machine uses it: `qemu-img resize` it before"
+            below <= now,
+            "what is below would show: `qemu-img resize` it while it is not used"
         );
+        let _alone = self.moves.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = self.tables();
+        let entries = tables.extend(&self.raw, size).context("a longer table")?.context(
+            "its table has no room for that: `qemu-img resize` it while no machine uses it",
+        )?;
+        let fields: [(usize, &[u8]); 2] =
+            [(header::SIZE, &size.to_be_bytes()), (header::L1_SIZE, &entries.to_be_bytes())];
+        set_header(&self.raw, &fields).context("its header")?;
+        self.size.fetch_max(size, Ordering::AcqRel);
         Ok(())
     }
 }
@@ -611,12 +623,42 @@ mod test {
         assert!(refusal(&image).contains("`qemu-img check -r all`"), "{}", refusal(&image));
         fs::write(&image, &bytes[..60]).unwrap();
         assert!(refusal(&image).contains("is cut off"), "{}", refusal(&image));
-        let mut large = Config::new(&image);
-        create(&image, &[], "1M");
-        large.readonly = false;
-        let disk = open_disk(&large, None).unwrap();
-        let said = disk.grow(2 << 20).unwrap_err().to_string();
+    }
+
+    #[test]
+    fn grows_within_its_table_while_it_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("grows_within_its_table_while_it_is_used") {
+            return;
+        }
+        let path = folder.path().join("disk.qcow2");
+        create(&path, &["-o", "cluster_size=4096"], "1M");
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        let mut driver = Driver::new(&disk);
+        driver.write((1 << 20) - 512, &[1; 512]).unwrap();
+        assert_eq!(driver.read(1 << 20, 512), Err(Fault::Refused));
+        disk.grow(9 << 20).unwrap();
+        assert_eq!(disk.geometry().size, 9 << 20);
+        assert_eq!(driver.read(1 << 20, 4096).unwrap(), [0; 4096]);
+        driver.write((9 << 20) - 512, &[2; 512]).unwrap();
+        assert!(disk.grow(1 << 20).is_err() && disk.grow((9 << 20) + 1).is_err());
+        drop((driver, disk));
+        check(&path);
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        assert_eq!(disk.geometry().size, 9 << 20);
+        assert_eq!(Driver::new(&disk).read((9 << 20) - 512, 512).unwrap(), [2; 512]);
+        drop(disk);
+        create(&path, &["-o", "cluster_size=512"], "1M");
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        let said = format!("{:#}", disk.grow(9 << 20).unwrap_err());
         assert!(said.contains("`qemu-img resize`"), "{said}");
+        drop(disk);
+        let below = folder.path().join("below.raw");
+        fs::write(below, vec![3; 2 << 20]).unwrap();
+        create(&path, &["-b", "below.raw", "-F", "raw"], "1M");
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        let said = disk.grow(9 << 20).unwrap_err().to_string();
+        assert!(said.contains("what is below would show"), "{said}");
     }
 
     /// Whatever is in the file, requests end with an answer.
