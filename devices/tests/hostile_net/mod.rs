@@ -113,7 +113,7 @@ fn deed<'a, B: Iterator<Item = u8>>(
             let length = deeds.short()?;
             let length = usize::from(if length < 0xf000 { 14 + length % 3000 } else { length });
             let prefix = u32::try_from(length).ok()?.to_be_bytes();
-            peer.write(&[&prefix[..], &vec![0xa5; length]].concat()).ok();
+            peer.write_all(&[&prefix[..], &vec![0xa5; length]].concat()).ok();
         }
         190..195 => drop(peer.write(&[deeds.byte()?, deeds.byte()?])),
         195..210 => drop(peer.read(&mut [0; 5000])),
@@ -121,7 +121,7 @@ fn deed<'a, B: Iterator<Item = u8>>(
             let saved = bench.board.park();
             bench.board.run(saved).expect("what was just saved");
         }
-        220..225 => drop(bench.board.links().get(0)?.plug(queue == 0)),
+        220..225 => bench.board.links().get(0)?.plug(queue == 0),
         225..230 => drop(bench.memory.write(deeds.address()?, &deeds.short()?.to_le_bytes())),
         230..240 => {
             // A command as it should be, but for what it says.
