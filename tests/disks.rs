@@ -43,6 +43,8 @@ const FILE_KIB: u64 = 20_000;
 struct Disk {
     /// For messages: `virtio-blk on raw, 4 queues`.
     name: String,
+    /// By which the guest finds it.
+    serial: String,
     path: PathBuf,
     words: String,
     /// The file whose blocks tell what the disk takes.
@@ -70,8 +72,8 @@ impl Drop for Loop {
 /// Every controller on every kind of image, with one and with four queues.
 fn disks(folder: &Path, loops: &mut Vec<Loop>) -> anyhow::Result<Vec<Disk>> {
     let mut disks = Vec::new();
-    for kind in ["virtio-blk"] {
-        for (format, queues) in [("raw", 4), ("device", 1), ("qcow2", 4), ("raw", 1)] {
+    for kind in ["virtio-blk", "nvme"] {
+        for (format, queues) in [("raw", 4), ("device", 1), ("qcow2", 4)] {
             let file = folder.join(format!("{kind}-{queues}.{format}"));
             let mut path = file.clone();
             if format == "qcow2" {
@@ -85,8 +87,9 @@ fn disks(folder: &Path, loops: &mut Vec<Loop>) -> anyhow::Result<Vec<Disk>> {
                 path.clone_from(&loops[loops.len() - 1].0);
             }
             let name = format!("{kind} on {format} with {queues} queues");
-            let words = format!("{kind},path={},queues={queues}", path.display());
-            disks.push(Disk { name, path, words, file });
+            let serial = format!("disk{}", disks.len());
+            let words = format!("{kind},path={},queues={queues},serial={serial}", path.display());
+            disks.push(Disk { name, serial, path, words, file });
         }
     }
     Ok(disks)
@@ -115,10 +118,19 @@ echo kept
 /// And then, when the host has seen what it takes.
 const TRIM: &str = "rm /mnt/file && sync && fstrim /mnt && umount /mnt";
 
+/// Says the name of the disk with a serial number.
+const FIND: &str = r#"
+for disk in /sys/block/vd* /sys/block/nvme*; do
+  for file in $disk/serial $disk/device/serial; do
+    [ ! -e $file ] || [ "$(tr -d ' ' < $file)" != $1 ] || echo ${disk##*/}
+  done
+done
+"#;
+
 const TOOLS: &str = r"
 set -e
 mkdir -p /tools
-mount -t ext4 -o ro /dev/vda /tools
+mount -t ext4 -o ro /dev/$(sh /find.sh tools) /tools
 for folder in dev proc sys; do mount --bind /$folder /tools/$folder; done
 ";
 
@@ -128,17 +140,19 @@ fn keeps_what_it_wrote(release: &str) -> anyhow::Result<()> {
     let disks = disks(folder.path(), &mut loops)?;
     let tools = lab::asset("DISK_TOOLS")?;
     let mut guest = Guest::transom().cpus("4").memory("1G").word("--device");
-    guest = guest.word(format!("virtio-blk,path={},readonly", tools.display()));
+    guest = guest.word(format!("virtio-blk,path={},readonly,serial=tools", tools.display()));
     for disk in &disks {
         guest = guest.word("--device").word(&disk.words);
     }
     let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
     let modules = lab::asset(&format!("MODULES_{release}"))?;
     let linux = linux.modules(&modules, &["virtio_pci", "virtio_blk", "ext4"]);
-    let mut booted = linux.file("work.sh", WORK_ON).file("tools.sh", TOOLS).boot(BOOT)?;
+    let linux = linux.file("work.sh", WORK_ON).file("tools.sh", TOOLS).file("find.sh", FIND);
+    let mut booted = linux.boot(BOOT)?;
     booted.run("sh /tools.sh", SOON)?;
-    for (disk, letter) in disks.iter().zip('b'..) {
-        work(&mut booted, disk, &format!("vd{letter}")).with_context(|| disk.name.clone())?;
+    for disk in &disks {
+        let device = booted.run(&format!("sh /find.sh {}", disk.serial), SOON)?;
+        work(&mut booted, disk, device.trim()).with_context(|| disk.name.clone())?;
     }
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)?;
