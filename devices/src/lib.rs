@@ -14,6 +14,7 @@ pub mod host;
 pub mod input;
 pub mod line;
 pub mod memory;
+pub mod nvme;
 pub mod pci;
 pub mod platform;
 pub mod poller;
