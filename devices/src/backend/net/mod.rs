@@ -7,6 +7,7 @@
 //! header, and what it refuses is a frame that is lost. The peer chooses what arrives and when:
 //! lengths are checked, one frame at most is kept, and nothing here ever waits.
 
+pub mod inherited;
 pub mod link;
 pub mod passt;
 pub mod tap;
@@ -19,6 +20,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use self::inherited::Inherited;
 use self::link::Link;
 use crate::memory::{Memory, NoMemory, Piece};
 
@@ -276,9 +278,9 @@ pub fn open(network: &Network, wish: Wish) -> anyhow::Result<Arc<dyn Side>> {
         Network::Tap(name) => Arc::new(tap::Tap::open(name, wish)?),
         Network::Macvtap(path) => Arc::new(tap::Tap::open_device(path, wish)?),
         Network::Passt(path) => Arc::new(passt::Passt::new(path, wish)?),
-        Network::Fd(list) => match tap::inherit(list)? {
-            tap::Inherited::Taps(queues) => Arc::new(tap::Tap::of(queues, wish)?),
-            tap::Inherited::Stream(stream) => Arc::new(passt::Passt::of(stream, wish)?),
+        Network::Fd(list) => match inherited::inherit(list)? {
+            Inherited::Taps(queues) => Arc::new(tap::Tap::of(queues, wish)?),
+            Inherited::Stream(stream) => Arc::new(passt::Passt::of(stream, wish)?),
         },
     })
 }

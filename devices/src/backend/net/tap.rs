@@ -4,22 +4,20 @@
 //! Each pair of queues has a file descriptor of its own; the kernel spreads flows among those that
 //! are attached. A frame goes straight from and into the guest's memory with one system call.
 //!
-//! Threats: the guest's header is the kernel's to check. Here it is lengths and pieces: a frame that
-//! is too short, too long, or cut into more pieces than a vector takes is refused, and memory that
-//! is not the guest's is never named to the kernel.
+//! Threats: the guest's header is the kernel's to check. Here it is lengths and pieces: a frame
+//! that is too short, too long, or cut into more pieces than a vector takes is refused, and memory
+//! that is not the guest's is never named to the kernel.
 #![expect(unsafe_code, reason = "ioctls, and vectors of guest memory, which has no safe slices")]
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, anyhow, bail, ensure};
-use rustix::fs::FileType;
+use anyhow::{Context, anyhow, ensure};
 use rustix::net::{AddressFamily, SocketType};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
@@ -94,7 +92,7 @@ impl Request {
 
 /// An ioctl with a `struct ifreq`.
 fn request(fd: BorrowedFd<'_>, code: u64, request: &mut Request) -> io::Result<()> {
-    // SAFETY: all codes of this file that come here take a `struct ifreq`, which has these 40 bytes.
+    // SAFETY: all codes that come here take a `struct ifreq`, which has these 40 bytes.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), code, std::ptr::from_mut(request)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -114,7 +112,7 @@ fn set_offload(fd: BorrowedFd<'_>, bits: usize) -> io::Result<()> {
 }
 
 /// A second file descriptor of one that we inherited by its number.
-fn duplicate(number: i32) -> anyhow::Result<OwnedFd> {
+pub(super) fn duplicate(number: i32) -> anyhow::Result<OwnedFd> {
     // SAFETY: the descriptor is only borrowed for this one call, which does not need it to be open.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
     ensure!(copy >= 0, "file descriptor {number} is not open: was it inherited?");
@@ -420,44 +418,6 @@ fn address(queue: BorrowedFd<'_>) -> Option<[u8; 6]> {
     asked.value[2..8].try_into().ok()
 }
 
-/// What was inherited.
-pub enum Inherited {
-    /// Queues of a tap or macvtap.
-    Taps(Vec<OwnedFd>),
-    /// A connected socket.
-    Stream(UnixStream),
-}
-
-/// Takes what was inherited, and tells what it is.
-///
-/// # Errors
-///
-/// When a number is none, or what it stands for is neither tap nor stream.
-pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
-    let mut taps = Vec::new();
-    for number in list {
-        let fd = duplicate(*number)?;
-        let stat = rustix::fs::fstat(&fd).with_context(|| format!("file descriptor {number}"))?;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::CharacterDevice => taps.push(fd),
-            FileType::Socket => {
-                let kind = rustix::net::sockopt::socket_type(&fd)?;
-                ensure!(
-                    kind == SocketType::STREAM,
-                    "file descriptor {number} is a socket, but no stream: passt has a stream"
-                );
-                ensure!(list.len() == 1, "a socket carries one pair of queues: give it alone");
-                let stream = UnixStream::from(fd);
-                let peer = stream.peer_addr();
-                peer.with_context(|| format!("the socket {number} is not connected"))?;
-                return Ok(Inherited::Stream(stream));
-            }
-            _ => bail!("file descriptor {number} is neither a tap nor a socket"),
-        }
-    }
-    Ok(Inherited::Taps(taps))
-}
-
 impl Side for Tap {
     fn offloads(&self) -> Offloads {
         self.offloads
@@ -603,11 +563,13 @@ impl Port for TapPort {
 pub(crate) mod test {
     use std::io::Write;
     use std::net::UdpSocket;
+    use std::os::unix::net::UnixStream;
     use std::process::Command;
     use std::time::{Duration, Instant};
 
     use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+    use super::super::inherited::{Inherited, inherit};
     use super::super::{get, put};
     use super::*;
 

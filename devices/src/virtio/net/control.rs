@@ -2,13 +2,13 @@
 //! frames it wants, its address, how many pairs of queues it uses, and what it lets the host leave
 //! undone.
 //!
-//! Every command is answered with OK, known or not. NetKVM sends classes that were not offered, waits
-//! for the answer in a loop, and gives the adapter up on anything else: on ERR (0.1.271 to 0.1.285)
-//! and on an answer that is not exactly one byte long (later ones). What makes no sense changes
-//! nothing.
+//! Every command is answered with OK, known or not. NetKVM sends classes that were not offered,
+//! waits for the answer in a loop, and gives the adapter up on anything else: on ERR (0.1.271 to
+//! 0.1.285) and on an answer that is not exactly one byte long (later ones). What makes no sense
+//! changes nothing.
 //!
-//! Threats: tables are as long as the driver says. Of each [`TABLE`] addresses are kept; a longer one
-//! lets everything of its kind through, as the specification allows.
+//! Threats: tables are as long as the driver says. Of each [`TABLE`] addresses are kept; a longer
+//! one lets everything of its kind through, as the specification allows.
 
 use serde::{Deserialize, Serialize};
 

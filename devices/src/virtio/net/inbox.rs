@@ -1,5 +1,5 @@
-//! The receiving half of a pair of queues: from the driver's buffers to a frame in them (VIRTIO 1.3,
-//! 5.1.6.4).
+//! The receiving half of a pair of queues: from the driver's buffers to a frame in them (VIRTIO
+//! 1.3, 5.1.6.4).
 
 use std::collections::VecDeque;
 use std::ops::Range;
