@@ -524,6 +524,26 @@ mod test {
     }
 
     #[test]
+    fn says_what_to_do_where_it_may_not_write() {
+        let said = |errno: Errno, read_only| {
+            explain(errno.into(), Path::new("a.img"), read_only).to_string()
+        };
+        assert_eq!(
+            said(Errno::ACCESS, false),
+            "no permission to open a.img for writing: give this process' user the right, or say \
+             `readonly`"
+        );
+        assert!(
+            said(Errno::ACCESS, true).ends_with("for reading: give this process' user the right")
+        );
+        assert_eq!(
+            said(Errno::ROFS, false),
+            "a.img is on a file system that is read-only: say `readonly`"
+        );
+        assert_eq!(said(Errno::NAMETOOLONG, false), "a.img");
+    }
+
+    #[test]
     fn no_flush_succeeds_after_one_that_failed() {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::new(sparse(&folder, "disk", 4096));
