@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
+use crate::balloon;
 use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
 use crate::host::Host;
@@ -47,6 +48,8 @@ pub struct Shared {
     pub buttons: Arc<Buttons>,
     /// Keyboards and mice: devices register here, the screen pushes here.
     pub input: Arc<Hub>,
+    /// The balloon: the device registers here, the operator sets it here.
+    pub balloon: Arc<balloon::Hub>,
 }
 
 /// A device and what it was granted.
@@ -66,8 +69,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let (spaces, buttons, input) = Default::default();
-        let shared = Shared { memory, host, spaces, events, buttons, input };
+        let (spaces, buttons, input, balloon) = Default::default();
+        let shared = Shared { memory, host, spaces, events, buttons, input, balloon };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -115,6 +118,11 @@ impl Board {
     /// The keyboards and mice, for the screen.
     pub fn input(&self) -> &Arc<Hub> {
         &self.shared.input
+    }
+
+    /// The balloon, for the operator.
+    pub fn balloon(&self) -> &Arc<balloon::Hub> {
+        &self.shared.balloon
     }
 
     /// What was granted, device by device.

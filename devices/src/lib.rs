@@ -6,6 +6,7 @@
 
 pub mod alarm;
 pub mod backend;
+pub mod balloon;
 pub mod board;
 pub mod bus;
 pub mod bytes;
@@ -19,6 +20,7 @@ pub mod platform;
 pub mod poller;
 pub mod power;
 pub mod registry;
+pub mod size;
 pub mod testutil;
 pub mod virtio;
 pub mod worker;

@@ -57,6 +57,7 @@ macro_rules! registry {
 }
 
 registry! {
+    "balloon" Balloon: crate::virtio::balloon::Config,
     "debugcon" Debugcon: crate::platform::debugcon::Config,
     "edu" Edu: crate::pci::edu::Config,
     "flash" Flash: crate::platform::flash::Config,
