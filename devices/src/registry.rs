@@ -68,6 +68,7 @@ registry! {
     "rng" Rng: crate::virtio::rng::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
+    "virtio-serial" VirtioSerial: crate::virtio::console::Config,
 }
 
 impl Config {
@@ -76,6 +77,7 @@ impl Config {
     pub fn leave_host_alone(&mut self) {
         match self {
             Self::Serial(serial) => serial.to = Stream::None,
+            Self::VirtioSerial(serial) => serial.to = Stream::None,
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
             _ => {}

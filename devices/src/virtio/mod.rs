@@ -3,6 +3,7 @@
 
 pub mod balloon;
 pub mod blk;
+pub mod console;
 mod pci;
 mod queue;
 pub mod rng;
