@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed));
     }
     tests.push(test("13", says, has_a_usable_store_whenever_it_was_killed));
-    Suite { lab: Lab { mib: 2048, seconds: 1500, reference: false, assets: ASSETS }, tests }.main()
+    Suite { lab: Lab { mib: 2048, seconds: 1500, assets: ASSETS }, tests }.main()
 }
 
 /// The firmware of a release and a store of its own.

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     tests.extend(cells.into_iter().map(Cell::test));
     tests.extend(both("complains_of_nothing_new", complains_of_nothing_new));
     tests.extend(both("complains_of_nothing_new_after_firmware", of_nothing_new_after_firmware));
-    Suite { lab: Lab { mib: 6144, seconds: 1320, reference: false, assets: ASSETS }, tests }.main()
+    Suite { lab: Lab { mib: 6144, seconds: 1320, assets: ASSETS }, tests }.main()
 }
 
 /// One machine of the matrix: kernel, its format, processors and memory, each an index.

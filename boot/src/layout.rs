@@ -6,8 +6,6 @@
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, bail, ensure};
-
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
@@ -38,24 +36,12 @@ pub const IOAPIC: Range<u64> = 0xFEC0_0000..0xFEC0_1000;
 /// The HPET's registers.
 pub const HPET: Range<u64> = 0xFED0_0000..0xFED0_0400;
 
-/// The TPM's localities, and its physical presence page at the end.
-pub const TPM: Range<u64> = 0xFED4_0000..0xFED4_6000;
-
 /// The local APICs, and the addresses that message signalled interrupts are written to.
 pub const LAPIC: Range<u64> = 0xFEE0_0000..0xFEF0_0000;
 
 /// What the hypervisor needs in the guest on processors that cannot run real mode natively: an
-/// identity-mapped page table, and after it [`TSS`]. Reserved in every memory map.
+/// identity-mapped page table, and three pages of task state. Reserved in every memory map.
 pub const IDENTITY_MAP: Range<u64> = 0xFEFF_C000..0xFF00_0000;
-
-/// Three pages inside [`IDENTITY_MAP`], for the real-mode task state.
-pub const TSS: u64 = 0xFEFF_D000;
-
-/// The lowest address that a flash image may reach down to.
-pub const FLASH_START_MIN: u64 = IDENTITY_MAP.end;
-
-/// The erase block of the flash chips: every image is a whole number of them.
-pub const FLASH_BLOCK: u64 = 0x1000;
 
 /// RAM, split as the chip set wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,38 +102,6 @@ pub fn pci_window64(ram: Ram, physical_bits: u8) -> Option<Range<u64>> {
     (start < end).then_some(start..end)
 }
 
-/// Where the two flash images are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Flash {
-    /// Firmware code. Ends at 4 GiB, so that the reset vector is its last 16 bytes.
-    pub code: Range<u64>,
-    /// The variable store, directly below.
-    pub variables: Range<u64>,
-}
-
-/// Places a firmware image of `code` bytes and a variable store of `variables` bytes (0: none).
-///
-/// # Errors
-///
-/// A size that no flash chip has, or more than there is room for.
-pub fn flash(code: u64, variables: u64) -> Result<Flash> {
-    ensure!(code > 0, "the firmware image is empty");
-    for (what, size) in [("firmware image", code), ("variable store", variables)] {
-        if size % FLASH_BLOCK != 0 {
-            bail!("the {what} is {size} bytes, which is not a multiple of {FLASH_BLOCK}");
-        }
-    }
-    let room = HIGH_RAM - FLASH_START_MIN;
-    let size = code.checked_add(variables).context("flash sizes beyond 64 bits")?;
-    ensure!(
-        size <= room,
-        "the firmware image ({code} bytes) and its variable store ({variables} bytes) \
-         need more than the {room} bytes that there are for flash"
-    );
-    let start = HIGH_RAM - code;
-    Ok(Flash { code: start..HIGH_RAM, variables: start - variables..start })
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
@@ -186,22 +140,5 @@ mod test {
         assert_eq!(pci_window64(Ram::new(5 * GIB + MIB), 52), Some(8 * GIB..1 << 47));
         assert_eq!(pci_window64(Ram::new(64 * GIB), 36), None);
         assert_eq!(pci_window64(Ram::new(u64::MAX), 47), None);
-    }
-
-    #[test]
-    fn places_flash_below_four_gib() {
-        let flash = flash(0x37_C000, 0x8_4000).unwrap();
-        assert_eq!(flash.code, 0xFFC8_4000..0x1_0000_0000);
-        assert_eq!(flash.variables, 0xFFC0_0000..0xFFC8_4000);
-    }
-
-    #[test]
-    fn refuses_flash_images_of_impossible_sizes() {
-        assert!(flash(0, 0).unwrap_err().to_string().contains("empty"));
-        assert!(flash(0x1001, 0).unwrap_err().to_string().contains("4097 bytes"));
-        assert!(flash(0x1000, 7).unwrap_err().to_string().contains("variable store is 7 bytes"));
-        assert!(flash(0x100_0000, 0).is_ok());
-        assert!(flash(0x100_0000, 0x1000).unwrap_err().to_string().contains("16777216"));
-        assert!(flash(u64::MAX - 0xFFF, 0x1000).is_err());
     }
 }

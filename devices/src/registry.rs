@@ -68,6 +68,7 @@ registry! {
     "rng" Rng: crate::virtio::rng::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
+    "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
     "virtio-serial" VirtioSerial: crate::virtio::console::Config,
 }
 
@@ -80,6 +81,7 @@ impl Config {
             Self::VirtioSerial(serial) => serial.to = Stream::None,
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
+            Self::VirtioBlk(disk) => disk.0.readonly = true,
             _ => {}
         }
     }

@@ -239,7 +239,7 @@ fn refuses_a_control_path_that_cannot_be_its_own() {
         ("file", "is not a socket"),
         ("folder", "is not a socket"),
         ("gone/x", "No such file"),
-        (&long, "SUN_LEN"),
+        (&long, "at most 107 bytes"),
     ] {
         let said = refusal(folder.path(), &["run", "--control", control], FAILED);
         assert!(said.contains(control) && said.contains(what), "{said}");

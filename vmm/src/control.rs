@@ -6,7 +6,6 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use devices::backend::stream::Bound;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -142,6 +141,9 @@ const LONGEST: u64 = 64 << 10;
 /// More clients at once wait in the listener's queue.
 const MOST: usize = 16;
 
+/// How long it takes to see that one of them left.
+const FULL_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
 /// The listening side; its file goes with it.
 pub struct Server {
     /// Closing it ends the thread.
@@ -157,31 +159,30 @@ impl Server {
     /// When somebody else listens there.
     pub fn new(path: &Path, tell: Sender<Notice>) -> anyhow::Result<Self> {
         let bound = Bound::new(path).context("--control")?;
-        let owner = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(path, owner).context("--control")?;
         // The thread ends when the other end of this pipe is closed.
         let (ended, stop) = rustix::pipe::pipe().context("--control")?;
         let body = move || {
             let clients = Arc::new(());
             loop {
-                let mut fds = [
-                    PollFd::new(bound.listener(), PollFlags::IN),
-                    PollFd::new(&ended, PollFlags::IN),
-                ];
-                if poll(&mut fds, None).is_err() {
+                let full = Arc::strong_count(&clients) > MOST;
+                let mut fds = vec![PollFd::new(&ended, PollFlags::IN)];
+                if !full {
+                    fds.push(PollFd::new(bound.listener(), PollFlags::IN));
+                }
+                if poll(&mut fds, full.then_some(&FULL_PAUSE)).is_err() {
                     continue;
                 }
-                if !fds[1].revents().is_empty() {
+                if !fds[0].revents().is_empty() {
                     return;
+                }
+                if full {
+                    continue;
                 }
                 let Ok((client, _)) = bound.listener().accept() else {
                     // Out of file descriptors, for a while: no reason to spin.
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 };
-                if Arc::strong_count(&clients) > MOST {
-                    continue;
-                }
                 let (tell, count) = (tell.clone(), clients.clone());
                 let serve = move || {
                     if let Err(error) = serve(&client, &tell) {
@@ -267,6 +268,8 @@ impl Client {
 
 #[cfg(test)]
 mod test {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

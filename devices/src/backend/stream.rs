@@ -1,6 +1,6 @@
 //! Byte streams: a terminal, a file, a Unix socket, or nothing.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -8,11 +8,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +82,9 @@ pub enum Input {
 /// The client of a socket, shared by both halves.
 pub type Client = Arc<Mutex<Option<UnixStream>>>;
 
+/// Clients that wait to be let in.
+const BACKLOG: i32 = 128;
+
 /// A listening socket whose file goes away with it.
 pub struct Bound {
     listener: UnixListener,
@@ -86,12 +92,17 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Listens on a path. A socket file that nobody listens on any more is replaced.
+    /// Listens on a path, for this user alone. A socket file that nobody listens on any more is
+    /// replaced.
     ///
     /// # Errors
     ///
     /// When somebody listens there already, or the path is something else.
     pub fn new(path: &Path) -> anyhow::Result<Self> {
+        let name = || format!("socket {}", path.display());
+        let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+        let folder = File::open(folder.unwrap_or(Path::new("."))).with_context(name)?;
+        alone(&folder);
         let found = fs::symlink_metadata(path).ok();
         if found.is_some_and(|it| !it.file_type().is_socket()) {
             bail!("{} is not a socket, and is left as it is", path.display());
@@ -100,15 +111,18 @@ impl Bound {
             && UnixStream::connect(path)
                 .is_err_and(|it| it.kind() == io::ErrorKind::ConnectionRefused)
         {
-            fs::remove_file(path).with_context(|| format!("socket {}", path.display()))?;
+            fs::remove_file(path).with_context(name)?;
         }
-        let listener = UnixListener::bind(path).map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => {
+        let listener = listen(path).map_err(|error| match error {
+            Errno::ADDRINUSE => {
                 anyhow::anyhow!("socket {} is in use by another process", path.display())
             }
+            Errno::NAMETOOLONG => anyhow::anyhow!(
+                "socket {}: the path must be shorter: the path of a socket has at most 107 bytes",
+                path.display()
+            ),
             _ => anyhow::anyhow!("socket {}: {error}", path.display()),
         })?;
-        listener.set_nonblocking(true)?;
         Ok(Self { listener, path: path.to_owned() })
     }
 
@@ -116,6 +130,27 @@ impl Bound {
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
+}
+
+/// Another that starts at this moment must not take our new file for an abandoned one: we take
+/// turns. But in a folder that others share, one who keeps the lock must not keep us.
+fn alone(folder: &File) {
+    for _ in 0..100 {
+        if flock(folder, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file takes the mode of its socket, so there is no moment in which others may connect.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
 }
 
 impl Drop for Bound {
@@ -247,7 +282,7 @@ impl Escape {
     /// Reads what was typed, as long as that is no escape; Ctrl-A x ends the process orderly.
     pub(super) fn read(&mut self, buffer: &mut [u8], typed: &mut Vec<u8>) {
         let count = match rustix::io::read(rustix::stdio::stdin(), &mut *buffer) {
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+            Err(Errno::AGAIN | Errno::INTR) => return,
             result => result.unwrap_or(0),
         };
         self.ended = count == 0;
@@ -412,7 +447,6 @@ impl Input {
 #[cfg(test)]
 mod test {
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use super::*;
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 type Fields = fn(&Path) -> Value;
 
 /// The kinds that are not built from their defaults.
-const MINIMAL: &[(&str, Fields)] = &[("flash", flash)];
+const MINIMAL: &[(&str, Fields)] = &[("flash", flash), ("virtio-blk", disk)];
 
 /// fff12b8d-7696-4c8b-a985-2747075b4f50: a volume of variables.
 const NV_DATA: [u8; 16] = [
@@ -28,6 +28,14 @@ fn flash(folder: &Path) -> Value {
     volume[0x28..0x2c].copy_from_slice(b"_FVH");
     std::fs::write(&vars, volume).unwrap();
     json!({ "code": code, "vars": vars })
+}
+
+/// A small disk, the same for all machines of a test.
+fn disk(folder: &Path) -> Value {
+    let path = folder.join("disk");
+    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    file.unwrap().set_len(1 << 20).unwrap();
+    json!({ "path": path })
 }
 
 /// The configuration of a kind with nothing in it but what it cannot do without.

@@ -47,7 +47,9 @@ impl Report {
     pub(super) fn fault(&self, request: &Request, error: &io::Error) -> Fault {
         let errno = Errno::from_io_error(error);
         match errno {
-            Some(Errno::NOSPC | Errno::DQUOT) if request.operation.changes() => Fault::Full,
+            Some(Errno::NOSPC | Errno::DQUOT) if request.operation != Operation::Read => {
+                Fault::Full
+            }
             Some(Errno::OPNOTSUPP) => Fault::Unsupported,
             _ => {
                 if !self.said.swap(true, Ordering::Relaxed) {

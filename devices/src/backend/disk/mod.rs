@@ -4,17 +4,30 @@
 //! image have this one path for requests; what every disk has (patience with a full volume, rate
 //! limits) stands before it as a channel of its own.
 
+mod config;
 #[cfg(test)]
 mod driver;
+mod format;
+mod limit;
 mod medium;
 mod overlay;
+mod patience;
+mod qcow2;
+mod raw;
+#[cfg(test)]
+mod rehearsal;
 mod threads;
+mod timer;
+mod uring;
 
 use std::os::fd::BorrowedFd;
 
 use crate::memory::{Memory, Piece};
 
+pub use config::{Config, Direct, Sector, open};
+pub use format::Format;
 pub use overlay::memory;
+pub use patience::{Full, OnFull};
 
 /// What a controller tells its guest of an image. All numbers are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,7 +148,7 @@ pub enum Fault {
     /// Not something that this image can do.
     Unsupported,
     /// The volume has no room. Patience keeps such requests until there is some, so that a
-    /// controller does not see this of what `open` gives.
+    /// controller does not see this of what [`open`] gives.
     Full,
 }
 

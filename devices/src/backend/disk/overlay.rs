@@ -49,6 +49,12 @@ impl State {
 }
 
 impl Overlay {
+    /// Hides `base`, which is only read from now on.
+    pub(super) fn over(base: Arc<dyn Medium>, read_only: bool) -> Self {
+        let geometry = Geometry { read_only, discard: 4096, ..base.geometry() };
+        Self { base: Some(base), state: RwLock::new(State::new(geometry)) }
+    }
+
     fn below(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let Some(base) = &self.base else {
             buffer.fill(0);

@@ -28,7 +28,12 @@ impl Threaded {
 
     /// Each channel has so many threads.
     pub(super) fn new(name: &str, medium: Arc<dyn Medium>, threads: usize) -> Self {
-        Self { medium, report: Arc::new(Report::new(name)), threads }
+        Self::of(medium, Arc::new(Report::new(name)), threads)
+    }
+
+    /// As `new`, with what another way to the medium says.
+    pub(super) fn of(medium: Arc<dyn Medium>, report: Arc<Report>, threads: usize) -> Self {
+        Self { medium, report, threads }
     }
 }
 

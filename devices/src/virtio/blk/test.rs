@@ -7,7 +7,6 @@ use crate::pci::Address;
 use crate::testutil::Bench;
 use crate::testutil::driver::Driver;
 use crate::testutil::hostile::Noise;
-use crate::virtio::on_pci;
 
 const AT: Address = Address::new(3, 0);
 const SIZE: u64 = 8 << 20;
