@@ -91,8 +91,8 @@ fn advise(region: &vm_memory::MmapRegion, advice: rustix::mm::Advice) {
     }
 }
 
-/// Gives guest RAM back to the host, as far as the range is whole pages of the file. It stays mapped,
-/// for us and for the guest: who touches it gets new pages, which are zeros.
+/// Gives guest RAM back to the host, as far as the range is whole pages of the file. It stays
+/// mapped, for us and for the guest: who touches it gets new pages, which are zeros.
 ///
 /// With pages of hugetlbfs the host has to keep as many as its machines may want: one that comes
 /// back when none is left cannot be had, which ends the machine.
