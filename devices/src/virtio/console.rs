@@ -4,15 +4,20 @@
 //! QEMU: 0 is kept for a console, and this device has none. The guest is told whether somebody is
 //! at the other end of a named port; a console is always open.
 //!
-//! Threats: a guest that sends more than the other end takes has its own buffers held until there
-//! is room, or until who is there leaves; one that does not read leaves the bytes in the host's
-//! socket. What it should be told is kept as a few flags, however often it asks and however seldom
+//! **An end that does not read.** Of a named port the guest's buffers are held until there is room,
+//! or until who is there leaves: that stops the program that writes. A console's are held for
+//! [`PATIENCE`], and lost then: Linux waits for them with a lock held, so that a terminal which
+//! somebody stopped would stop the whole guest. QEMU does the same, without the patience.
+//!
+//! Threats: a guest that sends more than the other end takes has no buffers left, and we keep none;
+//! one that does not read leaves the bytes in the host's socket. What it should be told is kept as a few flags, however often it asks and however seldom
 //! it listens. One round moves at most [`ROUND`] buffers each way, of at most [`PIECE`] bytes at a
 //! time, and never waits for the other end, so that a reset or a pause does not either.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
@@ -64,6 +69,8 @@ const MESSAGE: usize = 8;
 const NAME: usize = 128;
 /// Bytes that are moved at once.
 const PIECE: usize = 4096;
+/// How long a console waits for an end that does not read.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// Buffers that are moved before it is asked whether to stop.
 const ROUND: usize = 32;
 
@@ -157,6 +164,7 @@ impl Virtio for Console {
             state: std::mem::take(&mut self.state),
             held: None,
             full: false,
+            since: None,
             hungry: false,
             queues,
         };
@@ -242,6 +250,8 @@ struct Desk {
     held: Option<Chain>,
     /// The other end has no room.
     full: bool,
+    /// Since when it has taken nothing.
+    since: Option<Instant>,
     /// The guest has room.
     hungry: bool,
 }
@@ -249,7 +259,7 @@ struct Desk {
 impl Desk {
     fn run(&mut self, epoll: &Epoll, stop: &EventFd) {
         loop {
-            let wait = if self.serve() { 0 } else { -1 };
+            let wait = if self.serve() { 0 } else { self.patience() };
             let others = self.channel.awaits(self.hungry && self.listens(), self.full);
             for (fd, what) in &others {
                 // Refused for plain files, which are always ready.
@@ -268,6 +278,15 @@ impl Desk {
             }
             self.channel.heed(self.listens());
         }
+    }
+
+    /// Milliseconds until something has to be given up; -1 is never.
+    fn patience(&self) -> i32 {
+        let since = self.since.filter(|_| self.full && self.name.is_none());
+        since.map_or(-1, |since| {
+            let left = PATIENCE.saturating_sub(since.elapsed());
+            i32::try_from(left.as_millis()).map_or(-1, |left| left + 1)
+        })
     }
 
     /// Moves what can be moved; true when there may be more.
@@ -395,10 +414,17 @@ impl Desk {
     /// Keeps what is left of a buffer, or gives it back.
     fn account(&mut self, at: usize, mut chain: Chain, written: Option<usize>) {
         let Some(written) = written else {
-            self.state.taken = None;
+            (self.state.taken, self.since) = (None, None);
             self.queues[at].push(chain, 0);
             return;
         };
+        self.since = (written == 0).then(|| self.since.unwrap_or_else(Instant::now));
+        let impatient = |since: Instant| self.name.is_none() && since.elapsed() >= PATIENCE;
+        if self.since.is_some_and(impatient) {
+            self.state.taken = None;
+            self.queues[at].push(chain, 0);
+            return;
+        }
         let written = u32::try_from(written).unwrap_or(u32::MAX);
         cut(&mut chain.readable, written);
         if chain.readable.is_empty() {

@@ -4,7 +4,6 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use super::*;
 use crate::testutil::Bench;
@@ -262,6 +261,39 @@ fn what_the_client_does_not_read_stays_with_the_guest_through_a_park() {
         driver.wait(OUTPUT);
         used += 1;
     }
+}
+
+#[test]
+fn a_console_that_nobody_reads_stops_no_guest() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("console");
+    let bench = bench(None, Stream::Socket(path.clone()));
+    let mut driver = driver(&bench, EVENT_IDX);
+    let mut client = connect(&path);
+    client.write_all(b"x").unwrap();
+    assert_eq!(receive(&mut driver, 0, 1), b"x", "it is connected");
+    let pattern: Vec<u8> = (0..=255).cycle().take(30_000).collect();
+    let piece = put(&mut driver, &pattern);
+    let start = Instant::now();
+    for _ in 0..100 {
+        driver.offer(1, &[piece]);
+        driver.kick(1);
+        driver.wait(1);
+    }
+    let took = start.elapsed();
+    assert!(took >= PATIENCE && took < 20 * PATIENCE, "{took:?}");
+    // What had room is still there, and then what came when there was room again.
+    client.set_nonblocking(true).unwrap();
+    let mut got = 0;
+    while let Ok(count) = client.read(&mut [0; 4096]) {
+        got += count;
+    }
+    assert!((30_000..3_000_000).contains(&got), "{got}");
+    client.set_nonblocking(false).unwrap();
+    send(&mut driver, 1, b"back");
+    let mut word = [0; 4];
+    client.read_exact(&mut word).unwrap();
+    assert_eq!(&word, b"back");
 }
 
 #[test]
