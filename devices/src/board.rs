@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
+use crate::backend::net::link::Links;
 use crate::balloon;
 use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
@@ -48,6 +49,8 @@ pub struct Shared {
     pub buttons: Arc<Buttons>,
     /// Keyboards and mice: devices register here, the screen pushes here.
     pub input: Arc<Hub>,
+    /// Network cables: controllers register here, the operator plugs and pulls.
+    pub links: Arc<Links>,
     /// The balloon: the device registers here, the operator sets it here.
     pub balloon: Arc<balloon::Hub>,
 }
@@ -69,8 +72,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let (spaces, buttons, input, balloon) = Default::default();
-        let shared = Shared { memory, host, spaces, events, buttons, input, balloon };
+        let (spaces, buttons, input, links, balloon) = Default::default();
+        let shared = Shared { memory, host, spaces, events, buttons, input, links, balloon };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -123,6 +126,11 @@ impl Board {
     /// The balloon, for the operator.
     pub fn balloon(&self) -> &Arc<balloon::Hub> {
         &self.shared.balloon
+    }
+
+    /// The network cables, for the operator.
+    pub fn links(&self) -> &Arc<Links> {
+        &self.shared.links
     }
 
     /// What was granted, device by device.

@@ -15,6 +15,7 @@ pub mod host;
 pub mod input;
 pub mod line;
 pub mod memory;
+pub mod nvme;
 pub mod pci;
 pub mod platform;
 pub mod poller;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// A handle to guest RAM. A closed gate (bus mastering off, device parked) makes every access fail,
@@ -14,7 +15,7 @@ pub struct Memory {
 }
 
 /// A range of guest memory that a guest named. It is checked when it is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// Guest-physical.
     pub address: u64,

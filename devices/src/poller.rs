@@ -16,7 +16,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// How long it looks for more, and how short a sleep is that it could have spent looking.
-const AWAKE: Duration = Duration::from_micros(32);
+pub(crate) const AWAKE: Duration = Duration::from_micros(32);
 
 /// What a poller does.
 pub trait Serve: Send + 'static {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::backend::net::Network;
 use crate::backend::stream::Stream;
 use crate::device::{Build, Device, Place};
 
@@ -65,6 +66,8 @@ registry! {
     "hpet" Hpet: crate::platform::hpet::Config,
     "i8042" I8042: crate::platform::i8042::Config,
     "lpc" Lpc: crate::pci::lpc::Config,
+    "nvme" Nvme: crate::nvme::Config,
+    "net" Net: crate::virtio::net::Config,
     "rng" Rng: crate::virtio::rng::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
@@ -81,6 +84,8 @@ impl Config {
             Self::VirtioSerial(serial) => serial.to = Stream::None,
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
+            Self::Nvme(disk) => disk.0.readonly = true,
+            Self::Net(net) => net.to = Network::None,
             Self::VirtioBlk(disk) => disk.0.readonly = true,
             _ => {}
         }

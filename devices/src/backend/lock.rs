@@ -7,10 +7,16 @@
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
+
+/// How long a holder may take to let go: one that was just killed, or a child that has not yet
+/// replaced itself by another program, which has all of its parent's files until then.
+const GRACE: Duration = Duration::from_millis(300);
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// Takes the file, which is open for writing, for this process alone, for as long as it is open.
 ///
@@ -39,12 +45,20 @@ fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
         l_len: 0,
         l_pid: 0,
     };
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
-        Ok(_) => Ok(()),
-        Err(Errno::EAGAIN | Errno::EACCES) => {
-            bail!("{} is in use by {}", path.display(), holder(file))
+    let end = Instant::now() + GRACE;
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < end => {
+                std::thread::sleep(AGAIN);
+            }
+            Err(Errno::EAGAIN | Errno::EACCES) => {
+                bail!("{} is in use by {}", path.display(), holder(file))
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("a lock on {}", path.display()));
+            }
         }
-        Err(error) => Err(error).with_context(|| format!("a lock on {}", path.display())),
     }
 }
 

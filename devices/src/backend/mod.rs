@@ -3,4 +3,5 @@
 pub mod channel;
 pub mod disk;
 pub mod lock;
+pub mod net;
 pub mod stream;

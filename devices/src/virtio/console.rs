@@ -10,9 +10,10 @@
 //! somebody stopped would stop the whole guest. QEMU does the same, without the patience.
 //!
 //! Threats: a guest that sends more than the other end takes has no buffers left, and we keep none;
-//! one that does not read leaves the bytes in the host's socket. What it should be told is kept as a few flags, however often it asks and however seldom
-//! it listens. One round moves at most [`ROUND`] buffers each way, of at most [`PIECE`] bytes at a
-//! time, and never waits for the other end, so that a reset or a pause does not either.
+//! one that does not read leaves the bytes in the host's socket. What it should be told is kept as
+//! a few flags, however often it asks and however seldom it listens. One round moves at most
+//! [`ROUND`] buffers each way, of at most [`PIECE`] bytes at a time, and never waits for the other
+//! end, so that a reset or a pause does not either.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

@@ -4,6 +4,7 @@
 pub mod balloon;
 pub mod blk;
 pub mod console;
+pub mod net;
 mod pci;
 mod queue;
 pub mod rng;

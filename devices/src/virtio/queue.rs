@@ -24,6 +24,8 @@ use crate::memory::{Memory, NoMemory, Piece};
 
 /// Most pieces of one chain. Linux sends 256 and Windows 514 at once; a host's vector has 1024.
 const PIECES: usize = 1024 + 2;
+/// Most descriptors of one table that are looked at, with those that describe nothing.
+const WALK: u32 = 4096;
 /// Bytes of a descriptor.
 const DESCRIPTOR: u32 = 16;
 /// The driver asks for no interrupts, if it did not negotiate indices for that.
@@ -59,8 +61,9 @@ pub struct Queue {
     again: VecDeque<u16>,
     /// Chains whose vectors are of use again.
     spare: Vec<Chain>,
-    /// Used since the driver was told.
+    /// Used since the driver was told, and the index then.
     untold: bool,
+    told: u16,
     broken: bool,
 }
 
@@ -154,6 +157,7 @@ impl Queue {
             again: ring.held.iter().copied().collect(),
             spare: Vec::new(),
             untold: false,
+            told: ring.next_used,
             broken: false,
         })
     }
@@ -237,18 +241,38 @@ impl Queue {
     }
 
     /// Gives a chain back, of whose writable part the first `written` bytes are the answer.
-    pub fn push(&mut self, mut chain: Chain, written: u32) {
-        self.held[usize::from(chain.head)] = false;
-        // What cannot be written into the ring is lost on a driver that took its memory away.
-        if let Ok(ram) = self.memory.ram()
-            && !self.broken
-        {
-            self.untold |= self.indices.add_used(ram, chain.head, written).is_ok();
+    pub fn push(&mut self, chain: Chain, written: u32) {
+        self.push_all(std::iter::once((chain, written)));
+    }
+
+    /// Gives chains back that hold one answer together: the driver sees all of them, or none.
+    pub fn push_all(&mut self, chains: impl IntoIterator<Item = (Chain, u32)>) {
+        let (first, size) = (self.indices.next_used(), self.indices.size());
+        let (mut next, ring) = (first, self.indices.used_ring());
+        for (mut chain, written) in chains {
+            self.held[usize::from(chain.head)] = false;
+            let element = u64::from(chain.head) | u64::from(written) << 32;
+            let slot = GuestAddress(ring + 4 + 8 * u64::from(next % size));
+            // What cannot be written into the ring is lost on a driver that took its memory away.
+            if let Ok(ram) = self.memory.ram()
+                && !self.broken
+                && ram.write_obj(element.to_le(), slot).is_ok()
+            {
+                next = next.wrapping_add(1);
+            }
+            chain.readable.clear();
+            chain.writable.clear();
+            if self.spare.len() < self.held.len() {
+                self.spare.push(chain);
+            }
         }
-        chain.readable.clear();
-        chain.writable.clear();
-        if self.spare.len() < self.held.len() {
-            self.spare.push(chain);
+        if let Ok(ram) = self.memory.ram()
+            && next != first
+        {
+            self.indices.set_next_used(next);
+            // The elements are seen before the index that covers them.
+            let published = ram.store(next.to_le(), GuestAddress(ring + 2), Ordering::Release);
+            self.untold |= published.is_ok();
         }
     }
 
@@ -267,12 +291,20 @@ impl Queue {
 
     fn is_awaited(&mut self) -> bool {
         let Ok(ram) = self.memory.ram() else { return false };
-        if self.indices.event_idx_enabled() {
-            // A ring that is not memory any more: let the driver find out.
-            return self.indices.needs_notification(ram).unwrap_or(true);
-        }
-        // What was used is seen before the flag is read.
+        let now = self.indices.next_used();
+        let told = std::mem::replace(&mut self.told, now);
+        // What was used is seen before the driver's wish is read.
         fence(Ordering::SeqCst);
+        if self.indices.event_idx_enabled() {
+            let event = self.indices.avail_ring() + 4 + 2 * u64::from(self.indices.size());
+            let event = ram.load::<u16>(GuestAddress(event), Ordering::Relaxed);
+            // VIRTIO 1.3, 2.7.10.1: whether the index passed the one that the driver named. A ring
+            // that is not memory any more: let the driver find out.
+            return event.map_or(true, |event| {
+                let passed = now.wrapping_sub(u16::from_le(event)).wrapping_sub(1);
+                passed < now.wrapping_sub(told)
+            });
+        }
         let flags = ram.load::<u16>(GuestAddress(self.indices.avail_ring()), Ordering::Relaxed);
         flags.map_or(true, |flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
@@ -286,6 +318,10 @@ impl Queue {
 
     /// Asks the driver to ring. True when something came meanwhile, for which it did not.
     pub fn listen(&mut self) -> bool {
+        // Of a broken ring nothing is taken, whatever its indices say.
+        if self.broken {
+            return false;
+        }
         let Ok(ram) = self.memory.ram() else { return false };
         !self.again.is_empty() || self.indices.enable_notification(ram).unwrap_or(false)
     }
@@ -319,7 +355,8 @@ fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::
                 "an indirect table of {bytes} bytes"
             );
             (table, size) = (descriptor.addr().0, bytes / DESCRIPTOR);
-            (at, left, indirect) = (0, size, true);
+            // A table can have 2^28 descriptors without a byte: nobody is to walk those.
+            (at, left, indirect) = (0, size.min(WALK), true);
             continue;
         }
         let piece = Piece { address: descriptor.addr().0, length: descriptor.len() };

@@ -292,3 +292,167 @@ impl Image for File {
         self.raw.grow(size)
     }
 }
+
+#[cfg(test)]
+mod test {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use super::super::rehearsal::{not_run, sparse};
+    use super::*;
+
+    /// What is said when it cannot be opened, in one sentence that names it.
+    fn refusal(config: &Config) -> String {
+        let Err(error) = open(config, None) else { panic!("{config:?} was opened") };
+        let said = format!("{error:#}");
+        assert!(said.contains(&config.path.display().to_string()), "{said}");
+        assert!(!said.contains('\n') && !said.contains("os error 22"), "{said}");
+        said
+    }
+
+    fn written(folder: &Path, name: &str, head: &[u8]) -> Config {
+        let path = folder.join(name);
+        let mut bytes = head.to_vec();
+        bytes.resize(4096, 0);
+        fs::write(&path, bytes).unwrap();
+        Config::new(path)
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_file_and_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = refusal(&Config::new(folder.path().join("none")));
+        assert!(said.contains("is not there: `truncate -s 64G "), "{said}");
+        let said = refusal(&Config::new(folder.path()));
+        assert!(said.contains("is a folder"), "{said}");
+        let said = refusal(&Config::new("/dev/null"));
+        assert!(said.contains("neither a file nor a block device"), "{said}");
+        let said = refusal(&Config::new(sparse(&folder, "empty", 0)));
+        assert!(said.contains("has 0 bytes: `truncate -s 64G "), "{said}");
+        let said = refusal(&Config::new(sparse(&folder, "cut", 1000)));
+        assert!(said.contains("1000 bytes, which are not whole sectors of 512"), "{said}");
+        let half = sparse(&folder, "half", 4096 + 512);
+        let said = refusal(&Config { sector: Sector::Four, ..Config::new(half) });
+        assert!(said.contains("not whole sectors of 4096"), "{said}");
+        let whole = sparse(&folder, "whole", 4096);
+        let said = open(&Config { iops: Some(0), ..Config::new(&whole) }, None).err().unwrap();
+        assert!(said.to_string().contains("`iops=0`"), "{said}");
+    }
+
+    #[test]
+    fn refuses_foreign_images_with_the_way_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        for (head, kind) in [
+            (&b"KDMV\x01"[..], "vmdk"),
+            (b"# Disk DescriptorFile\n", "vmdk"),
+            (b"vhdxfile", "vhdx"),
+            (b"conectix", "vpc"),
+        ] {
+            let config = written(folder, "foreign", head);
+            let said = refusal(&config);
+            assert!(said.contains(&format!("`qemu-img convert -f {kind} -O raw ")), "{said}");
+            // Whoever says raw gets it raw.
+            open(&Config { format: Some(Format::Raw), ..config }, None).unwrap();
+        }
+        let mut vdi = [0; 0x44];
+        vdi[0x40..].copy_from_slice(&[0x7f, 0x10, 0xda, 0xbe]);
+        assert!(refusal(&written(folder, "foreign", &vdi)).contains("vdi"));
+    }
+
+    #[test]
+    fn a_raw_disk_does_not_become_qcow2_by_what_its_guest_writes() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = written(folder.path(), "disk.img", b"QFI\xfb\0\0\0\x03");
+        let said = refusal(&config);
+        assert!(said.contains("`format=qcow2` if it is one, or `format=raw`"), "{said}");
+        let raw = Config { format: Some(Format::Raw), ..config };
+        assert_eq!(open(&raw, None).unwrap().geometry().size, 4096);
+        let said = refusal(&written(folder.path(), "disk.qcow2", b"boot"));
+        assert!(said.contains("is not a qcow2 image, despite its name"), "{said}");
+        let plain = written(folder.path(), "plain", b"boot");
+        let said = refusal(&Config { format: Some(Format::Qcow2), ..plain });
+        assert!(said.contains("is not a qcow2 image: leave"), "{said}");
+    }
+
+    #[test]
+    fn a_disk_is_written_by_one_or_read_by_many() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::new(sparse(&folder, "disk", 1 << 20));
+        let reader = Config { readonly: true, ..config.clone() };
+        let overlay = Config { overlay: true, ..config.clone() };
+        let holder = format!("is in use by process {} (", std::process::id());
+        let one = open(&config, None).unwrap();
+        for other in [&config, &reader, &overlay] {
+            assert!(refusal(other).contains(&holder), "{}", refusal(other));
+        }
+        let memory = super::super::driver::ram();
+        let channel = one.channel(&memory).unwrap();
+        drop(one);
+        assert!(refusal(&config).contains(&holder), "a channel is the disk too");
+        drop(channel);
+        let readers = (open(&reader, None).unwrap(), open(&overlay, None).unwrap());
+        assert!(refusal(&config).contains(&holder));
+        drop(readers);
+        open(&config, None).unwrap();
+    }
+
+    #[test]
+    fn says_which_rights_are_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 4096);
+        fs::set_permissions(&path, Permissions::from_mode(0o400)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            not_run("says_which_rights_are_missing", "root may open everything");
+            return;
+        }
+        let said = refusal(&Config::new(&path));
+        assert!(said.contains("no permission to open") && said.contains("`readonly`"), "{said}");
+        open(&Config { readonly: true, ..Config::new(&path) }, None).unwrap();
+    }
+
+    #[test]
+    fn geometry_is_what_was_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 1 << 20);
+        let geometry = open(&Config::new(&path), None).unwrap().geometry();
+        assert_eq!((geometry.logical_block, geometry.physical_block), (512, 4096));
+        assert!(!geometry.read_only && geometry.discard >= 4096, "{geometry:?}");
+        let config = Config { sector: Sector::Four, discard: false, ..Config::new(&path) };
+        let geometry = open(&config, None).unwrap().geometry();
+        assert_eq!((geometry.logical_block, geometry.discard), (4096, 0));
+        let config = Config { readonly: true, ..Config::new(&path) };
+        let geometry = open(&config, None).unwrap().geometry();
+        assert!(geometry.read_only && geometry.discard == 0, "{geometry:?}");
+    }
+
+    #[test]
+    fn is_read_alone_and_among_the_keys_of_a_controller() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Controller {
+            #[serde(flatten)]
+            disk: Config,
+            #[serde(default)]
+            serial: Option<String>,
+        }
+        let text = r#"{"path":"a.img","format":"raw","direct":"on","sector":4096,"iops":100,
+            "bandwidth":"10M","discard":false"#;
+        let alone: Config = serde_json::from_str(&format!("{text}}}")).unwrap();
+        assert_eq!((alone.direct, alone.sector), (Direct::On, Sector::Four));
+        assert_eq!((alone.iops, alone.bandwidth), (Some(100), Some(Size(10 << 20))));
+        let among: Controller = serde_json::from_str(&format!(r#"{text},"serial":"x"}}"#)).unwrap();
+        assert_eq!((among.disk, among.serial.as_deref()), (alone.clone(), Some("x")));
+        let again: Config = serde_json::from_value(serde_json::to_value(&alone).unwrap()).unwrap();
+        assert_eq!(again, alone);
+        for bad in [r#""path":"a","sector":1024"#, r#""path":"a","forma":"raw""#, r#""sector":512"#]
+        {
+            let bad = format!("{{{bad}}}");
+            assert!(serde_json::from_str::<Config>(&bad).is_err(), "{bad}");
+            assert!(serde_json::from_str::<Controller>(&bad).is_err(), "{bad}");
+        }
+        let plain: Config = serde_json::from_str(r#"{"path":"a"}"#).unwrap();
+        assert_eq!(plain, Config::new("a"));
+    }
+}

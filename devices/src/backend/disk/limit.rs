@@ -176,3 +176,72 @@ impl Channel for Queue {
         withdrawn
     }
 }
+
+#[cfg(test)]
+mod test {
+    use super::super::driver::{Driver, piece};
+    use super::super::memory;
+    use super::*;
+
+    fn image(iops: Option<u64>, bandwidth: Option<u64>) -> Arc<dyn Image> {
+        Arc::new(Limited::new(memory(8 << 20), iops, bandwidth))
+    }
+
+    fn took(driver: &mut Driver, count: usize, length: usize) -> f64 {
+        let start = Instant::now();
+        for _ in 0..count {
+            driver.push(Operation::Read, (0, length as u64), &[piece(0, length)]);
+        }
+        driver.channel.submit();
+        assert!(driver.wait(count).iter().all(|it| it.result == Ok(())));
+        start.elapsed().as_secs_f64()
+    }
+
+    #[test]
+    fn keeps_to_requests_per_second_after_a_burst() {
+        let mut driver = Driver::new(&image(Some(200), None));
+        // 20 of them are the burst, the rest comes at 5 ms each.
+        let took = took(&mut driver, 80, 512);
+        assert!((0.29..1.0).contains(&took), "{took}");
+    }
+
+    #[test]
+    fn keeps_to_bytes_per_second_even_for_a_request_larger_than_the_bucket() {
+        let mut driver = Driver::new(&image(None, Some(4 << 20)));
+        // 0.4 MiB are in the bucket. The first goes with a debt, the second waits for its end.
+        let took = took(&mut driver, 2, 1 << 20);
+        assert!((0.14..0.8).contains(&took), "{took}");
+    }
+
+    #[test]
+    fn two_queues_share_the_limit() {
+        let image = image(Some(200), None);
+        let (mut one, mut two) = (Driver::new(&image), Driver::new(&image));
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| took(&mut one, 40, 512));
+            scope.spawn(|| took(&mut two, 40, 512));
+        });
+        assert!(start.elapsed().as_secs_f64() >= 0.29, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn sleeps_while_it_waits_and_gives_back_what_waits() {
+        let mut driver = Driver::new(&image(Some(10), None));
+        for _ in 0..3 {
+            driver.push(Operation::Flush, (0, 0), &[]);
+        }
+        driver.channel.submit();
+        assert_eq!(driver.wait(1).len(), 1);
+        let event = driver.channel.event();
+        let mut fds = [rustix::event::PollFd::new(&event, rustix::event::PollFlags::IN)];
+        let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 30_000_000 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&soon)), Ok(0));
+        let tags: Vec<u64> = driver.channel.withdraw().iter().map(|it| it.tag).collect();
+        assert_eq!(tags, [2, 3]);
+        let mut done = Vec::new();
+        std::thread::sleep(Duration::from_millis(250));
+        driver.channel.reap(&mut done);
+        assert!(done.is_empty(), "{done:?}");
+    }
+}

@@ -22,6 +22,8 @@ mod uring;
 
 use std::os::fd::BorrowedFd;
 
+use serde::{Deserialize, Serialize};
+
 use crate::memory::{Memory, Piece};
 
 pub use config::{Config, Direct, Sector, open};
@@ -64,7 +66,7 @@ pub trait Image: Send + Sync {
 }
 
 /// What is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
     /// Into the guest's memory.
     Read,
@@ -86,7 +88,7 @@ pub enum Operation {
 
 /// One request. The controller has checked that it lies within the image and is whole blocks; the
 /// channel checks again, because a guest must never reach anything else.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Comes back with the answer. Unique among what is under way on this channel.
     pub tag: u64,

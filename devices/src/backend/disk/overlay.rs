@@ -19,15 +19,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// returns.
 #[must_use]
 pub fn memory(size: u64) -> Arc<dyn Image> {
-    let geometry = Geometry {
-        size: size - size % 512,
-        logical_block: 512,
-        physical_block: 4096,
-        discard: 4096,
-        read_only: false,
-    };
-    let overlay = Overlay { base: None, state: RwLock::new(State::new(geometry)) };
-    Arc::new(Threaded::inline("memory", Arc::new(overlay)))
+    Arc::new(Threaded::inline("memory", Arc::new(Overlay::empty(size))))
 }
 
 /// What was written, over what there was.
@@ -49,6 +41,18 @@ impl State {
 }
 
 impl Overlay {
+    /// Over nothing.
+    pub(super) fn empty(size: u64) -> Self {
+        let geometry = Geometry {
+            size: size - size % 512,
+            logical_block: 512,
+            physical_block: 4096,
+            discard: 4096,
+            read_only: false,
+        };
+        Self { base: None, state: RwLock::new(State::new(geometry)) }
+    }
+
     /// Hides `base`, which is only read from now on.
     pub(super) fn over(base: Arc<dyn Medium>, read_only: bool) -> Self {
         let geometry = Geometry { read_only, discard: 4096, ..base.geometry() };

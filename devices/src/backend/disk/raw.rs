@@ -181,7 +181,7 @@ impl Raw {
     }
 
     /// What a failed flush is to the guest: no full volume, which would pass.
-    pub(super) fn lose(&self, error: io::Error) -> io::Error {
+    pub(super) fn lose(&self, error: &io::Error) -> io::Error {
         self.lost.store(true, Ordering::Release);
         io::Error::other(format!("what was written before is lost: {error}"))
     }
@@ -373,7 +373,7 @@ impl Medium for Raw {
         }
         #[cfg(test)]
         self.note(|| Event::Flushed);
-        rustix::fs::fdatasync(&self.file).map_err(|error| self.lose(error.into()))
+        rustix::fs::fdatasync(&self.file).map_err(|error| self.lose(&error.into()))
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -429,4 +429,109 @@ impl Medium for Raw {
 /// Not by this file system or device, or not of such a range.
 fn unsupported(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL))
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::Arc;
+
+    use super::super::driver::Driver;
+    use super::super::rehearsal::sparse;
+    use super::super::{Fault, Image, Operation, config, open};
+    use super::*;
+
+    /// By a ring, as it is on hosts that have them, and by threads.
+    fn both(config: &Config) -> [Box<dyn Fn() -> Arc<dyn Image> + '_>; 2] {
+        let rings = || open(config, None).unwrap();
+        let threads = || config::File::by_threads(config).unwrap();
+        [Box::new(rings), Box::new(threads)]
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_reads_as_zeros_behind_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        for direct in [Direct::Auto, Direct::Off] {
+            let path = sparse(&folder, "disk", 64 << 10);
+            let config = Config { direct, ..Config::new(&path) };
+            for image in both(&config) {
+                fs::write(&path, vec![7; 64 << 10]).unwrap();
+                let image = image();
+                let mut driver = Driver::new(&image);
+                File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
+                let read = driver.read(0, 32 << 10).unwrap();
+                assert!(read[..10_000].iter().all(|it| *it == 7));
+                assert!(read[10_000..].iter().all(|it| *it == 0));
+                assert_eq!(driver.read(40 << 10, 4096).unwrap(), vec![0; 4096]);
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_writes_to_what_is_only_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config { readonly: true, ..Config::new(sparse(&folder, "disk", 4096)) };
+        for image in both(&config) {
+            let mut driver = Driver::new(&image());
+            assert_eq!(driver.write(0, &[1; 512]), Err(Fault::Refused));
+            let zeroes = Operation::WriteZeroes { unmap: true };
+            for operation in [Operation::Discard, zeroes] {
+                assert_eq!(driver.ask(operation, (0, 512), &[]), Err(Fault::Refused));
+            }
+            assert_eq!(driver.read(0, 512).unwrap(), vec![0; 512]);
+            driver.flush().unwrap();
+        }
+    }
+
+    #[test]
+    fn gives_room_back_for_discards_and_zeroes_but_not_when_told_to_keep_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 4 << 20);
+        for discard in [true, false] {
+            let config = Config { discard, ..Config::new(&path) };
+            for image in both(&config) {
+                for operation in [Operation::Discard, Operation::WriteZeroes { unmap: true }] {
+                    let mut driver = Driver::new(&image());
+                    driver.write(0, &vec![1; 4 << 20]).unwrap();
+                    driver.flush().unwrap();
+                    let before = path.metadata().unwrap().blocks();
+                    assert!(before >= 8192, "{before}");
+                    driver.ask(operation, (1 << 20, 2 << 20), &[]).unwrap();
+                    let after = path.metadata().unwrap().blocks();
+                    assert_eq!(after <= before - 4000, discard, "{operation:?}: {before} {after}");
+                    assert_eq!(driver.read(0, 512).unwrap(), vec![1; 512]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn grows_with_the_file_or_makes_it_grow() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 1 << 20);
+        let image = open(&Config::new(&path), None).unwrap();
+        let mut driver = Driver::new(&image);
+        assert_eq!(driver.write(1 << 20, &[5; 512]), Err(Fault::Refused));
+        image.grow(2 << 20).unwrap();
+        driver.write(1 << 20, &[5; 512]).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 2 << 20);
+        // Somebody else made it longer.
+        File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
+        image.grow(3 << 20).unwrap();
+        assert_eq!(image.geometry().size, 3 << 20);
+        let said = image.grow(1 << 20).unwrap_err().to_string();
+        assert!(said.contains("cannot shrink"), "{said}");
+        assert!(image.grow((3 << 20) + 100).is_err());
+    }
+
+    #[test]
+    fn no_flush_succeeds_after_one_that_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::new(sparse(&folder, "disk", 4096));
+        let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
+        raw.flush().unwrap();
+        let error = raw.lose(&Errno::NOSPC.into());
+        assert_eq!(Errno::from_io_error(&error), None, "not to be taken for a full volume");
+        raw.flush().unwrap_err();
+        raw.flush().unwrap_err();
+    }
 }

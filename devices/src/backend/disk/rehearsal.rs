@@ -32,7 +32,7 @@ impl Dice {
 }
 
 /// Says why a test did not run.
-fn not_run(test: &str, why: &str) {
+pub(super) fn not_run(test: &str, why: &str) {
     std::io::stderr().write_all(format!("{test}: not run: {why}\n").as_bytes()).unwrap();
 }
 
@@ -71,81 +71,95 @@ fn buffered(path: PathBuf) -> Config {
     Config { direct: Direct::Off, ..Config::new(path) }
 }
 
+/// One request that was pushed, and what it carries.
+struct Step {
+    tag: u64,
+    operation: Operation,
+    range: std::ops::Range<usize>,
+    data: Vec<u8>,
+}
+
+/// Pushes something at random that stays within `lane`.
+fn propose(driver: &mut Driver, dice: &mut Dice, number: u64, lane: u64) -> Step {
+    let start = dice.below(lane / 512) * 512;
+    let most = if dice.below(4) == 0 { 200_000 } else { 20_000 };
+    let length = (dice.below(most) / 512 * 512).min(lane - start);
+    let offset = number * lane + start;
+    let range = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
+    let data: Vec<u8> = range.clone().map(|_| dice.next().to_le_bytes()[0]).collect();
+    let operation = match dice.below(12) {
+        0..4 => Operation::Read,
+        4..8 => Operation::Write { durable: dice.below(8) == 0 },
+        8 => Operation::Flush,
+        9 => Operation::Discard,
+        other => Operation::WriteZeroes { unmap: other == 10 },
+    };
+    let mut pieces = Vec::new();
+    if matches!(operation, Operation::Read | Operation::Write { .. }) {
+        // Scattered over memory, at addresses that suit direct I/O or not.
+        let skew = [0, 0, 512, 4][usize::try_from(dice.below(4)).unwrap()];
+        let mut address = number * (2 << 20) + skew;
+        let mut rest = data.as_slice();
+        while !rest.is_empty() {
+            let part = rest.len().min(512 * (1 + usize::try_from(dice.below(40)).unwrap()));
+            let (bytes, after) = rest.split_at(part);
+            driver.memory.write(address, bytes).unwrap();
+            pieces.push(piece(address, part));
+            address += part as u64 + dice.below(3) * 4096;
+            rest = after;
+        }
+    }
+    let tag = driver.push(operation, (offset, length), &pieces);
+    Step { tag, operation, range, data }
+}
+
+/// Compares the answer with the model, or does the same there.
+fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], (step, answer): (Step, Done)) {
+    let Step { operation, range, data, .. } = step;
+    assert_eq!(answer.result, Ok(()), "{operation:?} {range:?}");
+    match operation {
+        Operation::Read => {
+            let mut read = Vec::new();
+            for it in &answer.pieces {
+                let start = read.len();
+                read.resize(start + it.length as usize, 0);
+                memory.read(it.address, &mut read[start..]).unwrap();
+            }
+            assert!(read == model[range.clone()], "{range:?}");
+        }
+        Operation::Write { .. } => model[range].copy_from_slice(&data),
+        Operation::WriteZeroes { .. } => model[range].fill(0),
+        Operation::Flush => {}
+        Operation::Discard => {
+            // As before or zeros, block by block.
+            let now = driver_read(image, &range);
+            for (block, now) in range.step_by(512).zip(now.chunks(512)) {
+                let before = &mut model[block..block + 512];
+                assert!(now == before || now.iter().all(|it| *it == 0), "{block}");
+                before.copy_from_slice(now);
+            }
+        }
+    }
+}
+
 /// Reads, writes, discards, zeroes and flushes at random, many at once where they do not touch.
 pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], (seed, rounds): (u64, u64)) {
     let mut driver = Driver::new(image);
     let mut dice = Dice(seed);
     for _ in 0..rounds {
-        let mut wanted = Vec::new();
         let lanes = 1 + dice.below(6);
         let lane = model.len() as u64 / lanes / 512 * 512;
+        let mut steps = Vec::new();
         for number in 0..lanes {
-            let offset = dice.below(lane / 512) * 512;
-            let most = if dice.below(4) == 0 { 200_000 } else { 20_000 };
-            let length = (dice.below(most) / 512 * 512).min(lane - offset);
-            let offset = number * lane + offset;
-            let range = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
-            let data: Vec<u8> = range.clone().map(|_| dice.next().to_le_bytes()[0]).collect();
-            // Scattered over memory, at addresses that suit direct I/O or not.
-            let skew = [0, 0, 512, 4][usize::try_from(dice.below(4)).unwrap()];
-            let mut address = number * (2 << 20) + skew;
-            let mut pieces = Vec::new();
-            let mut rest = range.len();
-            while rest > 0 {
-                let part = rest.min(512 * (1 + usize::try_from(dice.below(40)).unwrap()));
-                pieces.push(piece(address, part));
-                address += part as u64 + dice.below(3) * 4096;
-                rest -= part;
-            }
-            let operation = match dice.below(12) {
-                0..4 => Operation::Read,
-                4..8 => Operation::Write { durable: dice.below(8) == 0 },
-                8 => Operation::Flush,
-                9 => Operation::Discard,
-                other => Operation::WriteZeroes { unmap: other == 10 },
-            };
-            let mut at = 0;
-            for it in &pieces {
-                let part = &data[at..at + it.length as usize];
-                driver.memory.write(it.address, part).unwrap();
-                at += part.len();
-            }
-            if !matches!(operation, Operation::Read | Operation::Write { .. }) {
-                pieces.clear();
-            }
-            let tag = driver.push(operation, (offset, length), &pieces);
-            wanted.push((tag, operation, range, data));
+            steps.push(propose(&mut driver, &mut dice, number, lane));
             if dice.below(3) == 0 {
                 driver.channel.submit();
             }
         }
         driver.channel.submit();
-        let answers = driver.wait(wanted.len());
-        for answer in answers {
-            let found = wanted.iter().position(|(tag, ..)| *tag == answer.tag).unwrap();
-            let (_, operation, range, data) = wanted.swap_remove(found);
-            assert_eq!(answer.result, Ok(()), "{operation:?} {range:?}");
-            let mut read = Vec::new();
-            for it in &answer.pieces {
-                let start = read.len();
-                read.resize(start + it.length as usize, 0);
-                driver.memory.read(it.address, &mut read[start..]).unwrap();
-            }
-            match operation {
-                Operation::Read => assert!(read == model[range.clone()], "{range:?}"),
-                Operation::Write { .. } => model[range].copy_from_slice(&data),
-                Operation::WriteZeroes { .. } => model[range].fill(0),
-                Operation::Flush => {}
-                Operation::Discard => {
-                    // As before or zeros, block by block.
-                    let now = driver_read(image, &range);
-                    for (block, now) in range.step_by(512).zip(now.chunks(512)) {
-                        let before = &mut model[block..block + 512];
-                        assert!(now == before || now.iter().all(|it| *it == 0), "{block}");
-                        before.copy_from_slice(now);
-                    }
-                }
-            }
+        for answer in driver.wait(steps.len()) {
+            let found = steps.iter().position(|step| step.tag == answer.tag).unwrap();
+            settle(image, &driver.memory, model, (steps.swap_remove(found), answer));
         }
     }
     driver.flush().unwrap();
@@ -463,33 +477,50 @@ fn qcow2_survives_a_loss_of_power_at_any_point() {
     let before = std::fs::read(&path).unwrap();
     let (image, journal) = qcow2::journaled(&path);
     let mut model = vec![0; 4 << 20];
-    rehearse(&image, &mut model, (5, 60));
+    // What is durable after which event.
+    let mut durable = Vec::new();
+    for seed in 0..12 {
+        rehearse(&image, &mut model, (seed, 5));
+        durable.push((journal().len(), model.clone()));
+    }
     let journal: Vec<Event> = journal();
     drop(image);
     let mut dice = Dice(3);
     let cut = folder.path().join("cut.qcow2");
+    for (end, model) in durable {
+        lose_power(&cut, &before, &journal[..end], &mut dice);
+        compare(&open(&buffered(cut.clone()), None).unwrap(), &model);
+    }
     for _ in 0..60 {
         let end = usize::try_from(dice.below(journal.len() as u64)).unwrap();
-        let synced =
-            journal[..end].iter().rposition(|it| matches!(it, Event::Flushed)).unwrap_or(0);
-        std::fs::write(&cut, &before).unwrap();
-        let file = File::options().write(true).open(&cut).unwrap();
-        for (number, event) in journal[..end].iter().enumerate() {
-            // What was not flushed may have reached the disk, or not, in any order.
-            if number > synced && dice.below(2) == 0 {
-                continue;
-            }
-            match event {
-                Event::Wrote(at, bytes) => file.write_all_at(bytes, *at).unwrap(),
-                Event::Punched(at, length) => {
-                    let punch = rustix::fs::FallocateFlags::PUNCH_HOLE
-                        | rustix::fs::FallocateFlags::KEEP_SIZE;
-                    rustix::fs::fallocate(&file, punch, *at, *length).unwrap();
-                }
-                Event::Flushed => {}
-            }
-        }
-        drop(file);
-        check(&cut);
+        lose_power(&cut, &before, &journal[..end], &mut dice);
     }
+}
+
+/// Makes the file as it may be when the power goes after these events, and checks it.
+fn lose_power(path: &Path, before: &[u8], events: &[raw::Event], dice: &mut Dice) {
+    use raw::Event;
+
+    let flushed = |event: &Event| matches!(event, Event::Flushed);
+    let synced = events.iter().rposition(flushed).unwrap_or(0);
+    std::fs::write(path, before).unwrap();
+    let file = File::options().write(true).open(path).unwrap();
+    for (number, event) in events.iter().enumerate() {
+        // What was not flushed may have reached the disk, or not, in any order.
+        if number > synced && dice.below(2) == 0 {
+            continue;
+        }
+        match event {
+            Event::Wrote(at, bytes) => file.write_all_at(bytes, *at).unwrap(),
+            Event::Punched(at, length) => {
+                use rustix::fs::FallocateFlags;
+
+                let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&file, punch, *at, *length).unwrap();
+            }
+            Event::Flushed => {}
+        }
+    }
+    drop(file);
+    check(path);
 }

@@ -476,10 +476,22 @@ impl Medium for Qcow2 {
     fn grow(&self, size: u64) -> anyhow::Result<()> {
         let now = self.size.load(Ordering::Acquire);
         ensure!(size >= now, "the disk has {now} bytes and cannot shrink to {size}");
+        check_size(Path::new("the disk"), size, self.raw.geometry().logical_block)?;
+        ensure!(!self.raw.geometry().read_only, "the disk is only read");
+        let below = self.backing.as_ref().map_or(0, |it| it.geometry().size);
         ensure!(
-            size == now,
-            "a qcow2 image does not grow while a machine uses it: `qemu-img resize` it before"
+            below <= now,
+            "what is below would show: `qemu-img resize` it while it is not used"
         );
+        let _alone = self.moves.write().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = self.tables();
+        let entries = tables.extend(&self.raw, size).context("a longer table")?.context(
+            "its table has no room for that: `qemu-img resize` it while no machine uses it",
+        )?;
+        let fields: [(usize, &[u8]); 2] =
+            [(header::SIZE, &size.to_be_bytes()), (header::L1_SIZE, &entries.to_be_bytes())];
+        set_header(&self.raw, &fields).context("its header")?;
+        self.size.fetch_max(size, Ordering::AcqRel);
         Ok(())
     }
 }
@@ -496,4 +508,265 @@ pub(super) fn journaled(
     let noted = image.clone();
     let journal = move || noted.raw.journal.as_ref().unwrap().lock().unwrap().clone();
     (Arc::new(super::threads::Threaded::new("qcow2", image, 1)), journal)
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs;
+
+    use super::super::driver::Driver;
+    use super::super::rehearsal::{Dice, check, create, qemu_img};
+    use super::super::{Fault, Image, Operation, open as open_disk};
+    use super::*;
+
+    fn refusal(path: &Path) -> String {
+        let Err(error) = open_disk(&Config::new(path), None) else { panic!("{path:?} was opened") };
+        format!("{error:#}")
+    }
+
+    #[test]
+    fn follows_backing_files_in_its_own_folder_only_unless_told_to() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("follows_backing_files_in_its_own_folder_only_unless_told_to") {
+            return;
+        }
+        let (inner, secret) = (folder.path().join("images"), folder.path().join("secret.raw"));
+        fs::create_dir(&inner).unwrap();
+        fs::write(&secret, [0x55; 4096]).unwrap();
+        let image = inner.join("disk.qcow2");
+        std::os::unix::fs::symlink(&secret, inner.join("link.raw")).unwrap();
+        let absolute = secret.to_str().unwrap().to_owned();
+        for name in [absolute.as_str(), "../secret.raw", "link.raw"] {
+            create(&image, &["-u", "-b", name, "-F", "raw"], "1M");
+            let said = refusal(&image);
+            assert!(said.contains("is not in its own folder: say `backing=on`"), "{said}");
+            let config = Config { backing: true, ..Config::new(&image) };
+            let disk = open_disk(&config, None).unwrap();
+            assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [0x55; 512]);
+        }
+        fs::write(inner.join("near.raw"), [0x66; 4096]).unwrap();
+        for name in ["near.raw", "./near.raw", inner.join("near.raw").to_str().unwrap()] {
+            create(&image, &["-u", "-b", name, "-F", "raw"], "1M");
+            let disk = open_disk(&Config::new(&image), None).unwrap();
+            let mut driver = Driver::new(&disk);
+            assert_eq!(driver.read(0, 512).unwrap(), [0x66; 512]);
+            // Who writes below would change what stands on it.
+            let said = refusal(&inner.join("near.raw"));
+            assert!(said.contains("is in use by"), "{said}");
+            driver.write(0, &[1; 512]).unwrap();
+            assert_eq!(fs::read(inner.join("near.raw")).unwrap(), [0x66; 4096]);
+        }
+        for name in ["nbd://10.0.0.1/x", "json:{}", "https://example.org/x.qcow2"] {
+            create(&image, &["-u", "-b", name, "-F", "raw"], "1M");
+            assert!(refusal(&image).contains("is not a file"), "{}", refusal(&image));
+        }
+        create(&image, &["-u", "-b", "gone.raw", "-F", "raw"], "1M");
+        assert!(refusal(&image).contains("gone.raw"), "{}", refusal(&image));
+        // Without a format it is raw by its name, never qcow2 by what its guest wrote there.
+        create(&image, &["-u", "-b", "near.raw", "-F", "raw"], "1M");
+        let mut bytes = fs::read(&image).unwrap();
+        let format = [0xe2, 0x79, 0x2a, 0xca];
+        let at = bytes.windows(4).position(|it| it == format).unwrap();
+        // An extension that nobody knows.
+        bytes[at] = 0x01;
+        fs::write(&image, bytes).unwrap();
+        fs::write(inner.join("near.raw"), b"QFI\xfb\0\0\0\x03").unwrap();
+        assert!(refusal(&image).contains("begins like a qcow2 image"), "{}", refusal(&image));
+    }
+
+    #[test]
+    fn a_ring_of_backing_files_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("a_ring_of_backing_files_ends") {
+            return;
+        }
+        let (one, two) = (folder.path().join("one.qcow2"), folder.path().join("two.qcow2"));
+        create(&one, &["-u", "-b", "two.qcow2", "-F", "qcow2"], "1M");
+        create(&two, &["-u", "-b", "one.qcow2", "-F", "qcow2"], "1M");
+        assert!(refusal(&one).contains("in use by"), "{}", refusal(&one));
+        let config = Config { readonly: true, ..Config::new(&one) };
+        let said = format!("{:#}", open_disk(&config, None).err().unwrap());
+        assert!(said.contains("more than 32 backing files"), "{said}");
+    }
+
+    #[test]
+    fn refuses_what_it_does_not_know_and_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("refuses_what_it_does_not_know_and_says_what_to_do") {
+            return;
+        }
+        let image = folder.path().join("disk.qcow2");
+        for (options, said) in [
+            ("extended_l2=on", "extended L2"),
+            ("data_file=other.raw", "its data is in another file"),
+            ("compression_type=zstd", "zstd"),
+            ("refcount_bits=64", "have 64 bits"),
+        ] {
+            let status = std::process::Command::new("qemu-img")
+                .args(["create", "-q", "-f", "qcow2", "-o", options, "disk.qcow2", "1M"])
+                .current_dir(folder.path())
+                .status();
+            assert!(status.unwrap().success());
+            assert!(refusal(&image).contains(said), "{options}: {}", refusal(&image));
+        }
+        create(&image, &[], "1M");
+        let snapshot = ["snapshot", "-c", "one"];
+        let mut command = std::process::Command::new("qemu-img");
+        assert!(command.args(snapshot).arg(&image).status().unwrap().success());
+        assert!(refusal(&image).contains("has 1 snapshots"), "{}", refusal(&image));
+        open_disk(&Config { readonly: true, ..Config::new(&image) }, None).unwrap();
+        // Not closed: the dirty bit.
+        create(&image, &[], "1M");
+        let mut bytes = fs::read(&image).unwrap();
+        bytes[79] |= 1;
+        fs::write(&image, &bytes).unwrap();
+        assert!(refusal(&image).contains("`qemu-img check -r all`"), "{}", refusal(&image));
+        fs::write(&image, &bytes[..60]).unwrap();
+        assert!(refusal(&image).contains("is cut off"), "{}", refusal(&image));
+    }
+
+    #[test]
+    fn grows_within_its_table_while_it_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("grows_within_its_table_while_it_is_used") {
+            return;
+        }
+        let path = folder.path().join("disk.qcow2");
+        create(&path, &["-o", "cluster_size=4096"], "1M");
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        let mut driver = Driver::new(&disk);
+        driver.write((1 << 20) - 512, &[1; 512]).unwrap();
+        assert_eq!(driver.read(1 << 20, 512), Err(Fault::Refused));
+        disk.grow(9 << 20).unwrap();
+        assert_eq!(disk.geometry().size, 9 << 20);
+        assert_eq!(driver.read(1 << 20, 4096).unwrap(), [0; 4096]);
+        driver.write((9 << 20) - 512, &[2; 512]).unwrap();
+        assert!(disk.grow(1 << 20).is_err() && disk.grow((9 << 20) + 1).is_err());
+        drop((driver, disk));
+        check(&path);
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        assert_eq!(disk.geometry().size, 9 << 20);
+        assert_eq!(Driver::new(&disk).read((9 << 20) - 512, 512).unwrap(), [2; 512]);
+        drop(disk);
+        create(&path, &["-o", "cluster_size=512"], "1M");
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        let said = format!("{:#}", disk.grow(9 << 20).unwrap_err());
+        assert!(said.contains("`qemu-img resize`"), "{said}");
+        drop(disk);
+        let below = folder.path().join("below.raw");
+        fs::write(below, vec![3; 2 << 20]).unwrap();
+        create(&path, &["-b", "below.raw", "-F", "raw"], "1M");
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        let said = disk.grow(9 << 20).unwrap_err().to_string();
+        assert!(said.contains("what is below would show"), "{said}");
+    }
+
+    /// Whatever is in the file, requests end with an answer.
+    fn torment(path: &Path) -> bool {
+        let Ok(disk) = open_disk(&Config { discard: false, ..Config::new(path) }, None) else {
+            return false;
+        };
+        let size = disk.geometry().size;
+        let mut driver = Driver::new(&disk);
+        let zero = Operation::WriteZeroes { unmap: true };
+        let end = (size - 512).min(3 << 20) / 512 * 512;
+        for at in [0, 65536, 1 << 20, end] {
+            if at + 512 > size {
+                continue;
+            }
+            let found = [
+                driver.read(at, 512).map(|_| ()),
+                driver.write(at, &[3; 512]),
+                driver.ask(zero, (at, 512), &[]),
+                driver.flush(),
+            ];
+            for answer in found {
+                assert!(matches!(answer, Ok(()) | Err(Fault::Broken)), "{answer:?}");
+            }
+        }
+        true
+    }
+
+    #[test]
+    fn torn_and_hostile_images_never_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("torn_and_hostile_images_never_panic") {
+            return;
+        }
+        let source = folder.path().join("source.raw");
+        let noise: Vec<u8> = (0..4_u32 << 20).map(|it| (it / 700).to_le_bytes()[0]).collect();
+        fs::write(&source, noise).unwrap();
+        let mut opened = 0;
+        for (kind, options) in [("", "cluster_size=4096"), ("-c", "cluster_size=65536")] {
+            let whole = folder.path().join("whole.qcow2");
+            let mut convert = std::process::Command::new("qemu-img");
+            convert.args(["convert", "-f", "raw", "-O", "qcow2", "-o", options]);
+            convert.args(Some(kind).filter(|it| !it.is_empty())).arg(&source).arg(&whole);
+            assert!(convert.status().unwrap().success());
+            let bytes = fs::read(&whole).unwrap();
+            let victim = folder.path().join("victim.qcow2");
+            let mut dice = Dice(11);
+            for _ in 0..250 {
+                let mut torn = bytes.clone();
+                // The header, the tables behind it, or anywhere; a bit, a byte, or a number.
+                for _ in 0..=dice.below(4) {
+                    let within = [112, 112, 300_000, torn.len() as u64];
+                    let within = within[usize::try_from(dice.below(4)).unwrap()];
+                    let at = usize::try_from(dice.below(within)).unwrap().min(torn.len() - 8);
+                    match dice.below(4) {
+                        0 => torn[at] ^= 1 << dice.below(8),
+                        1 => torn[at] = dice.next().to_le_bytes()[0],
+                        2 => torn[at..at + 8].fill(0xff),
+                        _ => {
+                            let length = usize::try_from(dice.below(torn.len() as u64)).unwrap();
+                            torn.truncate(length.max(4096));
+                        }
+                    }
+                }
+                fs::write(&victim, &torn).unwrap();
+                opened += usize::from(torment(&victim));
+            }
+        }
+        assert!(opened > 100, "{opened}");
+    }
+
+    #[test]
+    fn tables_that_lie_about_places_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("tables_that_lie_about_places_are_errors") {
+            return;
+        }
+        let path = folder.path().join("disk.qcow2");
+        create(&path, &[], "1M");
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        Driver::new(&disk).write(0, &[1; 512]).unwrap();
+        drop(disk);
+        check(&path);
+        let bytes = fs::read(&path).unwrap();
+        let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+        let l1 = usize::try_from(number(header::L1_OFFSET)).unwrap();
+        let l2 = usize::try_from(number(l1) & !COPIED).unwrap();
+        for (at, entry) in [
+            // Beyond the file, not at a cluster's border, a cluster that is compressed by nobody.
+            (l1, COPIED | 1 << 50),
+            (l1, COPIED | 0x200),
+            (l2, COPIED | 0x200),
+            (l2, COMPRESSED | 1 << 40),
+            (l2, COMPRESSED | 0x50000),
+        ] {
+            let mut lies = bytes.clone();
+            lies[at..at + 8].copy_from_slice(&entry.to_be_bytes());
+            fs::write(&path, lies).unwrap();
+            let disk: Arc<dyn Image> = open_disk(&Config::new(&path), None).unwrap();
+            assert_eq!(Driver::new(&disk).read(0, 512), Err(Fault::Broken), "{entry:#x}");
+        }
+        // All refcounts are zero: the next cluster to hand out would be the header.
+        let block = usize::try_from(number(usize::try_from(number(48)).unwrap())).unwrap();
+        let mut lies = bytes.clone();
+        lies[block..block + 64].fill(0);
+        fs::write(&path, lies).unwrap();
+        let disk: Arc<dyn Image> = open_disk(&Config::new(&path), None).unwrap();
+        assert_eq!(Driver::new(&disk).write(65536, &[1; 512]), Err(Fault::Broken));
+        assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [1; 512]);
+    }
 }

@@ -208,6 +208,21 @@ impl Tables {
         l1.zip(l2).ok_or_else(|| damaged("no table for a part of the disk"))
     }
 
+    /// Makes L1 longer, within its last cluster, and tells how many entries it has then.
+    pub(super) fn extend(&mut self, raw: &Raw, size: u64) -> io::Result<Option<u32>> {
+        let needed = usize::try_from(size.div_ceil(self.cluster() << (self.bits - 3)));
+        let cluster = usize::try_from(self.cluster()).unwrap_or(usize::MAX);
+        let room = (self.l1.entries.len() * 8).next_multiple_of(cluster) / 8;
+        let Some(needed) = needed.ok().filter(|it| *it <= room) else { return Ok(None) };
+        while self.l1.entries.len() < needed {
+            self.l1.entries.push(0);
+            // Whatever stood behind the end of the table.
+            self.l1.set(self.l1.entries.len() - 1, 0);
+        }
+        self.checkpoint(raw)?;
+        Ok(u32::try_from(self.l1.entries.len()).ok())
+    }
+
     /// Where a table is that `entry` refers to.
     fn table_at(&self, entry: u64) -> io::Result<Option<u64>> {
         let at = entry & OFFSET;
