@@ -139,8 +139,9 @@ type Field = (String, String, String);
 fn config(source: &str) -> Result<(String, Vec<Field>)> {
     let mut fields = Vec::new();
     let mut comment = String::new();
-    let mut own = None;
+    let (mut own, mut dashes) = (None, false);
     for line in source.lines().map(str::trim) {
+        dashes |= own.is_none() && line.contains("rename_all = \"kebab-case\"");
         if let Some(text) = line.strip_prefix("///") {
             comment.push_str(text);
         } else if line.starts_with("pub struct Config") {
@@ -153,9 +154,11 @@ fn config(source: &str) -> Result<(String, Vec<Field>)> {
         } else if let (true, Some(field)) = (own.is_some(), line.strip_prefix("pub ")) {
             let (name, kind) = field.trim_end_matches(',').split_once(": ").context("a field")?;
             let text = std::mem::take(&mut comment).trim().to_owned();
-            fields.push((name.to_owned(), kind.to_owned(), text));
+            let name = if dashes { name.replace('_', "-") } else { name.to_owned() };
+            fields.push((name, kind.to_owned(), text));
         } else if !line.starts_with("#[") {
             comment.clear();
+            dashes &= own.is_some();
         }
     }
     let own = own.context("no `pub struct Config`")?;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 
 use crate::backend::net::link::Links;
+use crate::balloon;
 use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
 use crate::host::Host;
@@ -50,6 +51,8 @@ pub struct Shared {
     pub input: Arc<Hub>,
     /// Network cables: controllers register here, the operator plugs and pulls.
     pub links: Arc<Links>,
+    /// The balloon: the device registers here, the operator sets it here.
+    pub balloon: Arc<balloon::Hub>,
 }
 
 /// A device and what it was granted.
@@ -69,8 +72,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let (spaces, buttons, input, links) = Default::default();
-        let shared = Shared { memory, host, spaces, events, buttons, input, links };
+        let (spaces, buttons, input, links, balloon) = Default::default();
+        let shared = Shared { memory, host, spaces, events, buttons, input, links, balloon };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -118,6 +121,11 @@ impl Board {
     /// The keyboards and mice, for the screen.
     pub fn input(&self) -> &Arc<Hub> {
         &self.shared.input
+    }
+
+    /// The balloon, for the operator.
+    pub fn balloon(&self) -> &Arc<balloon::Hub> {
+        &self.shared.balloon
     }
 
     /// The network cables, for the operator.

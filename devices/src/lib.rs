@@ -6,6 +6,7 @@
 
 pub mod alarm;
 pub mod backend;
+pub mod balloon;
 pub mod board;
 pub mod bus;
 pub mod bytes;

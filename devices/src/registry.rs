@@ -58,6 +58,7 @@ macro_rules! registry {
 }
 
 registry! {
+    "balloon" Balloon: crate::virtio::balloon::Config,
     "debugcon" Debugcon: crate::platform::debugcon::Config,
     "edu" Edu: crate::pci::edu::Config,
     "flash" Flash: crate::platform::flash::Config,
@@ -71,6 +72,7 @@ registry! {
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
     "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
+    "virtio-serial" VirtioSerial: crate::virtio::console::Config,
 }
 
 impl Config {
@@ -79,6 +81,7 @@ impl Config {
     pub fn leave_host_alone(&mut self) {
         match self {
             Self::Serial(serial) => serial.to = Stream::None,
+            Self::VirtioSerial(serial) => serial.to = Stream::None,
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
             Self::Nvme(disk) => disk.0.readonly = true,

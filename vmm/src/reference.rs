@@ -27,8 +27,9 @@ pub fn all() -> String {
     );
     text.push_str(&device_tables());
     text.push_str("\n## Commands of `vmm ctl`\n\n| command | meaning |\n|---|---|\n");
-    for (name, help) in COMMANDS {
-        writeln!(text, "| `{name}` | {} |", help.trim()).expect("a string takes all");
+    for usage in COMMANDS {
+        writeln!(text, "| `{}` | {} |", usage.call(), usage.help.trim())
+            .expect("a string takes all");
     }
     text.push_str("\n## KVM capabilities\n\n| capability | must | for |\n|---|---|---|\n");
     for it in CAPABILITIES {

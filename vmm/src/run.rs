@@ -1,5 +1,6 @@
 //! The life of a machine: from power-on to the exit status.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Once, OnceLock};
 use std::thread::Builder;
@@ -11,13 +12,14 @@ use devices::power::Buttons;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use serde_json::json;
+use serde_json::{Value, json};
 use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
 
 use crate::config::Config;
 use crate::control::{Command, Request, Server};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::size::Size;
 use crate::status::{Failure, Status};
 use crate::vcpu::Stop;
 
@@ -32,6 +34,9 @@ pub enum Notice {
     /// A request at the control socket.
     Control(Request),
 }
+
+/// How long a guest may take to say how its memory is, before the old news are told.
+const ANSWER: Duration = Duration::from_millis(250);
 
 /// KVM_SYSTEM_EVENT_*
 const SYSTEM_SHUTDOWN: u32 = 1;
@@ -230,7 +235,12 @@ impl Life {
         let status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
         let grace = self.machine.config().grace.0;
         // A second signal does not wait, and a paused guest would not see the button.
-        if grace == 0 || self.is_still() || self.end.is_some() || !self.machine.buttons().press() {
+        if grace == 0 || self.is_still() || self.end.is_some() {
+            return Some(status);
+        }
+        // Windows' driver frees what it gave away before it ends: the sooner the better.
+        self.machine.balloon().set(u64::MAX);
+        if !self.machine.buttons().press() {
             return Some(status);
         }
         tracing::info!("power button pressed, the guest has {grace} s");
@@ -267,6 +277,7 @@ impl Life {
                 sent.map(|()| json!({}))
             }
             Command::Registers => Ok(json!({ "registers": self.registers() })),
+            Command::Balloon { size } => self.balloon(size),
             Command::Quit => {
                 status = Some(Status::Off as u8);
                 Ok(json!({}))
@@ -282,6 +293,24 @@ impl Life {
             (false, 0) => "running",
             (false, _) => "waiting for the host",
         }
+    }
+
+    /// Sets the balloon, and tells of it.
+    fn balloon(&self, size: Option<Size>) -> anyhow::Result<Value> {
+        let (balloon, memory) = (self.machine.balloon(), self.machine.config().memory.size);
+        if let Some(size) = size {
+            balloon.ask_for(size, memory)?;
+        }
+        // A guest that is paused says nothing, and what it shall have takes it a while.
+        let asks = size.is_none() && !self.is_still();
+        let report = balloon.report(if asks { ANSWER } else { Duration::ZERO })?;
+        let statistics = report.statistics.into_iter().map(|(name, value)| (name, value.into()));
+        Ok(json!({
+            "target": report.target,
+            "actual": report.actual,
+            "statistics": statistics.collect::<BTreeMap<_, Value>>(),
+            "age": report.age.map(|age| age.as_secs_f64()),
+        }))
     }
 
     /// The registers of all processors, which stop for it.
@@ -300,7 +329,7 @@ impl Life {
     }
 }
 
-fn press(buttons: &Buttons) -> anyhow::Result<serde_json::Value> {
+fn press(buttons: &Buttons) -> anyhow::Result<Value> {
     anyhow::ensure!(buttons.press(), "this machine has no power button");
     Ok(json!({}))
 }

@@ -1,5 +1,6 @@
 //! The host's side of devices: files, sockets, terminals. Nothing here knows of the guest.
 
+pub mod channel;
 pub mod disk;
 pub mod lock;
 pub mod net;

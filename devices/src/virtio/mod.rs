@@ -1,7 +1,9 @@
 //! VIRTIO 1.3: what makes one device different from another, and (in `pci.rs`, once) all that is
 //! the same.
 
+pub mod balloon;
 pub mod blk;
+pub mod console;
 pub mod net;
 mod pci;
 mod queue;
@@ -60,4 +62,10 @@ pub trait Virtio: Send + 'static {
     fn restore(&mut self, _saved: Saved) -> anyhow::Result<()> {
         Ok(())
     }
+}
+
+/// Takes the next chain of a queue. Where there is none, the driver rings for the next: one that
+/// goes by indices rings only when it was asked to.
+fn next(queue: &mut Queue) -> Option<Chain> {
+    queue.pop().or_else(|| if queue.listen() { queue.pop() } else { None })
 }

@@ -35,7 +35,7 @@ struct Rng {
 
 /// Answers everything that is asked.
 fn answer(queue: &mut Queue) {
-    while let Some(chain) = queue.pop() {
+    while let Some(chain) = super::next(queue) {
         let wanted = super::length(&chain.writable);
         let mut bytes = vec![0; usize::try_from(wanted).unwrap_or(LIMIT).min(LIMIT)];
         // Only a start of the host so early that it has no entropy can make this wait.

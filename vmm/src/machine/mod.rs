@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::Context;
 use boot::layout::Ram;
 use devices::backend::stream::Stream;
+use devices::balloon;
 use devices::board::{Board, Event};
 use devices::host::Host;
 use devices::memory::Memory;
@@ -263,6 +264,11 @@ impl Machine {
     /// The buttons on the case.
     pub fn buttons(&self) -> &Buttons {
         self.board.buttons()
+    }
+
+    /// The balloon, if it has one.
+    pub fn balloon(&self) -> &balloon::Hub {
+        self.board.balloon()
     }
 
     /// Sends a non-maskable interrupt to the first processor; all are paused then.
