@@ -101,8 +101,8 @@ set -e
 disk=/dev/$1
 tool() { chroot /tools "$@"; }
 tool fio --name=verify --filename=$disk --rw=randwrite --bsrange=512-64k --iodepth=32 \
-  --ioengine=libaio --direct=1 --size=16M --verify=crc32c --verify_fatal=1 --do_verify=1 --randseed=7 \
-  --verify_state_save=0 --eta=never --output=/dev/null
+  --ioengine=libaio --direct=1 --size=16M --verify=crc32c --verify_fatal=1 --do_verify=1 \
+  --randseed=7 --verify_state_save=0 --eta=never --output=/dev/null
 echo verified
 tool mkfs.ext4 -q -F $disk
 mkdir -p /mnt

@@ -88,7 +88,7 @@ fn balloon(booted: &Booted, size: Option<u64>) -> anyhow::Result<Value> {
 const PREPARE: &str = "mkdir /memory && mount -t tmpfs -o size=1500m none /memory";
 
 fn reports_what_it_does_not_use(release: &str) -> anyhow::Result<()> {
-    let guest = Guest::transom().memory("2G").word("--device").word("balloon");
+    let guest = Guest::transom().memory("2G").word("--device").word("virtio-balloon");
     let mut booted = linux(guest, release, "virtio_balloon")?.boot(BOOT)?;
     booted.run(PREPARE, SOON)?;
     let before = resident(&booted)?;

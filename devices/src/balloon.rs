@@ -87,7 +87,7 @@ impl Hub {
     }
 }
 
-const NONE: &str = "this machine has no balloon: add --device balloon when it is started";
+const NONE: &str = "this machine has no balloon: add --device virtio-balloon when it is started";
 
 impl fmt::Debug for Hub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

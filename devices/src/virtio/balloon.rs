@@ -37,7 +37,7 @@ use crate::pci::Address;
 use crate::size::Size;
 use crate::worker::Worker;
 
-/// `--device balloon,size=1G`
+/// `--device virtio-balloon,size=1G`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {

@@ -11,7 +11,7 @@ use crate::device::{Build, Device, Place};
 use crate::pci::Address;
 use crate::worker::Worker;
 
-/// `--device rng`
+/// `--device virtio-rng`
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {

@@ -60,7 +60,8 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     peer.set_nonblocking(true).expect("a socket");
     let mut bench = Bench::new(usize::try_from(RAM).expect("a megabyte"));
     let fields = json!({ "to": format!("fd:{}", ours.as_raw_fd()), "slot": "03.0" });
-    let config = Config::of_kind("net", fields).expect("it is in the registry").expect("a network");
+    let config =
+        Config::of_kind("virtio-net", fields).expect("it is in the registry").expect("a network");
     bench.board.add("net", |place| config.build(place)).expect("the board is empty");
     drop(ours);
     bench.board.run(Vec::new()).expect("power-on");

@@ -124,6 +124,8 @@ impl Plan {
         // After the flash, whose lock keeps a second start of this machine away from our log.
         devices.push(registry::Config::Serial(serial::Config { port: 1, to: serial }));
         devices.extend(config.device.iter().cloned());
+        let processors = u16::try_from(config.cpus.count).unwrap_or(u16::MAX);
+        devices.iter_mut().for_each(|device| device.suit(processors));
         if self.dry {
             devices.iter_mut().for_each(registry::Config::leave_host_alone);
         }

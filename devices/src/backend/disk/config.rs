@@ -67,6 +67,9 @@ pub struct Config {
     /// file's name if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+    /// The machine is only looked at: the file is left alone, and need not be there.
+    #[serde(skip)]
+    pub absent: bool,
 }
 
 /// Queues where nobody says how many processors there are.
@@ -149,6 +152,7 @@ impl Config {
             slot: None,
             queues: None,
             serial: None,
+            absent: false,
         }
     }
 
@@ -158,6 +162,9 @@ impl Config {
     ///
     /// As [`open`] does.
     pub fn open_at(&self, place: &dyn Place) -> anyhow::Result<Arc<dyn Image>> {
+        if self.absent {
+            return Ok(super::memory(self.sector.bytes().into()));
+        }
         let events = place.shared().events.clone();
         let full = move |now: Full| events(if now.full { Event::Hold } else { Event::Release });
         open(self, Some(Arc::new(full)))

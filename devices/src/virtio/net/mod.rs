@@ -30,7 +30,7 @@ use crate::device::{Build, Device, Place, Saved};
 use crate::memory::{Memory, Piece};
 use crate::pci::Address;
 
-/// `--device net,to=tap:vm0`
+/// `--device virtio-net,to=tap:vm0`
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
