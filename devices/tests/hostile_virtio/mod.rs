@@ -14,8 +14,11 @@ const ENTRIES: u16 = 32;
 /// The features of devices, which each driver may accept or not.
 const OWN: u64 = 0xff_ffff;
 
-/// The kinds, and what they are given beside their slot.
-pub(crate) const KINDS: &[(&str, fn(&Path) -> Value)] = &[
+/// A kind, and what it is given beside its slot.
+type Kind = (&'static str, fn(&Path) -> Value);
+
+/// All of them.
+pub(crate) const KINDS: &[Kind] = &[
     ("rng", |_| json!({})),
     ("balloon", |_| json!({ "size": "512K" })),
     ("virtio-serial", |_| json!({ "to": "none" })),
