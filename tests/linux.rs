@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -47,6 +48,8 @@ fn main() -> ExitCode {
     tests.extend(both("pauses_and_ends_on_sigterm", pauses_and_ends_on_sigterm));
     tests.extend(both("hears_the_power_button", hears_the_power_button));
     tests.extend(both("reboots_in_the_same_process", reboots_in_the_same_process));
+    tests.extend(both("keeps_files_on_nvme", keeps_files_on_nvme));
+    tests.extend(both("keeps_files_on_nvme_with_a_wire", keeps_files_on_nvme_with_a_wire));
     let cells = if lab::everything() { all_cells() } else { covering(&all_cells()) };
     tests.extend(cells.into_iter().map(Cell::test));
     tests.extend(both("complains_of_nothing_new", complains_of_nothing_new));
@@ -263,6 +266,75 @@ fn hears_the_power_button(release: &str) -> anyhow::Result<()> {
     booted.running.ask(Command::PowerButton)?;
     booted.running.expect("pressed\n", SOON)?;
     booted.running.ends_with(0, SOON)
+}
+
+/// Fills the disk's end with lines that the host knows, and keeps files at its beginning.
+const DISK: &str = r#"
+set -e
+disk=/dev/nvme0n1
+test "$(cat /sys/block/nvme0n1/size)" = 131072
+seq 1 100000 > /lines
+dd if=/lines of=$disk bs=64k seek=800 2> /dev/null
+dd if=/dev/urandom of=/data bs=1M count=8 2> /dev/null
+/usr/sbin/mke2fs -q -t ext4 $disk 49152k
+for round in 1 2; do
+  mount -t ext4 -o discard $disk /mnt
+  cp /data /mnt/data.$round
+  rm -f /mnt/data.$((round - 1))
+  sync
+  umount /mnt
+  echo 3 > /proc/sys/vm/drop_caches
+  mount -t ext4 $disk /mnt
+  cmp /data /mnt/data.$round
+  umount /mnt
+done
+for part in 0 1 2 3 4 5 6 7; do
+  dd if=$disk of=/dev/null bs=$((512 << part)) count=200 skip=$part iflag=direct 2> /dev/null &
+done
+wait
+dd if=$disk bs=64k skip=800 2> /dev/null | head -c $(stat -c %s /lines) | cmp - /lines
+grep nvme /proc/interrupts
+dmesg | grep -i nvme
+"#;
+
+fn keeps_files_on_nvme(release: &str) -> anyhow::Result<()> {
+    let said = keeps_files(release, "")?;
+    ensure!(said.contains("nvme0q1"), "no interrupt of an I/O queue of its own: {said}");
+    Ok(())
+}
+
+fn keeps_files_on_nvme_with_a_wire(release: &str) -> anyhow::Result<()> {
+    keeps_files(release, "pci=nomsi").map(drop)
+}
+
+fn keeps_files(release: &str, words: &str) -> anyhow::Result<String> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("disk.img");
+    File::create(&path)?.set_len(64 << 20)?;
+    let device = format!("nvme,path={},serial=transom-1", path.display());
+    let guest = Guest::transom().cpus("2").word("--device").word(device);
+    let linux = Linux::new(guest, &bzimage(release)?).cmdline(words).file("disk.sh", DISK);
+    let mut booted = linux.program("/usr/sbin/mke2fs")?.boot(BOOT)?;
+    booted.running.send("mkdir -p /mnt; sh /disk.sh > /said 2>&1; echo ended $?")?;
+    // Pauses at any moment lose nothing.
+    for _ in 0..3 {
+        sleep(Duration::from_millis(700));
+        booted.running.ask(Command::Pause)?;
+        sleep(Duration::from_millis(100));
+        booted.running.ask(Command::Resume)?;
+    }
+    let status = booted.running.expect_any(&["ended 0\n", "ended 1\n", "ended 2\n"], BOOT)?.0;
+    booted.running.expect(">>>transom done ", SOON)?;
+    let said = booted.run("cat /said", SOON)?;
+    say!("{said}");
+    ensure!(status == 0, "the guest's script ended with {status}: {said}");
+    ensure!(!said.contains("timeout") && !said.contains("error"), "{said}");
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)?;
+    let lines: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
+    let image = fs::read(&path)?;
+    ensure!(image[800 << 16..].starts_with(lines.as_bytes()), "the host's file has other bytes");
+    Ok(said)
 }
 
 /// The level of an error in the kernel's log; graver ones have smaller numbers.

@@ -102,11 +102,11 @@ fn collect_fields() -> Result<()> {
     let mut list = String::from("&[\n");
     let mut count = 0;
     for (kind, path) in registry.lines().filter_map(registered) {
-        let file = devices.join(path.replace("::", "/"));
-        let alone = file.with_extension("rs");
-        let file = if alone.exists() { alone } else { file.join("mod.rs") };
-        let source = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        let (text, fields) = config(&source).with_context(|| file.display().to_string())?;
+        let source = module(&devices, path)?;
+        let (text, mut fields) = config(&source).with_context(|| path.to_owned())?;
+        if let Some(shared) = wrapped(&source) {
+            fields = config(&module(&devices, shared)?).with_context(|| shared.to_owned())?.1;
+        }
         writeln!(list, "    ({kind:?}, {text:?}, &{fields:?}),")?;
         count += 1;
     }
@@ -116,6 +116,22 @@ fn collect_fields() -> Result<()> {
     fs::write(out.join("fields.rs"), list).context("fields.rs")
 }
 
+/// The source of a module.
+fn module(devices: &Path, path: &str) -> Result<String> {
+    let file = devices.join(path.replace("::", "/"));
+    let mut places = [file.with_extension("rs"), file.join("config.rs"), file.join("mod.rs")];
+    let place = places.iter_mut().find(|place| place.exists());
+    let place = place.with_context(|| format!("{}: no such module", file.display()))?;
+    fs::read_to_string(&*place).with_context(|| place.display().to_string())
+}
+
+/// The module whose `Config` this one is under another name.
+fn wrapped(source: &str) -> Option<&str> {
+    let line =
+        source.lines().find_map(|line| line.strip_prefix("pub struct Config(pub crate::"))?;
+    line.strip_suffix("::Config);")
+}
+
 type Field = (String, String, String);
 
 /// The comment on `Config`, and name, type and comment of its fields. The sources are formatted,
@@ -123,13 +139,14 @@ type Field = (String, String, String);
 fn config(source: &str) -> Result<(String, Vec<Field>)> {
     let mut fields = Vec::new();
     let mut comment = String::new();
-    let mut own = None;
+    let (mut own, mut dashes) = (None, false);
     for line in source.lines().map(str::trim) {
+        dashes |= own.is_none() && line.contains("rename_all = \"kebab-case\"");
         if let Some(text) = line.strip_prefix("///") {
             comment.push_str(text);
-        } else if line.starts_with("pub struct Config {") {
+        } else if line.starts_with("pub struct Config") {
             own = Some(std::mem::take(&mut comment));
-            if line.ends_with('}') {
+            if line.ends_with(['}', ';']) {
                 break;
             }
         } else if own.is_some() && line == "}" {
@@ -137,9 +154,11 @@ fn config(source: &str) -> Result<(String, Vec<Field>)> {
         } else if let (true, Some(field)) = (own.is_some(), line.strip_prefix("pub ")) {
             let (name, kind) = field.trim_end_matches(',').split_once(": ").context("a field")?;
             let text = std::mem::take(&mut comment).trim().to_owned();
-            fields.push((name.to_owned(), kind.to_owned(), text));
+            let name = if dashes { name.replace('_', "-") } else { name.to_owned() };
+            fields.push((name, kind.to_owned(), text));
         } else if !line.starts_with("#[") {
             comment.clear();
+            dashes &= own.is_some();
         }
     }
     let own = own.context("no `pub struct Config`")?;

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
+use crate::backend::net::link::Links;
+use crate::balloon;
 use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
 use crate::host::Host;
@@ -23,6 +25,10 @@ pub enum Event {
     Reset,
     /// Switch off.
     PowerOff,
+    /// Stop the processors: a device waits for something of the host's, like room for its disk.
+    Hold,
+    /// What it waited for is there. There is one of these for each `Hold`.
+    Release,
 }
 
 /// Called by devices, on whatever thread they are; it must not block or call devices.
@@ -43,6 +49,10 @@ pub struct Shared {
     pub buttons: Arc<Buttons>,
     /// Keyboards and mice: devices register here, the screen pushes here.
     pub input: Arc<Hub>,
+    /// Network cables: controllers register here, the operator plugs and pulls.
+    pub links: Arc<Links>,
+    /// The balloon: the device registers here, the operator sets it here.
+    pub balloon: Arc<balloon::Hub>,
 }
 
 /// A device and what it was granted.
@@ -62,8 +72,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let (spaces, buttons, input) = Default::default();
-        let shared = Shared { memory, host, spaces, events, buttons, input };
+        let (spaces, buttons, input, links, balloon) = Default::default();
+        let shared = Shared { memory, host, spaces, events, buttons, input, links, balloon };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -111,6 +121,16 @@ impl Board {
     /// The keyboards and mice, for the screen.
     pub fn input(&self) -> &Arc<Hub> {
         &self.shared.input
+    }
+
+    /// The balloon, for the operator.
+    pub fn balloon(&self) -> &Arc<balloon::Hub> {
+        &self.shared.balloon
+    }
+
+    /// The network cables, for the operator.
+    pub fn links(&self) -> &Arc<Links> {
+        &self.shared.links
     }
 
     /// What was granted, device by device.

@@ -243,13 +243,34 @@ impl Window {
         value: Option<u64>,
     ) -> anyhow::Result<Arc<EventFd>> {
         let event = Arc::new(EventFd::new(EFD_NONBLOCK)?);
-        let bell = Doorbell { kind: self.kind, address: offset, length, value };
+        self.connect(Doorbell { kind: self.kind, address: offset, length, value }, event.clone());
+        Ok(event)
+    }
+
+    /// Has a guest's write of this length to `offset`, whatever its value, raise an event that the
+    /// device has, until `silence`. As with a doorbell, the write may reach the device instead.
+    pub fn ring(&self, (offset, length): (u64, u32), event: Arc<EventFd>) {
+        let bell = Doorbell { kind: self.kind, address: offset, length, value: None };
+        self.connect(bell, event);
+    }
+
+    fn connect(&self, bell: Doorbell, event: Arc<EventFd>) {
         let mut state = self.state.lock().expect("no device panicked");
         if let Some(at) = state.at {
             self.host.ring(bell.moved(at), &event);
         }
-        state.bells.push((bell, event.clone()));
-        Ok(event)
+        state.bells.push((bell, event));
+    }
+
+    /// From now on writes to `offset` reach the device.
+    pub fn silence(&self, offset: u64) {
+        let mut state = self.state.lock().expect("no device panicked");
+        let at = state.at;
+        for (bell, event) in state.bells.extract_if(.., |(bell, _)| bell.address == offset) {
+            if let Some(at) = at {
+                self.host.unring(bell.moved(at), &event);
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the hypervisor lends to the board, so that no device knows which one it is.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
@@ -30,6 +31,10 @@ pub trait Host: Send + Sync {
     ///
     /// When the host has no memory, or cannot map it so.
     fn backing(&self, size: u64, guest: Guest) -> anyhow::Result<Arc<dyn Backing>>;
+    /// Takes guest RAM back that the guest does not need, as far as these bytes are whole pages of
+    /// the host's. When somebody touches it again, it is there, and reads as zeros. What is not RAM
+    /// is left alone.
+    fn release(&self, range: Range<u64>);
 }
 
 /// A level-triggered input of an interrupt controller.

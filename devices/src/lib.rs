@@ -2,10 +2,11 @@
 //!
 //! Read `device.rs` first: it is the whole vocabulary. No device knows the hypervisor; what that
 //! lends is in `host.rs`.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod alarm;
 pub mod backend;
+pub mod balloon;
 pub mod board;
 pub mod bus;
 pub mod bytes;
@@ -14,9 +15,13 @@ pub mod host;
 pub mod input;
 pub mod line;
 pub mod memory;
+pub mod nvme;
 pub mod pci;
 pub mod platform;
+pub mod poller;
 pub mod power;
 pub mod registry;
+pub mod size;
 pub mod testutil;
+pub mod virtio;
 pub mod worker;

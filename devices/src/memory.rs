@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// A handle to guest RAM. A closed gate (bus mastering off, device parked) makes every access fail,
@@ -11,6 +12,15 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 pub struct Memory {
     ram: Arc<GuestMemoryMmap>,
     gate: Arc<AtomicBool>,
+}
+
+/// A range of guest memory that a guest named. It is checked when it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Guest-physical.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
 }
 
 /// The guest named memory that is not there, or that the device may not use now.
@@ -59,5 +69,36 @@ impl Memory {
     /// When a part of the range is not RAM; the part before it may have been written.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), NoMemory> {
         self.ram()?.write_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
+    }
+
+    /// Copies out the first bytes of these pieces.
+    ///
+    /// # Errors
+    ///
+    /// When they are fewer than `data`, or not RAM.
+    pub fn gather(&self, pieces: &[Piece], data: &mut [u8]) -> Result<(), NoMemory> {
+        let mut rest = data;
+        for piece in pieces {
+            let length = rest.len().min(piece.length as usize);
+            let (now, later) = rest.split_at_mut(length);
+            self.read(piece.address, now)?;
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
+    }
+
+    /// Copies into the first bytes of these pieces.
+    ///
+    /// # Errors
+    ///
+    /// When they are fewer than `data`, or not RAM.
+    pub fn scatter(&self, pieces: &[Piece], data: &[u8]) -> Result<(), NoMemory> {
+        let mut rest = data;
+        for piece in pieces {
+            let (now, later) = rest.split_at(rest.len().min(piece.length as usize));
+            self.write(piece.address, now)?;
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
     }
 }

@@ -2,12 +2,13 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::backend::net::Network;
 use crate::backend::stream::Stream;
 use crate::device::{Build, Device, Place};
 
 macro_rules! registry {
     ($($name:literal $kind:ident: $config:path,)*) => {
-        /// A device as the configuration names it: `{"kind": "rng", "limit": 4096}`.
+        /// A device as the configuration names it: `{"kind": "serial", "port": 2}`.
         #[derive(Clone, Debug, Serialize, Deserialize)]
         #[serde(tag = "kind")]
         pub enum Config {
@@ -64,18 +65,40 @@ registry! {
     "hpet" Hpet: crate::platform::hpet::Config,
     "i8042" I8042: crate::platform::i8042::Config,
     "lpc" Lpc: crate::pci::lpc::Config,
+    "nvme" Nvme: crate::nvme::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
+    "virtio-balloon" VirtioBalloon: crate::virtio::balloon::Config,
+    "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
+    "virtio-net" VirtioNet: crate::virtio::net::Config,
+    "virtio-rng" VirtioRng: crate::virtio::rng::Config,
+    "virtio-serial" VirtioSerial: crate::virtio::console::Config,
 }
 
+/// The most queues of a disk that nobody chose: more serve no guest better.
+const QUEUES: u16 = 16;
+
 impl Config {
+    /// Chooses what a machine with so many processors wants, where it was not said.
+    pub fn suit(&mut self, processors: u16) {
+        if let Self::Nvme(crate::nvme::Config(disk))
+        | Self::VirtioBlk(crate::virtio::blk::Config(disk)) = self
+        {
+            disk.queues.get_or_insert(processors.clamp(1, QUEUES));
+        }
+    }
+
     /// Takes away what changes the host: a machine that is only looked at truncates no log, takes
     /// no lock and makes no socket.
     pub fn leave_host_alone(&mut self) {
         match self {
             Self::Serial(serial) => serial.to = Stream::None,
+            Self::VirtioSerial(serial) => serial.to = Stream::None,
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
+            Self::Nvme(disk) => disk.0.absent = true,
+            Self::VirtioNet(net) => net.to = Network::None,
+            Self::VirtioBlk(disk) => disk.0.absent = true,
             _ => {}
         }
     }

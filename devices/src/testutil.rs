@@ -1,8 +1,10 @@
 //! A host without a hypervisor: what was raised, sent and mapped can be looked at.
 
+pub mod driver;
 pub mod hostile;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -58,7 +60,12 @@ pub struct FakeHost {
     pub sent: Arc<Mutex<Vec<Message>>>,
     /// Doorbells that are connected now.
     pub bells: Arc<Mutex<Vec<Doorbell>>>,
+    /// Guest RAM that was taken back: the first of it, for nobody counts for ever.
+    pub released: Arc<Mutex<Vec<Range<u64>>>>,
 }
+
+/// Most ranges that are noted.
+const RELEASED: usize = 4096;
 
 struct Sender {
     message: Mutex<Message>,
@@ -113,6 +120,12 @@ impl Host for FakeHost {
     }
     fn backing(&self, size: u64, _: Guest) -> anyhow::Result<Arc<dyn Backing>> {
         Ok(Arc::new(Plain(Mutex::new(vec![0; usize::try_from(size)?]))))
+    }
+    fn release(&self, range: Range<u64>) {
+        let mut released = self.released.lock().unwrap();
+        if released.len() < RELEASED {
+            released.push(range);
+        }
     }
 }
 

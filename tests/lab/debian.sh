@@ -154,20 +154,20 @@ unpack_package() {
   mv "$3.new" "$3"
 }
 
-# With everything that it depends on.
+# unpack_tree SUITE FOLDER PACKAGE…: with everything that they depend on.
 unpack_tree() {
   local packages name
   open_suite "$1"
-  packages=$(apt_of "$1" apt-get -s install "$2" 2> "$cache/apt/$1/log" | awk '$1 == "Inst" { print $2 }')
-  [ -n "$packages" ] || fail "Debian's $1 has no package $2"
+  packages=$(apt_of "$1" apt-get -s install "${@:3}" 2> "$cache/apt/$1/log" | awk '$1 == "Inst" { print $2 }')
+  [ -n "$packages" ] || fail "Debian's $1 does not have all of ${*:3}"
   # shellcheck disable=SC2086  # a list
-  unpack "$1" "$3.new" $packages
-  rm -rf "$3.new"/usr/share/{doc,man,locale,info,lintian,bug} "$3.new"/usr/lib/x86_64-linux-gnu/gconv
-  mkdir -p "$3.new"/{proc,sys,dev,tmp,run}
+  unpack "$1" "$2.new" $packages
+  rm -rf "$2.new"/usr/share/{doc,man,locale,info,lintian,bug} "$2.new"/usr/lib/x86_64-linux-gnu/gconv
+  mkdir -p "$2.new"/{proc,sys,dev,tmp,run}
   for name in bin sbin lib lib64; do
-    merge "$3.new" "$name"
+    merge "$2.new" "$name"
   done
-  mv "$3.new" "$3"
+  mv "$2.new" "$2"
 }
 
 # merge ROOT NAME: /NAME is a link to /usr/NAME, as the package base-files has it.
@@ -188,12 +188,28 @@ package() {
   echo "$folder"
 }
 
-# tree SUITE PACKAGE: the same with all that it depends on: a root to run it in.
+# tree SUITE PACKAGE…: the same with all that they depend on: a root to run them in.
 tree() {
-  local folder
-  folder=$cache/tree/$1-$2-$(stamp "$here/debian.sh")
-  kept "$folder" unpack_tree "$1" "$2" "$folder"
+  local folder words=${*:2}
+  folder=$cache/tree/$1-${words// /+}-$(stamp "$here/debian.sh")
+  kept "$folder" unpack_tree "$1" "$folder" "${@:2}"
   echo "$folder"
+}
+
+# image_of TREE: a file system image of it, for a guest to chroot into.
+image_of() {
+  local image
+  image=$cache/image/$(basename "$1").ext4
+  kept "$image" build_image "$1" "$image"
+  echo "$image"
+}
+
+build_image() {
+  local kib
+  needs mke2fs=e2fsprogs
+  kib=$(du -sk "$1" | cut -f 1)
+  PATH=$PATH:/usr/sbin mke2fs -q -t ext4 -O ^has_journal -d "$1" "$2.new" "$((kib * 5 / 4 + 8192))k" > /dev/null
+  mv "$2.new" "$2"
 }
 
 # kernel_of SUITE FLAVOUR: the package that today's linux-image-FLAVOUR stands for.

@@ -6,6 +6,7 @@ pub mod console;
 pub mod flash;
 pub mod fwts;
 pub mod guest;
+pub mod image;
 pub mod lab;
 pub mod linux;
 pub mod program;

@@ -116,14 +116,7 @@ fn see_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
 fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let path = value(&mut words, "--control")?;
     let path = path.ok_or_else(|| usage("ctl needs --control PATH, the socket of the machine"))?;
-    let [name] = words.as_slice() else {
-        return Err(usage("ctl needs one command: `vmm help ctl` lists them"));
-    };
-    let command = Command::named(name).ok_or_else(|| {
-        let names: Vec<_> = COMMANDS.iter().map(|command| command.0).collect();
-        let near = keyvalue::nearest(name, &names).unwrap_or("status");
-        usage(format!("there is no command {name}: did you mean {near}?"))
-    })?;
+    let command = Command::read(&words).map_err(|error| usage(format!("{error:#}")))?;
     let answer = Client::connect(Path::new(&path))?.ask(command)?;
     print(&format!("{answer:#}\n"))
 }
@@ -232,8 +225,8 @@ fn options_help(verb: &str) -> String {
 
 fn commands_help() -> String {
     let mut text = String::from("vmm ctl --control PATH COMMAND\n\n");
-    for (name, help) in COMMANDS {
-        writeln!(text, "  {name:<12}{help}").expect("a string takes all");
+    for usage in COMMANDS {
+        writeln!(text, "  {:<16}{}", usage.call(), usage.help).expect("a string takes all");
     }
     text
 }

@@ -1,7 +1,8 @@
 //! The control socket: one JSON object a line each way, and its client.
 //!
-//! `{"command": "status"}` is answered `{"ok": {...}}` or `{"error": "..."}`. Only who may open the
-//! socket file may speak: it is made for the user that runs the machine.
+//! `{"command": "status"}` is answered `{"ok": {...}}` or `{"error": "..."}`; an argument is a
+//! further key, as in `{"command": "balloon", "size": "1G"}`. Only who may open the socket file may
+//! speak: it is made for the user that runs the machine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -20,25 +21,52 @@ use serde_json::{Value, json};
 
 use crate::keyvalue;
 use crate::run::Notice;
+use crate::size::Size;
+
+/// How a command is written: its name, the argument that may follow, and what it does.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    /// What follows `vmm ctl`, and the value of `"command"`.
+    pub name: &'static str,
+    /// The key of its argument in JSON; nothing for a command without.
+    pub argument: &'static str,
+    /// What it does.
+    pub help: &'static str,
+}
+
+impl Usage {
+    /// As it is typed: `balloon [SIZE]`.
+    pub fn call(&self) -> String {
+        match self.argument {
+            "" => self.name.to_owned(),
+            argument => format!("{} [{}]", self.name, argument.to_uppercase()),
+        }
+    }
+}
 
 macro_rules! commands {
-    ($($(#[doc = $help:literal])+ $name:literal $kind:ident,)*) => {
+    ($($(#[doc = $help:literal])+ $name:literal $kind:ident $({ $field:ident: $type:ty })?,)*) => {
         /// What can be asked of a running machine.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(tag = "command")]
+        #[serde(tag = "command", deny_unknown_fields)]
         pub enum Command {
-            $($(#[doc = $help])+ #[serde(rename = $name)] $kind,)*
+            $(
+                $(#[doc = $help])+
+                #[serde(rename = $name)]
+                $kind $({
+                    /// Its argument, if it has one this time.
+                    #[serde(default, skip_serializing_if = "Option::is_none")]
+                    $field: Option<$type>,
+                })?,
+            )*
         }
 
-        /// The commands and what they do, in the order of `--help`.
-        pub const COMMANDS: &[(&str, &str)] = &[$(($name, concat!($($help),+)),)*];
-
-        impl Command {
-            /// Reads the command's name.
-            pub fn named(name: &str) -> Option<Self> {
-                match name { $($name => Some(Self::$kind),)* _ => None }
-            }
-        }
+        /// The commands, in the order of `--help`.
+        pub const COMMANDS: &[Usage] = &[$(Usage {
+            name: $name,
+            argument: concat!($(stringify!($field))?),
+            help: concat!($($help),+),
+        }),*];
     };
 }
 
@@ -57,8 +85,36 @@ commands! {
     "nmi" Nmi,
     /// The registers of all processors.
     "registers" Registers,
+    /// The guest's memory: what it shall have, what it has, and what it says of it. With a size,
+    /// like 1G, that is what it shall have from now on.
+    "balloon" Balloon { size: Size },
     /// Switch off at once.
     "quit" Quit,
+}
+
+impl Command {
+    /// Reads a command as it is typed: its name, and its argument.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such command, or it does not take what follows.
+    pub fn read(words: &[String]) -> anyhow::Result<Self> {
+        let Some((name, arguments)) = words.split_first() else {
+            bail!("ctl needs a command: `vmm help ctl` lists them");
+        };
+        let Some(usage) = COMMANDS.iter().find(|usage| usage.name == name) else {
+            let names: Vec<_> = COMMANDS.iter().map(|usage| usage.name).collect();
+            let near = keyvalue::nearest(name, &names).unwrap_or("status");
+            bail!("there is no command {name}: did you mean {near}?");
+        };
+        let mut object = json!({ "command": name });
+        match arguments {
+            [] => {}
+            [argument] if !usage.argument.is_empty() => object[usage.argument] = json!(argument),
+            [.., last] => bail!("{last} is too much: write `{}`", usage.call()),
+        }
+        serde_json::from_value(object).map_err(keyvalue::explain)
+    }
 }
 
 /// A command, and the way back.
@@ -244,6 +300,39 @@ mod test {
         drop((client, raw, server));
         assert!(!path.exists());
         answers.join().unwrap();
+    }
+
+    #[test]
+    fn a_command_is_typed_as_it_is_sent() {
+        let read = |line: &str| {
+            let words: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+            Command::read(&words).map_err(|error| format!("{error:#}"))
+        };
+        let sent = |command: Command| serde_json::to_value(command).unwrap();
+        for usage in COMMANDS {
+            assert_eq!(sent(read(usage.name).unwrap()), json!({ "command": usage.name }));
+        }
+        let size = Some(Size(1 << 30));
+        assert_eq!(read("balloon 1G"), Ok(Command::Balloon { size }));
+        assert_eq!(
+            sent(Command::Balloon { size }),
+            json!({"command": "balloon", "size": "1G"}),
+            "as the module says"
+        );
+        for (line, word) in [
+            ("", "help ctl"),
+            ("stauts", "status"),
+            ("quit now", "now"),
+            ("balloon 1G 2G", "balloon [SIZE]"),
+            ("balloon 1GB", "1GB"),
+        ] {
+            let error = read(line).unwrap_err();
+            assert!(error.contains(word), "{line}: {error}");
+        }
+        let typo = r#"{"command": "balloon", "szie": "1G"}"#;
+        let error = serde_json::from_str::<Command>(typo).unwrap_err();
+        let error = keyvalue::explain(error).to_string();
+        assert!(error.contains("szie") && error.contains("size"), "{error}");
     }
 
     #[test]

@@ -1,14 +1,18 @@
 //! Guest RAM: a memfd, split as Q35 splits it, in pages as large as the host gives.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use anyhow::{Context, bail};
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstatfs, ftruncate, memfd_create};
 use rustix::system::sysinfo;
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap,
+};
 
 use crate::config::Memory;
 use crate::size::Size;
@@ -87,6 +91,35 @@ fn advise(region: &vm_memory::MmapRegion, advice: rustix::mm::Advice) {
     }
 }
 
+/// Gives guest RAM back to the host, as far as the range is whole pages of the file. It stays
+/// mapped, for us and for the guest: who touches it gets new pages, which are zeros.
+///
+/// With pages of hugetlbfs the host has to keep as many as its machines may want: one that comes
+/// back when none is left cannot be had, which ends the machine.
+pub fn release(ram: &GuestMemoryMmap, range: Range<u64>) {
+    for region in ram.iter() {
+        let Some(part) = region.file_offset() else { continue };
+        let Some(page) = page_size(part.file()) else { continue };
+        // A region begins with a page, in the guest as in the file.
+        let first = region.start_addr().0;
+        let start = range.start.max(first).checked_next_multiple_of(page);
+        let end = range.end.min(first.saturating_add(region.len())) / page * page;
+        let Some(start) = start.filter(|start| *start < end) else { continue };
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let offset = part.start() + (start - first);
+        if let Err(error) = fallocate(part.file(), hole, offset, end - start) {
+            static SAID: Once = Once::new();
+            SAID.call_once(|| tracing::warn!("guest memory cannot be given back: {error}"));
+        }
+    }
+}
+
+/// The size of the pages that a memory file is made of.
+fn page_size(file: &File) -> Option<u64> {
+    let size = fstatfs(file).ok().and_then(|found| u64::try_from(found.f_bsize).ok());
+    size.filter(|size| size.is_power_of_two())
+}
+
 #[cfg(test)]
 mod test {
     use vm_memory::Bytes;
@@ -100,6 +133,34 @@ mod test {
         ram.write_obj(7_u64, GuestAddress((1 << 32) + 8)).unwrap();
         assert_eq!(ram.read_obj::<u64>(GuestAddress(8)).unwrap(), 0);
         assert!(ram.write_obj(7_u64, GuestAddress(1 << 20)).is_err(), "a hole");
+    }
+
+    #[test]
+    fn what_is_given_back_is_gone_from_the_host_and_reads_as_zeros() {
+        use std::os::unix::fs::MetadataExt;
+        let memory = Memory { size: Size(4 << 20), ..Memory::default() };
+        let ram = map(&memory, &[(0, 1 << 20), (1 << 32, 3 << 20)]).unwrap();
+        let high = GuestAddress(1 << 32);
+        ram.write_slice(&vec![7; 1 << 20], GuestAddress(0)).unwrap();
+        ram.write_slice(&vec![7; 3 << 20], high).unwrap();
+        let file = ram.iter().next().unwrap().file_offset().unwrap().clone();
+        let resident = || file.file().metadata().unwrap().blocks() * 512;
+        assert_eq!(resident(), 4 << 20);
+        // Parts of pages, a hole, and what no machine has.
+        release(&ram, 0xff001..0xfffff);
+        release(&ram, 2 << 20..3 << 20);
+        release(&ram, u64::MAX - 4096..u64::MAX);
+        #[expect(clippy::reversed_empty_ranges, reason = "somebody may compute one")]
+        release(&ram, 0x5000..0x3000);
+        assert_eq!(resident(), 4 << 20);
+        // The last page below the hole, and two pages above it.
+        release(&ram, 0xff000..(1 << 32) + 0x2000);
+        assert_eq!(resident(), (4 << 20) - 0x3000);
+        let byte = |at: u64| ram.read_obj::<u8>(GuestAddress(at)).unwrap();
+        assert_eq!([byte(0xfefff), byte(0xff000), byte(0xfffff)], [7, 0, 0]);
+        assert_eq!([byte(high.0), byte(high.0 + 0x1fff), byte(high.0 + 0x2000)], [0, 0, 7]);
+        ram.write_obj(9_u8, high).unwrap();
+        assert_eq!((byte(high.0), resident()), (9, 4 << 20), "what was touched is there again");
     }
 
     #[test]

@@ -27,8 +27,9 @@ pub fn all() -> String {
     );
     text.push_str(&device_tables());
     text.push_str("\n## Commands of `vmm ctl`\n\n| command | meaning |\n|---|---|\n");
-    for (name, help) in COMMANDS {
-        writeln!(text, "| `{name}` | {} |", help.trim()).expect("a string takes all");
+    for usage in COMMANDS {
+        writeln!(text, "| `{}` | {} |", usage.call(), usage.help.trim())
+            .expect("a string takes all");
     }
     text.push_str("\n## KVM capabilities\n\n| capability | must | for |\n|---|---|---|\n");
     for it in CAPABILITIES {
@@ -123,6 +124,9 @@ fn word(of: &str) -> String {
         "String" => "TEXT".into(),
         "Stream" => "stdio|file:PATH|socket:PATH|none".into(),
         "Address" => "SLOT".into(),
+        "Format" => "raw|qcow2".into(),
+        "Direct" => "auto|on|off".into(),
+        "Sector" => "512|4096".into(),
         "u8" | "u16" | "u32" | "u64" | "usize" => "NUMBER".into(),
         other => other.to_uppercase(),
     }

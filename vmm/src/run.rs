@@ -1,5 +1,6 @@
 //! The life of a machine: from power-on to the exit status.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Once, OnceLock};
 use std::thread::Builder;
@@ -11,13 +12,14 @@ use devices::power::Buttons;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use serde_json::json;
+use serde_json::{Value, json};
 use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
 
 use crate::config::Config;
 use crate::control::{Command, Request, Server};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::size::Size;
 use crate::status::{Failure, Status};
 use crate::vcpu::Stop;
 
@@ -32,6 +34,9 @@ pub enum Notice {
     /// A request at the control socket.
     Control(Request),
 }
+
+/// How long a guest may take to say how its memory is, before the old news are told.
+const ANSWER: Duration = Duration::from_millis(250);
 
 /// KVM_SYSTEM_EVENT_*
 const SYSTEM_SHUTDOWN: u32 = 1;
@@ -59,6 +64,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         machine,
         notices,
         paused: false,
+        holds: 0,
         resets: Resets::default(),
         crashed: None,
         end: None,
@@ -89,6 +95,8 @@ struct Life {
     machine: Machine,
     notices: Receiver<Notice>,
     paused: bool,
+    /// Devices that wait for something of the host's.
+    holds: u32,
     resets: Resets,
     /// After which reset a crash was told.
     crashed: Option<u64>,
@@ -144,6 +152,17 @@ impl Life {
         match notice {
             Notice::Device(Event::PowerOff) => return Ok(Some(Status::Off as u8)),
             Notice::Device(Event::Reset) => self.reset()?,
+            Notice::Device(Event::Hold) => {
+                self.holds += 1;
+                self.machine.pause();
+            }
+            Notice::Device(Event::Release) => {
+                self.holds = self.holds.saturating_sub(1);
+                if !self.is_still() {
+                    self.machine.wake_clocks();
+                }
+                self.go_on();
+            }
             Notice::Stopped(stop) => return self.stopped(stop),
             Notice::Signal(signal) => return Ok(self.signal(signal)),
             Notice::Control(request) => return Ok(self.control(request)),
@@ -200,9 +219,14 @@ impl Life {
         Ok(())
     }
 
-    /// Lets the processors run, unless somebody paused them.
+    /// Whether the processors are to stay where they are.
+    fn is_still(&self) -> bool {
+        self.paused || self.holds > 0
+    }
+
+    /// Lets the processors run, unless somebody paused them or a device waits.
     fn go_on(&self) {
-        if !self.paused {
+        if !self.is_still() {
             self.machine.resume();
         }
     }
@@ -211,7 +235,12 @@ impl Life {
         let status = u8::try_from(128 + signal).unwrap_or(u8::MAX);
         let grace = self.machine.config().grace.0;
         // A second signal does not wait, and a paused guest would not see the button.
-        if grace == 0 || self.paused || self.end.is_some() || !self.machine.buttons().press() {
+        if grace == 0 || self.is_still() || self.end.is_some() {
+            return Some(status);
+        }
+        // Windows' driver frees what it gave away before it ends: the sooner the better.
+        self.machine.balloon().set(u64::MAX);
+        if !self.machine.buttons().press() {
             return Some(status);
         }
         tracing::info!("power button pressed, the guest has {grace} s");
@@ -223,7 +252,7 @@ impl Life {
         let mut status = None;
         let answer = match request.command {
             Command::Status => Ok(json!({
-                "state": if self.paused { "paused" } else { "running" },
+                "state": self.state(),
                 "resets": self.resets.count,
                 "processors": self.machine.config().cpus.count,
                 "memory": self.machine.config().memory.size.0,
@@ -235,9 +264,9 @@ impl Life {
                 Ok(json!({}))
             }
             Command::Resume => {
-                self.machine.wake_clocks();
-                self.machine.resume();
                 self.paused = false;
+                self.machine.wake_clocks();
+                self.go_on();
                 Ok(json!({}))
             }
             Command::Reset => self.reset().map(|()| json!({})),
@@ -248,6 +277,7 @@ impl Life {
                 sent.map(|()| json!({}))
             }
             Command::Registers => Ok(json!({ "registers": self.registers() })),
+            Command::Balloon { size } => self.balloon(size),
             Command::Quit => {
                 status = Some(Status::Off as u8);
                 Ok(json!({}))
@@ -255,6 +285,32 @@ impl Life {
         };
         request.answer(answer);
         status
+    }
+
+    fn state(&self) -> &'static str {
+        match (self.paused, self.holds) {
+            (true, _) => "paused",
+            (false, 0) => "running",
+            (false, _) => "waiting for the host",
+        }
+    }
+
+    /// Sets the balloon, and tells of it.
+    fn balloon(&self, size: Option<Size>) -> anyhow::Result<Value> {
+        let (balloon, memory) = (self.machine.balloon(), self.machine.config().memory.size);
+        if let Some(size) = size {
+            balloon.ask_for(size, memory)?;
+        }
+        // A guest that is paused says nothing, and what it shall have takes it a while.
+        let asks = size.is_none() && !self.is_still();
+        let report = balloon.report(if asks { ANSWER } else { Duration::ZERO })?;
+        let statistics = report.statistics.into_iter().map(|(name, value)| (name, value.into()));
+        Ok(json!({
+            "target": report.target,
+            "actual": report.actual,
+            "statistics": statistics.collect::<BTreeMap<_, Value>>(),
+            "age": report.age.map(|age| age.as_secs_f64()),
+        }))
     }
 
     /// The registers of all processors, which stop for it.
@@ -273,7 +329,7 @@ impl Life {
     }
 }
 
-fn press(buttons: &Buttons) -> anyhow::Result<serde_json::Value> {
+fn press(buttons: &Buttons) -> anyhow::Result<Value> {
     anyhow::ensure!(buttons.press(), "this machine has no power button");
     Ok(json!({}))
 }

@@ -1,18 +1,30 @@
 //! Locks on files that two machines must not have at once, and who holds them.
+//!
+//! Open file description locks over the whole file: they work over NFS, between containers of one
+//! node, and against QEMU, whose own are of this kind. They end when the file is closed, however
+//! the process ends.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 
-/// Takes the file for this process alone, for as long as it is open.
+/// How long a holder may take to let go: one that was just killed, or a child that has not yet
+/// replaced itself by another program, which has all of its parent's files until then.
+const GRACE: Duration = Duration::from_millis(300);
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Takes the file, which is open for writing, for this process alone, for as long as it is open.
 ///
 /// # Errors
 ///
 /// When another holds it: the text says who. When the file system has no locks.
 pub fn exclusive(file: &File, path: &Path) -> anyhow::Result<()> {
-    check(file.try_lock(), file, path)
+    take(file, path, libc::F_WRLCK)
 }
 
 /// Takes the file together with others that only read it.
@@ -21,66 +33,85 @@ pub fn exclusive(file: &File, path: &Path) -> anyhow::Result<()> {
 ///
 /// When another holds it for itself: the text says who. When the file system has no locks.
 pub fn shared(file: &File, path: &Path) -> anyhow::Result<()> {
-    check(file.try_lock_shared(), file, path)
+    take(file, path, libc::F_RDLCK)
 }
 
-fn check(answer: Result<(), TryLockError>, file: &File, path: &Path) -> anyhow::Result<()> {
-    match answer {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
-            bail!("{} is in use by {}", path.display(), holder(file))
-        }
-        Err(TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("a lock on {}", path.display()))
+fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
+    // From the start, and as far as a file can reach.
+    let whole = libc::flock {
+        l_type: i16::try_from(kind)?,
+        l_whence: i16::try_from(libc::SEEK_SET)?,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    let end = Instant::now() + GRACE;
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < end => {
+                std::thread::sleep(AGAIN);
+            }
+            Err(Errno::EAGAIN | Errno::EACCES) => {
+                bail!("{} is in use by {}", path.display(), holder(file))
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("a lock on {}", path.display()));
+            }
         }
     }
 }
 
+/// The kernel does not tell whose such a lock is, but each process' files tell which they hold.
 fn holder(file: &File) -> String {
     let found = file.metadata().ok().and_then(|it| {
-        let locks = fs::read_to_string("/proc/locks").ok()?;
-        let pid = pid_in(&locks, it.ino())?;
+        let processes = fs::read_dir("/proc").ok()?;
+        let mut pids = processes
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
+            .filter(|pid| holds(*pid, it.ino()));
+        let pid = pids.next()?;
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
         Some(format!("process {pid} ({})", name.trim_end()))
     });
-    // It may be in another container, whose processes are not seen here.
+    // It may be in another container or on another machine, whose processes are not seen here.
     found.unwrap_or_else(|| "another process".to_owned())
 }
 
-/// `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`. The device numbers are left alone: those of
-/// an overlay are not the ones that `stat` tells.
-fn pid_in(locks: &str, inode: u64) -> Option<u32> {
-    locks.lines().find_map(|line| {
-        let mut words = line.split_whitespace().skip(1);
-        // A line with an arrow is of one who waits.
-        if words.next()? != "FLOCK" {
-            return None;
-        }
-        let pid = words.nth(2)?.parse().ok().filter(|pid| *pid > 0)?;
-        let (_, held) = words.next()?.rsplit_once(':')?;
-        (held.parse() == Ok(inode)).then_some(pid)
+fn holds(pid: u32, inode: u64) -> bool {
+    let Ok(files) = fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return false };
+    files.flatten().any(|entry| {
+        fs::read_to_string(entry.path()).is_ok_and(|info| info.lines().any(|it| locks(it, inode)))
     })
+}
+
+/// `lock:  1: OFDLCK  ADVISORY  WRITE -1 08:01:5678 0 EOF`. The device numbers are left alone:
+/// those of an overlay are not the ones that `stat` tells.
+fn locks(line: &str, inode: u64) -> bool {
+    let mut words = line.split_whitespace();
+    let kind = words.next() == Some("lock:") && words.nth(1) == Some("OFDLCK");
+    let held = words.nth(3).and_then(|word| word.rsplit_once(':'));
+    kind && held.is_some_and(|(_, held)| held.parse() == Ok(inode))
 }
 
 #[cfg(test)]
 mod test {
+    use std::fs::OpenOptions;
+
     use super::*;
 
     #[test]
-    fn finds_who_holds_a_lock_and_not_who_waits_for_it() {
-        let locks = "1: POSIX  ADVISORY  WRITE 7 00:1f:42 0 EOF\n\
-                     2: FLOCK  ADVISORY  WRITE 0 00:1f:42 0 EOF\n\
-                     3: -> FLOCK  ADVISORY  WRITE 8 00:1f:42 0 EOF\n\
-                     4: FLOCK  ADVISORY  READ 9 00:1f:42 0 EOF\n\
-                     5: FLOCK";
-        assert_eq!(pid_in(locks, 42), Some(9));
-        assert_eq!(pid_in(locks, 43), None);
+    fn finds_a_lock_in_what_the_kernel_tells_of_a_file() {
+        assert!(locks("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:1f:42 0 EOF", 42));
+        assert!(!locks("lock:\t1: OFDLCK  ADVISORY  WRITE -1 00:1f:43 0 EOF", 42));
+        assert!(!locks("lock:\t1: FLOCK  ADVISORY  WRITE 7 00:1f:42 0 EOF", 42));
+        assert!(!locks("pos:\t0", 42));
+        assert!(!locks("lock:\t1: OFDLCK", 42));
     }
 
     #[test]
     fn readers_share_and_a_writer_is_told_their_process() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let open = || File::open(file.path()).unwrap();
+        let open = || OpenOptions::new().read(true).write(true).open(file.path()).unwrap();
         let (one, two) = (open(), open());
         shared(&one, file.path()).unwrap();
         shared(&two, file.path()).unwrap();

@@ -246,7 +246,7 @@ impl<F: AsFd> Write for Unbuffered<F> {
 static TERMINAL: OnceLock<Termios> = OnceLock::new();
 
 /// Gives the guest each key as it is typed.
-fn make_raw() {
+pub(super) fn make_raw() {
     let stdin = rustix::stdio::stdin();
     if !isatty(stdin) {
         return;
@@ -279,6 +279,25 @@ pub struct Escape {
 const CTRL_A: u8 = 1;
 
 impl Escape {
+    /// Reads what was typed, as long as that is no escape; Ctrl-A x ends the process orderly.
+    pub(super) fn read(&mut self, buffer: &mut [u8], typed: &mut Vec<u8>) {
+        let count = match rustix::io::read(rustix::stdio::stdin(), &mut *buffer) {
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            result => result.unwrap_or(0),
+        };
+        self.ended = count == 0;
+        typed.extend(&buffer[..count]);
+        if self.filter(typed) {
+            let us = rustix::process::getpid();
+            rustix::process::kill_process(us, rustix::process::Signal::TERM).ok();
+        }
+    }
+
+    /// Whether nothing will be typed any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
     /// Takes the escapes out of what was typed; true when the user wants to quit.
     fn filter(&mut self, typed: &mut Vec<u8>) -> bool {
         let mut quit = false;
@@ -408,18 +427,7 @@ impl Input {
     fn take(&mut self, client: Option<UnixStream>, waiting: &mut Vec<u8>) {
         let mut buffer = [0; 64];
         match (self, client) {
-            (Self::Stdin(escape), _) => {
-                let count = match rustix::io::read(rustix::stdio::stdin(), &mut buffer) {
-                    Err(Errno::AGAIN | Errno::INTR) => return,
-                    result => result.unwrap_or(0),
-                };
-                escape.ended = count == 0;
-                waiting.extend(&buffer[..count]);
-                if escape.filter(waiting) {
-                    let us = rustix::process::getpid();
-                    rustix::process::kill_process(us, rustix::process::Signal::TERM).ok();
-                }
-            }
+            (Self::Stdin(escape), _) => escape.read(&mut buffer, waiting),
             (Self::Socket(_, shared), Some(mut client)) => match client.read(&mut buffer) {
                 Ok(count) if count > 0 => waiting.extend(&buffer[..count]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -17,6 +17,12 @@ impl Noise {
     pub fn new(seed: u64) -> Self {
         Self { state: seed, left: 0, count: 0 }
     }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        let bytes = [(); 8].map(|()| self.next().unwrap_or(0));
+        u64::from_le_bytes(bytes) % limit
+    }
 }
 
 impl Iterator for Noise {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 type Fields = fn(&Path) -> Value;
 
 /// The kinds that are not built from their defaults.
-const MINIMAL: &[(&str, Fields)] = &[("flash", flash)];
+const MINIMAL: &[(&str, Fields)] = &[("flash", flash), ("nvme", disk), ("virtio-blk", disk)];
 
 /// fff12b8d-7696-4c8b-a985-2747075b4f50: a volume of variables.
 const NV_DATA: [u8; 16] = [
@@ -30,9 +30,20 @@ fn flash(folder: &Path) -> Value {
     json!({ "code": code, "vars": vars })
 }
 
+/// A small disk, the same for all machines of a test.
+fn disk(folder: &Path) -> Value {
+    let path = folder.join("disk");
+    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    file.unwrap().set_len(1 << 20).unwrap();
+    json!({ "path": path })
+}
+
 /// The configuration of a kind with nothing in it but what it cannot do without.
 fn minimal(kind: &str, folder: &Path) -> Config {
-    let fields = MINIMAL.iter().find(|it| it.0 == kind).map_or(json!({}), |it| it.1(folder));
+    // Two kinds of disk are two disks.
+    let folder = folder.join(kind);
+    std::fs::create_dir_all(&folder).unwrap();
+    let fields = MINIMAL.iter().find(|it| it.0 == kind).map_or(json!({}), |it| it.1(&folder));
     match Config::of_kind(kind, fields) {
         Some(Ok(config)) => config,
         Some(Err(error)) => panic!(

@@ -1,5 +1,6 @@
 //! The virtual machine: memory slots, interrupt controllers, and what it lends to devices.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
@@ -17,6 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::fd;
 use super::routes::{Irqfd, PINS, Table};
+use crate::ram;
 
 /// Where KVM keeps three pages of its own on Intel processors, and its identity map before them:
 /// `boot::layout` reserves the 16 KiB.
@@ -38,7 +40,7 @@ pub(super) struct Slot {
 pub struct Vm {
     fd: Arc<VmFd>,
     /// Kept as long as KVM maps it.
-    _ram: Arc<GuestMemoryMmap>,
+    ram: Arc<GuestMemoryMmap>,
     next_slot: Mutex<u32>,
     table: Arc<Mutex<Table>>,
     chips: Mutex<Option<Chips>>,
@@ -60,7 +62,7 @@ impl Vm {
     pub fn new(kvm: &Kvm, ram: &Arc<GuestMemoryMmap>) -> anyhow::Result<Self> {
         let fd = Arc::new(kvm.create_vm().context("a virtual machine")?);
         let table = Arc::new(Mutex::new(Table::default()));
-        let vm = Self { fd, _ram: ram.clone(), next_slot: 0.into(), table, chips: None.into() };
+        let vm = Self { fd, ram: ram.clone(), next_slot: 0.into(), table, chips: None.into() };
         for region in ram.iter() {
             let slot = vm.slot(0, region.start_addr().0);
             fd::set_slot(&vm.fd, slot, Some(&region.get_mmap()))?;
@@ -212,6 +214,10 @@ impl Host for Vm {
         let flags = if guest == Guest::Reads { KVM_MEM_READONLY } else { 0 };
         let slot = Mutex::new(self.slot(flags, 0));
         Ok(Arc::new(Lent { vm: self.fd.clone(), region, slot }))
+    }
+
+    fn release(&self, range: Range<u64>) {
+        ram::release(&self.ram, range);
     }
 }
 

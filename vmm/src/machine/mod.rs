@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::Context;
 use boot::layout::Ram;
 use devices::backend::stream::Stream;
+use devices::balloon;
 use devices::board::{Board, Event};
 use devices::host::Host;
 use devices::memory::Memory;
@@ -123,6 +124,8 @@ impl Plan {
         // After the flash, whose lock keeps a second start of this machine away from our log.
         devices.push(registry::Config::Serial(serial::Config { port: 1, to: serial }));
         devices.extend(config.device.iter().cloned());
+        let processors = u16::try_from(config.cpus.count).unwrap_or(u16::MAX);
+        devices.iter_mut().for_each(|device| device.suit(processors));
         if self.dry {
             devices.iter_mut().for_each(registry::Config::leave_host_alone);
         }
@@ -263,6 +266,11 @@ impl Machine {
     /// The buttons on the case.
     pub fn buttons(&self) -> &Buttons {
         self.board.buttons()
+    }
+
+    /// The balloon, if it has one.
+    pub fn balloon(&self) -> &balloon::Hub {
+        self.board.balloon()
     }
 
     /// Sends a non-maskable interrupt to the first processor; all are paused then.

@@ -1,0 +1,96 @@
+//! A guest's driver for tests: one request at a time, or a few at once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use super::{Channel, Done, Fault, Image, Operation, Request};
+use crate::memory::{Memory, Piece};
+
+/// How long a test waits for what must come.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(super) struct Driver {
+    pub(super) channel: Box<dyn Channel>,
+    pub(super) memory: Memory,
+    tag: u64,
+}
+
+/// RAM with a hole, so that pieces can end at it.
+pub(super) fn ram() -> Memory {
+    let ranges = [(GuestAddress(0), 8 << 20), (GuestAddress(8 << 20), 8 << 20)];
+    Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges).unwrap()))
+}
+
+pub(super) fn piece(address: u64, length: usize) -> Piece {
+    Piece { address, length: length.try_into().unwrap() }
+}
+
+impl Driver {
+    pub(super) fn new(image: &Arc<dyn Image>) -> Self {
+        let memory = ram();
+        Self { channel: image.channel(&memory).unwrap(), memory, tag: 0 }
+    }
+
+    /// Pushes, and tells the tag.
+    pub(super) fn push(
+        &mut self,
+        operation: Operation,
+        (offset, length): (u64, u64),
+        pieces: &[Piece],
+    ) -> u64 {
+        self.tag += 1;
+        let pieces = pieces.to_vec();
+        self.channel.push(Request { tag: self.tag, operation, offset, length, pieces });
+        self.tag
+    }
+
+    /// Waits as a worker does: for the event, and then reaps.
+    pub(super) fn wait(&mut self, count: usize) -> Vec<Done> {
+        let mut done = Vec::new();
+        let end = Instant::now() + PATIENCE;
+        while done.len() < count {
+            assert!(Instant::now() < end, "{} of {count} after {PATIENCE:?}", done.len());
+            let event = self.channel.event();
+            let tick = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
+            if poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&tick)).unwrap() > 0 {
+                self.channel.reap(&mut done);
+            }
+        }
+        done
+    }
+
+    /// One request, to its end.
+    pub(super) fn ask(
+        &mut self,
+        operation: Operation,
+        place: (u64, u64),
+        pieces: &[Piece],
+    ) -> Result<(), Fault> {
+        let tag = self.push(operation, place, pieces);
+        self.channel.submit();
+        let done = self.wait(1).pop().unwrap();
+        assert_eq!((done.tag, done.pieces.as_slice()), (tag, pieces));
+        done.result
+    }
+
+    pub(super) fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, Fault> {
+        self.memory.write(0, &vec![0xee; length]).unwrap();
+        self.ask(Operation::Read, (offset, length as u64), &[piece(0, length)])?;
+        let mut data = vec![0; length];
+        self.memory.read(0, &mut data).unwrap();
+        Ok(data)
+    }
+
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Fault> {
+        self.memory.write(0, data).unwrap();
+        let write = Operation::Write { durable: false };
+        self.ask(write, (offset, data.len() as u64), &[piece(0, data.len())])
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Fault> {
+        self.ask(Operation::Flush, (0, 0), &[])
+    }
+}

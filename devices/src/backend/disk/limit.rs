@@ -1,0 +1,247 @@
+//! Limits of requests and bytes per second: two token buckets per disk, over all its queues.
+//!
+//! A bucket holds what may be used in a tenth of a second, so that a disk that was idle answers a
+//! short burst at once. A request larger than that is let through by a full bucket, and the debt is
+//! waited for.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::timer::Timer;
+use super::{Channel, Done, Geometry, Image, Operation, Request};
+use crate::memory::Memory;
+
+/// How much of a second a bucket holds.
+const BURST: f64 = 0.1;
+
+/// An image whose channels keep to limits.
+pub(super) struct Limited {
+    inner: Arc<dyn Image>,
+    buckets: Arc<Mutex<Buckets>>,
+}
+
+/// Tokens, which may be below zero.
+struct Bucket {
+    rate: f64,
+    most: f64,
+    tokens: f64,
+}
+
+impl Bucket {
+    #[expect(clippy::cast_precision_loss, reason = "2⁵³ bytes per second are no limit")]
+    fn new(rate: u64) -> Self {
+        let rate = rate as f64;
+        let most = (rate * BURST).max(1.0);
+        Self { rate, most, tokens: most }
+    }
+
+    fn fill(&mut self, seconds: f64) {
+        self.tokens = (self.tokens + self.rate * seconds).min(self.most);
+    }
+
+    /// How long until something may begin.
+    fn wait(&self) -> f64 {
+        // One token, or a full bucket, whichever is less: so any request begins at some time.
+        ((1.0 - self.tokens) / self.rate).max(0.0)
+    }
+}
+
+struct Buckets {
+    requests: Option<Bucket>,
+    bytes: Option<Bucket>,
+    filled: Instant,
+}
+
+impl Buckets {
+    /// Takes what a request costs, or tells how long to wait before asking again.
+    #[expect(clippy::cast_precision_loss, reason = "no request has 2⁵³ bytes")]
+    fn take(&mut self, request: &Request, now: Instant) -> Result<(), Duration> {
+        let seconds = now.saturating_duration_since(self.filled).as_secs_f64();
+        self.filled = self.filled.max(now);
+        let mut wait = 0.0_f64;
+        for bucket in [&mut self.requests, &mut self.bytes].into_iter().flatten() {
+            bucket.fill(seconds);
+            wait = wait.max(bucket.wait());
+        }
+        if wait > 0.0 {
+            // A nanosecond too early would be a round for nothing.
+            return Err(Duration::from_secs_f64(wait.min(3600.0)) + Duration::from_micros(1));
+        }
+        if let Some(requests) = &mut self.requests {
+            requests.tokens -= 1.0;
+        }
+        let moves = matches!(request.operation, Operation::Read | Operation::Write { .. });
+        if let (Some(bytes), true) = (&mut self.bytes, moves) {
+            bytes.tokens -= request.length as f64;
+        }
+        Ok(())
+    }
+}
+
+impl Limited {
+    pub(super) fn new(inner: Arc<dyn Image>, iops: Option<u64>, bandwidth: Option<u64>) -> Self {
+        let buckets = Buckets {
+            requests: iops.map(Bucket::new),
+            bytes: bandwidth.map(Bucket::new),
+            filled: Instant::now(),
+        };
+        Self { inner, buckets: Arc::new(Mutex::new(buckets)) }
+    }
+}
+
+impl Image for Limited {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
+        let inner = self.inner.channel(memory)?;
+        let timer = Timer::around(inner.event())?;
+        let (buckets, queue) = (self.buckets.clone(), VecDeque::new());
+        Ok(Box::new(Queue { inner, timer, buckets, queue, due: None }))
+    }
+
+    fn grow(&self, size: u64) -> anyhow::Result<()> {
+        self.inner.grow(size)
+    }
+}
+
+struct Queue {
+    inner: Box<dyn Channel>,
+    timer: Timer,
+    buckets: Arc<Mutex<Buckets>>,
+    /// In the order they came.
+    queue: VecDeque<Request>,
+    /// When the first of them may go.
+    due: Option<Instant>,
+}
+
+impl Queue {
+    /// Passes on what the limits allow now. Returns whether there was something.
+    fn pass(&mut self) -> bool {
+        let now = Instant::now();
+        if self.due.is_some_and(|due| due > now) {
+            return false;
+        }
+        let mut passed = false;
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wait = None;
+        while let Some(request) = self.queue.pop_front() {
+            if let Err(after) = buckets.take(&request, now) {
+                self.queue.push_front(request);
+                wait = Some(after);
+                break;
+            }
+            self.inner.push(request);
+            passed = true;
+        }
+        drop(buckets);
+        if wait.is_some() || self.due.is_some() {
+            self.timer.set(wait);
+        }
+        self.due = wait.map(|after| now + after);
+        passed
+    }
+}
+
+impl Channel for Queue {
+    fn push(&mut self, request: Request) {
+        self.queue.push_back(request);
+    }
+
+    fn submit(&mut self) {
+        self.pass();
+        self.inner.submit();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        if self.pass() {
+            self.inner.submit();
+        }
+        self.inner.reap(done);
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.timer.event()
+    }
+
+    fn withdraw(&mut self) -> Vec<Request> {
+        // The bucket was not asked for these; those from within have paid, and pay again.
+        let mut withdrawn = self.inner.withdraw();
+        withdrawn.extend(self.queue.drain(..));
+        self.due = None;
+        self.timer.set(None);
+        withdrawn
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::super::driver::{Driver, piece};
+    use super::super::memory;
+    use super::*;
+
+    fn image(iops: Option<u64>, bandwidth: Option<u64>) -> Arc<dyn Image> {
+        Arc::new(Limited::new(memory(8 << 20), iops, bandwidth))
+    }
+
+    fn took(driver: &mut Driver, count: usize, length: usize) -> f64 {
+        let start = Instant::now();
+        for _ in 0..count {
+            driver.push(Operation::Read, (0, length as u64), &[piece(0, length)]);
+        }
+        driver.channel.submit();
+        assert!(driver.wait(count).iter().all(|it| it.result == Ok(())));
+        start.elapsed().as_secs_f64()
+    }
+
+    #[test]
+    fn keeps_to_requests_per_second_after_a_burst() {
+        let mut driver = Driver::new(&image(Some(200), None));
+        // 20 of them are the burst, the rest comes at 5 ms each.
+        let took = took(&mut driver, 80, 512);
+        assert!((0.29..1.0).contains(&took), "{took}");
+    }
+
+    #[test]
+    fn keeps_to_bytes_per_second_even_for_a_request_larger_than_the_bucket() {
+        let mut driver = Driver::new(&image(None, Some(4 << 20)));
+        // 0.4 MiB are in the bucket. The first goes with a debt, the second waits for its end.
+        let took = took(&mut driver, 2, 1 << 20);
+        assert!((0.14..0.8).contains(&took), "{took}");
+    }
+
+    #[test]
+    fn two_queues_share_the_limit() {
+        let image = image(Some(200), None);
+        let (mut one, mut two) = (Driver::new(&image), Driver::new(&image));
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| took(&mut one, 40, 512));
+            scope.spawn(|| took(&mut two, 40, 512));
+        });
+        assert!(start.elapsed().as_secs_f64() >= 0.29, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn sleeps_while_it_waits_and_gives_back_what_waits() {
+        let mut driver = Driver::new(&image(Some(10), None));
+        for _ in 0..3 {
+            driver.push(Operation::Flush, (0, 0), &[]);
+        }
+        driver.channel.submit();
+        assert_eq!(driver.wait(1).len(), 1);
+        let event = driver.channel.event();
+        let mut fds = [rustix::event::PollFd::new(&event, rustix::event::PollFlags::IN)];
+        let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 30_000_000 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&soon)), Ok(0));
+        let tags: Vec<u64> = driver.channel.withdraw().iter().map(|it| it.tag).collect();
+        assert_eq!(tags, [2, 3]);
+        let mut done = Vec::new();
+        std::thread::sleep(Duration::from_millis(250));
+        driver.channel.reap(&mut done);
+        assert!(done.is_empty(), "{done:?}");
+    }
+}

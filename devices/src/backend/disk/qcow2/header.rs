@@ -1,0 +1,209 @@
+//! The header of a qcow2 image (QEMU's docs/interop/qcow2.rst, "Header").
+//!
+//! Threats: an image may come from a stranger. Nothing here is believed: sizes and offsets are
+//! bounded before anything is allocated or added up.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use anyhow::{Context, bail, ensure};
+
+/// `backing_file_offset`, and the rest by their offsets.
+const BACKING: usize = 8;
+const BACKING_SIZE: usize = 16;
+const CLUSTER_BITS: usize = 20;
+pub(super) const SIZE: usize = 24;
+const CRYPT: usize = 32;
+pub(super) const L1_SIZE: usize = 36;
+pub(super) const L1_OFFSET: usize = 40;
+const REFTABLE: usize = 48;
+const REFTABLE_CLUSTERS: usize = 56;
+const SNAPSHOTS: usize = 60;
+const INCOMPATIBLE: usize = 72;
+pub(super) const AUTOCLEAR: usize = 88;
+const REFCOUNT_ORDER: usize = 96;
+const LENGTH: usize = 100;
+const COMPRESSION: usize = 104;
+/// All fields up to there exist in version 3.
+const VERSION_3: usize = 104;
+/// What is read of the file: the fields, extensions and the backing file's name are within.
+const HEAD: usize = 4096;
+
+/// Header extension: the backing file's format.
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+/// QEMU's limits of the two tables, in bytes.
+const MOST_L1: u64 = 32 << 20;
+const MOST_REFTABLE: u64 = 8 << 20;
+/// Names are no longer than this.
+const MOST_NAME: usize = 1023;
+
+/// What an image says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) version: u32,
+    pub(super) cluster_bits: u32,
+    pub(super) size: u64,
+    pub(super) l1_entries: usize,
+    pub(super) l1_offset: u64,
+    pub(super) reftable_offset: u64,
+    pub(super) reftable_entries: usize,
+    pub(super) snapshots: u32,
+    pub(super) incompatible: u64,
+    pub(super) autoclear: u64,
+    pub(super) refcount_order: u32,
+    pub(super) backing: Option<String>,
+    pub(super) backing_format: Option<String>,
+}
+
+/// Bits of `incompatible`.
+const DIRTY: u64 = 1;
+const CORRUPT: u64 = 1 << 1;
+const DATA_FILE: u64 = 1 << 2;
+const COMPRESSION_TYPE: u64 = 1 << 3;
+const EXTENDED_L2: u64 = 1 << 4;
+
+fn number32(head: &[u8], at: usize) -> u32 {
+    head.get(at..at + 4).map_or(0, |it| u32::from_be_bytes(it.try_into().expect("four bytes")))
+}
+
+fn number64(head: &[u8], at: usize) -> u64 {
+    head.get(at..at + 8).map_or(0, |it| u64::from_be_bytes(it.try_into().expect("eight bytes")))
+}
+
+impl Header {
+    /// Reads and checks it.
+    pub(super) fn read(file: &File) -> anyhow::Result<Self> {
+        let mut head = vec![0; HEAD];
+        let mut length = 0;
+        while length < HEAD {
+            match file.read_at(&mut head[length..], length as u64).context("its header")? {
+                0 => break,
+                more => length += more,
+            }
+        }
+        head.truncate(length);
+        Self::parse(&head)
+    }
+
+    pub(super) fn parse(head: &[u8]) -> anyhow::Result<Self> {
+        ensure!(head.len() >= 72, "its header is cut off after {} bytes", head.len());
+        let version = number32(head, 4);
+        ensure!(matches!(version, 2 | 3), "version {version} of qcow2 is not known here");
+        let cluster_bits = number32(head, CLUSTER_BITS);
+        ensure!((9..=21).contains(&cluster_bits), "clusters of 2^{cluster_bits} bytes");
+        let cluster = 1_u64 << cluster_bits;
+        ensure!(number32(head, CRYPT) == 0, "it is encrypted, which is not read here");
+        let size = number64(head, SIZE);
+        ensure!(size > 0 && size.is_multiple_of(512), "a disk of {size} bytes");
+        let covered = cluster * (cluster / 8);
+        let needed = size.div_ceil(covered);
+        let entries = u64::from(number32(head, L1_SIZE));
+        ensure!(entries >= needed, "a table of {entries} entries for a disk that needs {needed}");
+        ensure!(entries * 8 <= MOST_L1, "a table of {entries} entries");
+        let clusters = u64::from(number32(head, REFTABLE_CLUSTERS));
+        let reftable = clusters.checked_mul(cluster).filter(|it| *it <= MOST_REFTABLE);
+        let reftable = reftable.with_context(|| format!("refcounts of {clusters} clusters"))?;
+        let mut header = Self {
+            version,
+            cluster_bits,
+            size,
+            l1_entries: usize::try_from(entries)?,
+            l1_offset: aligned(head, L1_OFFSET, cluster)?,
+            reftable_offset: aligned(head, REFTABLE, cluster)?,
+            reftable_entries: usize::try_from(reftable / 8)?,
+            snapshots: number32(head, SNAPSHOTS),
+            incompatible: 0,
+            autoclear: 0,
+            refcount_order: 4,
+            backing: None,
+            backing_format: None,
+        };
+        header.read_extensions(head, cluster)?;
+        header.backing = backing(head)?;
+        Ok(header)
+    }
+
+    fn read_extensions(&mut self, head: &[u8], cluster: u64) -> anyhow::Result<()> {
+        let mut at = 72;
+        if self.version == 3 {
+            ensure!(head.len() >= VERSION_3, "its header is cut off after {} bytes", head.len());
+            self.incompatible = number64(head, INCOMPATIBLE);
+            self.autoclear = number64(head, AUTOCLEAR);
+            self.refcount_order = number32(head, REFCOUNT_ORDER);
+            ensure!(self.refcount_order <= 6, "refcounts of 2^{} bits", self.refcount_order);
+            at = usize::try_from(number32(head, LENGTH))?;
+            let most = usize::try_from(cluster)?.min(HEAD);
+            ensure!((VERSION_3..=most).contains(&at), "a header of {at} bytes");
+            let compression = if at > COMPRESSION { head.get(COMPRESSION) } else { None };
+            if let (Some(kind), true) = (compression, self.incompatible & COMPRESSION_TYPE != 0) {
+                ensure!(*kind == 0, "it is compressed with zstd: `qemu-img convert` it");
+                self.incompatible &= !COMPRESSION_TYPE;
+            }
+        }
+        // What is not known is left alone, and a chain that leaves what was read ends there.
+        while let Some(data) = head.get(at + 8..) {
+            let (kind, length) = (number32(head, at), number32(head, at + 4) as usize);
+            let Some(data) = data.get(..length).filter(|_| kind != 0) else { break };
+            if kind == BACKING_FORMAT {
+                self.backing_format = Some(text(data)?);
+            }
+            at += 8 + length.next_multiple_of(8);
+        }
+        Ok(())
+    }
+
+    /// Whether it can be read, or even written, here.
+    pub(super) fn check(&self, writes: bool) -> anyhow::Result<()> {
+        let bits = self.incompatible;
+        ensure!(bits & DATA_FILE == 0, "its data is in another file: `qemu-img convert` it");
+        ensure!(bits & EXTENDED_L2 == 0, "it has extended L2 entries: `qemu-img convert` it");
+        let unknown = bits & !(DIRTY | CORRUPT);
+        ensure!(unknown == 0, "it has features {unknown:#x}, which are not known here");
+        if !writes {
+            return Ok(());
+        }
+        ensure!(
+            bits == 0,
+            "it was not closed, or is damaged: `qemu-img check -r all` mends it, and `readonly` \
+             reads it"
+        );
+        ensure!(
+            self.snapshots == 0,
+            "it has {} snapshots in it: delete them with `qemu-img snapshot -d`, or say `readonly`",
+            self.snapshots
+        );
+        ensure!(
+            self.refcount_order == 4,
+            "its refcounts have {} bits, not 16: `qemu-img convert` it, or say `readonly`",
+            1 << self.refcount_order
+        );
+        Ok(())
+    }
+}
+
+fn aligned(head: &[u8], at: usize, cluster: u64) -> anyhow::Result<u64> {
+    let offset = number64(head, at);
+    // Offsets have 56 bits.
+    let sound = offset > 0 && offset.is_multiple_of(cluster) && offset < 1 << 56;
+    ensure!(sound, "a table at {offset:#x}");
+    Ok(offset)
+}
+
+fn backing(head: &[u8]) -> anyhow::Result<Option<String>> {
+    let (at, length) = (number64(head, BACKING), number32(head, BACKING_SIZE) as usize);
+    if at == 0 || length == 0 {
+        return Ok(None);
+    }
+    let at = usize::try_from(at)?;
+    let name = at.checked_add(length).filter(|_| length <= MOST_NAME);
+    let Some(name) = name.and_then(|end| head.get(at..end)) else {
+        bail!("the name of its backing file is at {at}, with {length} bytes");
+    };
+    Ok(Some(text(name)?))
+}
+
+fn text(bytes: &[u8]) -> anyhow::Result<String> {
+    let text = String::from_utf8(bytes.to_vec()).context("a name that is no text")?;
+    ensure!(!text.chars().any(char::is_control), "a name with control characters: {text:?}");
+    Ok(text)
+}

@@ -1,0 +1,227 @@
+//! Channels over a medium: done at once, or by a few threads.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use anyhow::Context;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::medium::{Buffer, Medium, Report, perform};
+use super::{Channel, Done, Geometry, Image, Request};
+use crate::memory::Memory;
+
+/// An image of a medium.
+pub(super) struct Threaded {
+    medium: Arc<dyn Medium>,
+    report: Arc<Report>,
+    threads: usize,
+}
+
+impl Threaded {
+    /// Requests are done by `submit`, on its thread: for what never waits.
+    pub(super) fn inline(name: &str, medium: Arc<dyn Medium>) -> Self {
+        Self::new(name, medium, 0)
+    }
+
+    /// Each channel has so many threads.
+    pub(super) fn new(name: &str, medium: Arc<dyn Medium>, threads: usize) -> Self {
+        Self::of(medium, Arc::new(Report::new(name)), threads)
+    }
+
+    /// As `new`, with what another way to the medium says.
+    pub(super) fn of(medium: Arc<dyn Medium>, report: Arc<Report>, threads: usize) -> Self {
+        Self { medium, report, threads }
+    }
+}
+
+impl Image for Threaded {
+    fn geometry(&self) -> Geometry {
+        self.medium.geometry()
+    }
+
+    fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
+        let shared = Arc::new(Shared {
+            medium: self.medium.clone(),
+            report: self.report.clone(),
+            memory: memory.clone(),
+            queue: Mutex::default(),
+            more: Condvar::new(),
+            event: Bell::new()?,
+        });
+        if self.threads == 0 {
+            return Ok(Box::new(Inline { shared, pushed: Vec::new(), buffer: Buffer::default() }));
+        }
+        Ok(Box::new(Pool::new(shared, self.threads)?))
+    }
+
+    fn grow(&self, size: u64) -> anyhow::Result<()> {
+        self.medium.grow(size)
+    }
+}
+
+/// An event that is set or not.
+struct Bell(OwnedFd);
+
+impl Bell {
+    fn new() -> anyhow::Result<Self> {
+        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+        Ok(Self(eventfd(0, flags).context("an event for a disk")?))
+    }
+
+    fn set(&self) {
+        // Full only when it is set already.
+        rustix::io::write(&self.0, &1_u64.to_ne_bytes()).ok();
+    }
+
+    fn clear(&self) {
+        rustix::io::read(&self.0, &mut [0; 8]).ok();
+    }
+}
+
+/// What a channel and its threads share.
+struct Shared {
+    medium: Arc<dyn Medium>,
+    report: Arc<Report>,
+    memory: Memory,
+    queue: Mutex<Queue>,
+    /// Something to do, or the end.
+    more: Condvar,
+    event: Bell,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Request>,
+    done: Vec<Done>,
+    ended: bool,
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn perform(&self, request: Request, buffer: &mut Buffer) {
+        let medium = self.medium.as_ref();
+        let result = perform(medium, &request, &self.memory, buffer, &self.report);
+        let done = Done { tag: request.tag, result, pieces: request.pieces };
+        let mut queue = self.queue();
+        queue.done.push(done);
+        if queue.done.len() == 1 {
+            // Within the lock, so that it is not drained before it is set.
+            self.event.set();
+        }
+    }
+
+    fn reap(&self, done: &mut Vec<Done>) {
+        let mut queue = self.queue();
+        if !queue.done.is_empty() {
+            self.event.clear();
+            done.append(&mut queue.done);
+        }
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.event.0.as_fd()
+    }
+}
+
+/// The whole life of a thread.
+fn serve(shared: &Shared) {
+    let mut buffer = Buffer::default();
+    loop {
+        let mut queue = shared.queue();
+        let request = loop {
+            if let Some(request) = queue.waiting.pop_front() {
+                break request;
+            }
+            if queue.ended {
+                return;
+            }
+            queue = shared.more.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(queue);
+        shared.perform(request, &mut buffer);
+    }
+}
+
+struct Inline {
+    shared: Arc<Shared>,
+    pushed: Vec<Request>,
+    buffer: Buffer,
+}
+
+impl Channel for Inline {
+    fn push(&mut self, request: Request) {
+        self.pushed.push(request);
+    }
+
+    fn submit(&mut self) {
+        for request in mem::take(&mut self.pushed) {
+            self.shared.perform(request, &mut self.buffer);
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        self.shared.reap(done);
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.shared.event()
+    }
+}
+
+struct Pool {
+    shared: Arc<Shared>,
+    pushed: Vec<Request>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    fn new(shared: Arc<Shared>, threads: usize) -> anyhow::Result<Self> {
+        let mut pool = Self { shared, pushed: Vec::new(), threads: Vec::new() };
+        for _ in 0..threads {
+            let shared = pool.shared.clone();
+            let thread = Builder::new().name("disk".to_owned()).spawn(move || serve(&shared));
+            pool.threads.push(thread.context("a thread for a disk")?);
+        }
+        Ok(pool)
+    }
+}
+
+impl Channel for Pool {
+    fn push(&mut self, request: Request) {
+        self.pushed.push(request);
+    }
+
+    fn submit(&mut self) {
+        if self.pushed.is_empty() {
+            return;
+        }
+        self.shared.queue().waiting.extend(self.pushed.drain(..));
+        self.shared.more.notify_all();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        self.shared.reap(done);
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.shared.event()
+    }
+}
+
+impl Drop for Pool {
+    /// What was submitted is done first.
+    fn drop(&mut self) {
+        self.shared.queue().ended = true;
+        self.shared.more.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic ends the process anyway.
+            thread.join().ok();
+        }
+    }
+}

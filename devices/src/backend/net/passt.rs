@@ -1,0 +1,547 @@
+//! A Unix stream socket as QEMU's `-netdev stream` and passt(1) speak it: before each frame its
+//! length, four bytes, the highest first. There is no header, so there are no offloads: ours is
+//! taken off and put on here.
+//!
+//! Threats: the peer may send any bytes at any pace, or none, and may not read. A length that no
+//! frame has ends the connection, since nobody knows where the next one would begin. What arrives
+//! waits in a buffer of fixed size. One frame at most is kept half sent, and a peer that does not
+//! read for a second loses frames, as on any cable; the guest waits for it no longer.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::link::Link;
+use super::tap::Vectors;
+use super::{FRAME, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish, get, put};
+use crate::memory::{Memory, NoMemory, Piece};
+
+/// Bytes of a length.
+const LENGTH: usize = 4;
+/// What one read may bring: the longest frame, or many that are shorter.
+const BUFFER: usize = 128 << 10;
+/// How often a peer that is not there is looked for.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long a peer may not read until frames for it are lost.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A peer at the other end of a socket.
+pub struct Passt {
+    link: Arc<Link>,
+    port: Mutex<Option<Stream>>,
+}
+
+impl Passt {
+    /// A peer that listens on a path, now or later.
+    ///
+    /// # Errors
+    ///
+    /// When more pairs of queues are wanted than a stream can carry, or the path is too long.
+    pub fn new(path: &Path, wish: Wish) -> anyhow::Result<Self> {
+        SocketAddrUnix::new(path)
+            .map_err(|_| anyhow::anyhow!("{} is too long for a socket", path.display()))?;
+        Self::with(Some(path.to_owned()), None, wish)
+    }
+
+    /// A peer that is connected already. When it goes, it does not come back.
+    ///
+    /// # Errors
+    ///
+    /// When more pairs of queues are wanted than a stream can carry.
+    pub fn of(socket: UnixStream, wish: Wish) -> anyhow::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Self::with(None, Some(socket), wish)
+    }
+
+    fn with(path: Option<PathBuf>, socket: Option<UnixStream>, wish: Wish) -> anyhow::Result<Self> {
+        ensure!(wish.pairs == 1, "a socket carries one pair of queues, not {}", wish.pairs);
+        let link = Arc::new(Link::new(wish.mtu));
+        link.connect(socket.is_some());
+        let mut port = Stream {
+            path,
+            link: link.clone(),
+            socket,
+            connection: 0,
+            again: None,
+            input: vec![0; BUFFER],
+            filled: 0..0,
+            output: Vec::new(),
+            stuck: None,
+            vectors: Vectors::default(),
+            said: false,
+        };
+        port.connect();
+        Ok(Self { link, port: Mutex::new(Some(port)) })
+    }
+}
+
+impl Side for Passt {
+    fn offloads(&self) -> Offloads {
+        Offloads::default()
+    }
+    fn leave(&self, _: Offloads) {}
+    fn attach(&self, _: usize, _: bool) {}
+    fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+    fn ports(&self) -> Vec<Box<dyn Port>> {
+        let port = self.port.lock().expect("no network panicked").take();
+        port.into_iter().map(|port| Box::new(port) as Box<dyn Port>).collect()
+    }
+}
+
+/// The connection, or the search for one.
+struct Stream {
+    /// Where to look for the peer.
+    path: Option<PathBuf>,
+    link: Arc<Link>,
+    socket: Option<UnixStream>,
+    connection: u32,
+    /// When to look next.
+    again: Option<Instant>,
+    input: Vec<u8>,
+    /// What of `input` has arrived and was not taken.
+    filled: std::ops::Range<usize>,
+    /// The end of a frame whose beginning was sent.
+    output: Vec<u8>,
+    /// Since when the peer does not read.
+    stuck: Option<Instant>,
+    vectors: Vectors,
+    /// That the peer is not there was said.
+    said: bool,
+}
+
+/// A socket that does not wait, not even for a listener that accepts nobody.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
+}
+
+impl Stream {
+    /// Looks for the peer, if it is time to.
+    fn connect(&mut self) {
+        let Some(path) = self.path.as_deref().filter(|_| self.socket.is_none()) else { return };
+        let now = Instant::now();
+        if self.again.is_some_and(|again| now < again) {
+            return;
+        }
+        self.again = Some(now + AGAIN);
+        match connect(path) {
+            Ok(socket) => {
+                tracing::info!("passt at {}: connected", path.display());
+                self.socket = Some(socket);
+                self.connection = self.connection.wrapping_add(1);
+                self.said = false;
+                self.link.connect(true);
+            }
+            Err(error) if !self.said => {
+                self.said = true;
+                tracing::warn!(
+                    "passt at {}: {error}: the link is down until it is there",
+                    path.display()
+                );
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// The peer is gone, or makes no sense.
+    fn disconnect(&mut self, why: &str) {
+        tracing::warn!("passt: {why}: the link is down");
+        self.socket = None;
+        // Soon, but never so often that a peer which hangs up at once keeps us busy.
+        self.again = Some(Instant::now() + AGAIN);
+        self.filled = 0..0;
+        self.output.clear();
+        self.stuck = None;
+        self.link.connect(false);
+    }
+
+    /// The next frame that is here whole.
+    fn frame(&self) -> Result<Option<std::ops::Range<usize>>, u32> {
+        let waiting = &self.input[self.filled.clone()];
+        let Some((length, rest)) = waiting.split_first_chunk::<LENGTH>() else { return Ok(None) };
+        let number = u32::from_be_bytes(*length);
+        let length = usize::try_from(number).unwrap_or(usize::MAX);
+        if !(RUNT..=FRAME).contains(&length) {
+            return Err(number);
+        }
+        let start = self.filled.start + LENGTH;
+        Ok((rest.len() >= length).then(|| start..start + length))
+    }
+
+    /// Reads what has arrived; false when there is nothing.
+    fn fill(&mut self) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        // A frame that is not whole moves to the front: there is room for all of it there.
+        self.input.copy_within(self.filled.clone(), 0);
+        self.filled = 0..self.filled.len();
+        let room = &mut self.input[self.filled.end..];
+        match rustix::net::recv(socket, room, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => self.disconnect("the peer hung up"),
+            Ok((_, count)) => {
+                self.filled.end += count;
+                return true;
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            Err(error) => self.disconnect(&error.to_string()),
+        }
+        false
+    }
+
+    /// Sends what is left of a frame; true when nothing is.
+    fn flush(&mut self) -> bool {
+        while let (Some(socket), false) = (&self.socket, self.output.is_empty()) {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(socket, &self.output, flags) {
+                Ok(count) => {
+                    self.output.drain(..count);
+                    self.stuck = None;
+                }
+                Err(rustix::io::Errno::AGAIN) => return false,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => self.disconnect(&error.to_string()),
+            }
+        }
+        true
+    }
+
+    /// The peer takes nothing now. For a while that is a reason to wait.
+    fn full(&mut self) -> Result<(), Stop> {
+        let since = *self.stuck.get_or_insert_with(Instant::now);
+        if since.elapsed() < PATIENCE { Err(Stop::Wait) } else { Ok(()) }
+    }
+
+    /// Sends a frame of this length, or its beginning.
+    fn start(&mut self, memory: &Memory, from: &[Piece], length: usize) -> Result<(), Stop> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        let prefix = u32::try_from(length).map_err(|_| Stop::Refused)?.to_be_bytes();
+        let sent = self.vectors.send(socket.as_fd(), &prefix, (memory, from, HEADER));
+        match sent.map_err(|NoMemory| Stop::Refused)? {
+            Ok(count) => {
+                self.stuck = None;
+                if count < LENGTH + length {
+                    self.output.extend(prefix.iter().skip(count));
+                    let (kept, skip) = (self.output.len(), count.saturating_sub(LENGTH));
+                    self.output.resize(kept + length - skip, 0);
+                    // The beginning is out: whatever its end is now, there must be one.
+                    get(memory, from, HEADER + skip, &mut self.output[kept..]).ok();
+                }
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.full(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(Stop::Wait),
+            Err(error) => {
+                self.disconnect(&error.to_string());
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Port for Stream {
+    fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop> {
+        let frame = loop {
+            match self.frame() {
+                Ok(Some(frame)) => break frame,
+                Ok(None) if self.fill() => {}
+                Ok(None) => return Err(Stop::Wait),
+                Err(length) => {
+                    self.disconnect(&format!("a frame of {length} bytes arrived"));
+                    return Err(Stop::Wait);
+                }
+            }
+        };
+        self.filled.start = frame.end;
+        let frame = &self.input[frame];
+        let mut into = |at: usize, data: &[u8]| {
+            let done = put(memory, to, at, data).map_err(|NoMemory| Stop::Refused)?;
+            let room = rest.iter_mut().skip((at + done).saturating_sub(super::length(to)));
+            room.zip(&data[done..]).for_each(|(to, from)| *to = *from);
+            Ok(())
+        };
+        into(0, &[0; HEADER])?;
+        into(HEADER, frame)?;
+        Ok(HEADER + frame.len())
+    }
+
+    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop> {
+        let length = super::length(from).checked_sub(HEADER).ok_or(Stop::Refused)?;
+        let mut header = [0; HEADER];
+        get(memory, from, 0, &mut header).map_err(|NoMemory| Stop::Refused)?;
+        // Flags and GSO type: what was not agreed on, nobody here would do.
+        if !(RUNT..=FRAME).contains(&length) || header[0] & 1 != 0 || header[1] != 0 {
+            return Err(Stop::Refused);
+        }
+        if self.flush() { self.start(memory, from, length) } else { self.full() }
+    }
+
+    fn wait(&mut self) -> Wait<'_> {
+        self.connect();
+        let flushed = self.flush();
+        if !flushed {
+            self.full().ok();
+        }
+        let patience = self.stuck.map(|since| since + PATIENCE).filter(|it| *it > Instant::now());
+        let again = self.again.filter(|_| self.socket.is_none() && self.path.is_some());
+        Wait {
+            fd: self.socket.as_ref().map(AsFd::as_fd),
+            connection: self.connection,
+            full: self.stuck.is_some(),
+            due: patience.or(again),
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    use super::*;
+
+    const WISH: Wish = Wish { pairs: 1, mtu: None };
+
+    fn memory() -> Memory {
+        Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()))
+    }
+
+    fn piece(address: u64, length: u32) -> Piece {
+        Piece { address, length }
+    }
+
+    /// A port, and its peer's end.
+    fn pair() -> (Box<dyn Port>, Arc<Link>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let side = Passt::of(ours, WISH).unwrap();
+        (side.ports().remove(0), side.link().clone(), theirs)
+    }
+
+    fn framed(frame: &[u8]) -> Vec<u8> {
+        [&u32::try_from(frame.len()).unwrap().to_be_bytes(), frame].concat()
+    }
+
+    #[test]
+    fn frames_arrive_behind_an_empty_header_however_they_were_cut() {
+        let (mut port, _, mut peer) = pair();
+        let memory = memory();
+        memory.write(0x1000, &[0xff; 64]).unwrap();
+        let frame: Vec<u8> = (0..60).collect();
+        let two = [framed(&frame), framed(&[7; 20])].concat();
+        let to = [piece(0x1000, 10), piece(0x2000, 2), piece(0x3000, 30)];
+        let mut rest = [0; 100];
+        for part in two[..70].chunks(9) {
+            assert_eq!(port.receive(&memory, &to, &mut rest), Err(Stop::Wait));
+            peer.write_all(part).unwrap();
+        }
+        assert_eq!(port.receive(&memory, &to, &mut rest), Ok(72));
+        assert_eq!(port.receive(&memory, &to, &mut rest), Err(Stop::Wait));
+        let mut bytes = [1; 72];
+        assert_eq!(get(&memory, &to, 0, &mut bytes), Ok(42));
+        bytes[42..].copy_from_slice(&rest[..30]);
+        assert_eq!((&bytes[..12], &bytes[12..]), (&[0; 12][..], &frame[..]));
+        peer.write_all(&two[70..]).unwrap();
+        assert_eq!(port.receive(&memory, &to, &mut rest), Ok(32));
+        assert_eq!(port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest), Err(Stop::Wait));
+        peer.write_all(&framed(&[7; 20])).unwrap();
+        assert_eq!(port.receive(&memory, &[piece(u64::MAX, 99)], &mut rest), Err(Stop::Refused));
+    }
+
+    #[test]
+    fn a_frame_leaves_without_its_header_and_only_as_a_plain_one() {
+        let (mut port, _, mut peer) = pair();
+        let memory = memory();
+        let from = [piece(0x1000, 5), piece(0x2000, 17), piece(0x3000, 20)];
+        put(&memory, &from, 0, &[0; 12]).unwrap();
+        put(&memory, &from, 12, &[3; 30]).unwrap();
+        assert_eq!(port.send(&memory, &from), Ok(()));
+        let mut got = [0; 34];
+        peer.read_exact(&mut got).unwrap();
+        assert_eq!(got[..], framed(&[3; 30]));
+        for (at, value) in [(0, 1), (1, 1)] {
+            put(&memory, &from, at, &[value]).unwrap();
+            assert_eq!(port.send(&memory, &from), Err(Stop::Refused));
+            put(&memory, &from, at, &[0]).unwrap();
+        }
+        for bad in [&from[..1], &from[..2], &[], &[piece(0, 12), piece(0, 80000)]] {
+            assert_eq!(port.send(&memory, bad), Err(Stop::Refused), "{bad:?}");
+        }
+        let outside = [piece(0x1000, 12), piece(1 << 20, 60)];
+        assert_eq!(port.send(&memory, &outside), Err(Stop::Refused));
+        // As many pieces as a vector takes, and more.
+        let crumbs =
+            |count: usize| [vec![piece(0x1000, 12)], vec![piece(0x2000, 1); count]].concat();
+        assert_eq!(port.send(&memory, &crumbs(1021)), Ok(()));
+        assert_eq!(port.send(&memory, &crumbs(1500)), Err(Stop::Refused));
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_gets_whole_frames_later_and_loses_some_after_a_second() {
+        let (mut port, link, mut peer) = pair();
+        let memory = memory();
+        let from = [piece(0x1000, 12), piece(0x2000, 60_000)];
+        memory.write(0x2000, &[9; 60_000]).unwrap();
+        let mut sent = 0;
+        while port.send(&memory, &from) == Ok(()) {
+            sent += 1;
+            assert!(sent < 1000, "the socket is never full");
+        }
+        let wait = port.wait();
+        assert!(wait.full && wait.due.is_some());
+        std::thread::sleep(PATIENCE + Duration::from_millis(20));
+        assert_eq!(port.send(&memory, &from), Ok(()), "lost");
+        assert!(port.wait().due.is_none(), "nothing to wake up for");
+        let mut frame = vec![0; 60_004];
+        for number in 0..sent {
+            peer.read_exact(&mut frame).unwrap();
+            assert_eq!(frame, framed(&[9; 60_000]), "frame {number}");
+            port.wait();
+        }
+        assert_eq!(port.send(&memory, &from), Ok(()));
+        peer.read_exact(&mut frame).unwrap();
+        assert!(link.is_up() && !port.wait().full);
+    }
+
+    #[test]
+    fn a_length_that_no_frame_has_ends_the_connection() {
+        for bad in [0_u32, 13, 65554, u32::MAX] {
+            let (mut port, link, mut peer) = pair();
+            peer.write_all(&bad.to_be_bytes()).unwrap();
+            let memory = memory();
+            assert_eq!(port.receive(&memory, &[], &mut []), Err(Stop::Wait));
+            assert!(!link.is_up(), "{bad}");
+            assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+            let wait = port.wait();
+            assert!(wait.fd.is_none() && wait.due.is_none(), "what was inherited is gone");
+            assert_eq!(port.send(&memory, &[piece(0, 12), piece(0, 60)]), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_peer_that_restarts_is_found_again_with_a_new_beginning() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("passt");
+        let memory = memory();
+        let side = Passt::new(&path, WISH).unwrap();
+        let mut port = side.ports().remove(0);
+        assert!(!side.link().is_up());
+        for round in 0..2 {
+            let listener = UnixListener::bind(&path).unwrap();
+            let start = Instant::now();
+            while !side.link().is_up() {
+                let due = port.wait().due.unwrap_or_else(Instant::now);
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                assert!(start.elapsed() < Duration::from_secs(10), "round {round}");
+            }
+            let mut peer = listener.accept().unwrap().0;
+            peer.write_all(&framed(&[round; 14])).unwrap();
+            peer.write_all(&[0, 0]).unwrap();
+            let to = [piece(0x1000, 100)];
+            assert_eq!(port.receive(&memory, &to, &mut []), Ok(26));
+            drop((peer, listener));
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(port.receive(&memory, &to, &mut []), Err(Stop::Wait));
+            assert!(!side.link().is_up());
+        }
+        assert!(Passt::new(&path, Wish { pairs: 2, mtu: None }).is_err());
+    }
+
+    /// Sums up 16-bit words as the Internet does (RFC 1071).
+    fn checksum(bytes: &[u8]) -> u16 {
+        let words = bytes.chunks(2).map(|it| u32::from(it[0]) << 8 | u32::from(it[1]));
+        let sum: u32 = words.sum();
+        !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap()
+    }
+
+    /// A DHCPDISCOVER (RFC 2131) of a machine that has just started, behind its header.
+    fn discover() -> Vec<u8> {
+        let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
+        let mut bootp = vec![1, 1, 6, 0, 0xca, 0xfe, 0xba, 0xbe];
+        bootp.resize(28, 0);
+        bootp.extend(mac);
+        bootp.resize(236, 0);
+        bootp.extend([99, 130, 83, 99, 53, 1, 1, 255]);
+        bootp.resize(300, 0);
+        let mut ip = [0x45, 0, 1, 72, 0, 0, 0, 0, 64, 17, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255];
+        let sum = checksum(&ip).to_be_bytes();
+        ip[10..12].copy_from_slice(&sum);
+        let udp = [0, 68, 0, 67, 1, 52, 0, 0];
+        [&[0; HEADER][..], &[0xff; 6], &mac, &[8, 0], &ip, &udp, &bootp].concat()
+    }
+
+    /// passt itself, which goes with this.
+    struct Program(std::process::Child);
+
+    impl Drop for Program {
+        fn drop(&mut self) {
+            self.0.kill().ok();
+            self.0.wait().ok();
+        }
+    }
+
+    fn passt(path: &Path) -> io::Result<Program> {
+        let mut command = std::process::Command::new("passt");
+        command.arg("--foreground").arg("--socket").arg(path);
+        let quiet = || std::process::Stdio::null();
+        Ok(Program(command.stdin(quiet()).stdout(quiet()).stderr(quiet()).spawn()?))
+    }
+
+    #[test]
+    fn passt_itself_offers_an_address_and_again_after_it_was_started_anew() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        // passt makes itself somebody else before it makes its socket.
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let path = folder.path().join("passt");
+        let (memory, side) = (memory(), Passt::new(&path, WISH).unwrap());
+        let mut port = side.ports().remove(0);
+        let (from, to) = ([piece(0x1000, 354)], [piece(0x4000, 2000)]);
+        let sent = discover();
+        assert_eq!(sent.len(), 354);
+        memory.write(0x1000, &sent).unwrap();
+        for round in 0..2 {
+            let mut program = match passt(&path) {
+                Ok(program) => program,
+                Err(error) => return not_run(&error.to_string()),
+            };
+            let start = Instant::now();
+            let offer = loop {
+                if let Some(status) = program.0.try_wait().unwrap() {
+                    assert_eq!(round, 0, "it ran a moment ago");
+                    return not_run(&format!("it ends at once, with {status}"));
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "no offer in round {round}");
+                port.wait();
+                assert_eq!(port.send(&memory, &from), Ok(()));
+                std::thread::sleep(Duration::from_millis(20));
+                let Ok(length) = port.receive(&memory, &to, &mut []) else { continue };
+                let mut frame = vec![0; length];
+                memory.read(0x4000, &mut frame).unwrap();
+                // From port 67, a reply to our number.
+                if frame.len() > 300 && frame[HEADER + 34..HEADER + 38] == [0, 67, 0, 68] {
+                    break frame;
+                }
+            };
+            assert_eq!(offer[HEADER + 42..HEADER + 50], [2, 1, 6, 0, 0xca, 0xfe, 0xba, 0xbe]);
+            assert_ne!(offer[HEADER + 58..HEADER + 62], [0; 4], "yiaddr");
+            drop(program);
+            while port.receive(&memory, &to, &mut []).is_ok() {}
+            assert!(!side.link().is_up(), "it is gone");
+        }
+    }
+
+    fn not_run(reason: &str) {
+        writeln!(io::stderr(), "not run here: passt itself: {reason}").unwrap();
+    }
+}

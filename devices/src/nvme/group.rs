@@ -1,0 +1,405 @@
+//! A completion queue with all its submission queues, and what they have under way.
+//!
+//! One pass looks at every queue, starts what is new with one `submit`, and tells the guest once of
+//! all that is done. The commands under way are bounded for each queue, and so is their memory.
+
+use std::mem;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use super::Shared;
+use super::command::{Command, Completed, Status};
+use super::io::{self, Work};
+use super::log::Mistake;
+use super::queues::{Completion, ENTRIES, Submission, Waker};
+use crate::backend::disk::{Channel, Done, Operation, Request};
+use crate::memory::{NoMemory, Piece};
+
+/// Piece lists that are kept for the next commands.
+const SPARE: usize = 64;
+
+/// A command that is under way.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Pending {
+    /// Whose, and what the guest calls it.
+    queue: u16,
+    id: u16,
+    opcode: u8,
+    /// The first block, for the error log.
+    block: u64,
+    /// Requests that are not done yet.
+    left: u32,
+    /// A flush is to follow.
+    flush: bool,
+    status: Status,
+}
+
+/// A command whose requests wait, and what is left of them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Kept {
+    pending: Pending,
+    requests: Vec<Request>,
+}
+
+/// What is saved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Frozen {
+    completion: Completion,
+    submissions: Vec<Submission>,
+    kept: Vec<Kept>,
+}
+
+impl Frozen {
+    /// No queue is in two groups, and none is the admin queue.
+    pub(super) fn check(groups: &[Self]) -> anyhow::Result<()> {
+        let mut completions: Vec<_> = groups.iter().map(|it| it.completion.id).collect();
+        let submissions = groups.iter().flat_map(|it| &it.submissions);
+        let mut submissions: Vec<_> = submissions.map(|it| it.id).collect();
+        for ids in [&mut completions, &mut submissions] {
+            ids.sort_unstable();
+            let twice = ids.windows(2).find(|pair| pair[0] == pair[1]);
+            ensure!(twice.is_none() && ids.first() != Some(&0), "queues that cannot be: {ids:?}");
+        }
+        Ok(())
+    }
+}
+
+/// The queues and their commands.
+pub(super) struct Group {
+    pub(super) completion: Completion,
+    pub(super) submissions: Vec<Submission>,
+    shared: Arc<Shared>,
+    channel: Box<dyn Channel>,
+    /// By the lower half of a request's tag; the upper half numbers the requests of a command.
+    pending: Vec<Option<Pending>>,
+    free: Vec<u32>,
+    commands: Vec<Command>,
+    done: Vec<Done>,
+    spare: Vec<Vec<Piece>>,
+    /// Something was pushed since the last `submit`.
+    pushed: bool,
+}
+
+impl Group {
+    pub(super) fn new(shared: Arc<Shared>, completion: Completion) -> anyhow::Result<Self> {
+        let channel = shared.image.channel(&shared.memory).context("a channel to the disk")?;
+        Ok(Self {
+            completion,
+            submissions: Vec::new(),
+            shared,
+            channel,
+            pending: Vec::new(),
+            free: Vec::new(),
+            commands: Vec::new(),
+            done: Vec::new(),
+            spare: Vec::new(),
+            pushed: false,
+        })
+    }
+
+    /// What is readable when a request is done.
+    pub(super) fn event(&self) -> RawFd {
+        self.channel.event().as_raw_fd()
+    }
+
+    /// Does what there is to do; true when there was something.
+    pub(super) fn pass(&mut self) -> bool {
+        let worked = self.reap();
+        // Nothing more is done for a guest whose queues are not in its memory.
+        if self.shared.is_fatal() {
+            return worked;
+        }
+        let started = self.work().unwrap_or_else(|NoMemory| {
+            self.shared.fail();
+            false
+        });
+        worked || started
+    }
+
+    fn work(&mut self) -> Result<bool, NoMemory> {
+        let shared = self.shared.clone();
+        let mut worked = false;
+        self.completion.drain(&shared.bells, &shared.memory)?;
+        for at in 0..self.submissions.len() {
+            if self.completion.is_full() {
+                break;
+            }
+            let queue = &mut self.submissions[at];
+            queue.look(&shared.bells, &shared.memory)?;
+            queue.fetch(&shared.memory, &mut self.commands)?;
+            let id = queue.id;
+            let mut commands = mem::take(&mut self.commands);
+            for command in commands.drain(..) {
+                worked = true;
+                self.start(id, &command);
+            }
+            self.commands = commands;
+        }
+        if mem::take(&mut self.pushed) {
+            self.channel.submit();
+            worked |= self.reap();
+        }
+        self.completion.tell(&shared.bells);
+        Ok(worked)
+    }
+
+    /// Turns a command into requests, or answers it.
+    fn start(&mut self, queue: u16, command: &Command) {
+        let mut pieces = self.spare.pop().unwrap_or_default();
+        let work = io::understand(&self.shared, command, &mut pieces);
+        let status = work.as_ref().err().copied().unwrap_or(Status::SUCCESS);
+        let nothing = Work { operation: Operation::Flush, ranges: Vec::new(), flush: false };
+        let Work { operation, ranges, flush } = work.unwrap_or(nothing);
+        let left = u32::try_from(ranges.len()).expect("a command has at most 256 ranges");
+        let (id, opcode, block) = (command.id(), command.opcode(), command.slba());
+        let pending = Pending { queue, id, opcode, block, left, flush, status };
+        if ranges.is_empty() {
+            self.keep(pieces);
+            self.end(&pending);
+            return;
+        }
+        let slot = self.slot(pending);
+        for (part, (offset, length)) in (0..).zip(ranges) {
+            let pieces = mem::take(&mut pieces);
+            self.push(Request { tag: tag(slot, part), operation, offset, length, pieces });
+        }
+    }
+
+    fn push(&mut self, request: Request) {
+        self.channel.push(request);
+        self.pushed = true;
+    }
+
+    fn slot(&mut self, pending: Pending) -> u32 {
+        if let Some(slot) = self.free.pop() {
+            self.pending[slot as usize] = Some(pending);
+            return slot;
+        }
+        self.pending.push(Some(pending));
+        u32::try_from(self.pending.len() - 1).expect("the commands under way are bounded")
+    }
+
+    fn keep(&mut self, mut pieces: Vec<Piece>) {
+        if self.spare.len() < SPARE {
+            pieces.clear();
+            self.spare.push(pieces);
+        }
+    }
+
+    /// Finishes what is done; true when something was.
+    fn reap(&mut self) -> bool {
+        let mut done = mem::take(&mut self.done);
+        self.channel.reap(&mut done);
+        let worked = !done.is_empty();
+        for done in done.drain(..) {
+            self.finish(done);
+        }
+        self.done = done;
+        if mem::take(&mut self.pushed) {
+            self.channel.submit();
+        }
+        worked
+    }
+
+    fn finish(&mut self, done: Done) {
+        let Done { tag, result, pieces } = done;
+        let pending = self.pending_of(tag);
+        pending.left -= 1;
+        if let (Err(fault), false) = (result, pending.status.is_error()) {
+            pending.status = io::status(fault, pending.opcode);
+        }
+        if pending.left > 0 {
+            self.keep(pieces);
+            return;
+        }
+        let flush = mem::take(&mut pending.flush) && !pending.status.is_error();
+        if flush {
+            pending.left = 1;
+            self.push(Request { tag, operation: Operation::Flush, offset: 0, length: 0, pieces });
+            return;
+        }
+        self.keep(pieces);
+        self.close(tag);
+    }
+
+    fn pending_of(&mut self, tag: u64) -> &mut Pending {
+        let pending = self.pending.get_mut(slot_of(tag)).and_then(Option::as_mut);
+        pending.expect("a channel gives back each of our tags once")
+    }
+
+    /// Answers a command that has nothing under way any more.
+    fn close(&mut self, tag: u64) {
+        let slot = slot_of(tag);
+        let ended = self.pending[slot].take().expect("a command ends once");
+        self.free.push(u32::try_from(slot).expect("half a tag"));
+        self.end(&ended);
+    }
+
+    fn end(&mut self, pending: &Pending) {
+        let Pending { queue, id, block, mut status, .. } = *pending;
+        let from = self.submissions.iter_mut().find(|it| it.id == queue);
+        let from = from.expect("a queue with commands under way is not deleted");
+        from.under_way -= 1;
+        let head = u16::try_from(from.head).expect("a queue has at most 1024 entries");
+        if status.is_error() {
+            status = status.logged();
+            self.shared.health().note(Mistake { queue, id, status, block });
+        }
+        let done = Completed { result: 0, queue, head, id, status };
+        let shared = &self.shared;
+        if self.completion.post(done, &shared.bells, &shared.memory).is_err() {
+            shared.fail();
+        }
+    }
+
+    /// Before sleep: true when there is nothing to do, and whatever comes rings.
+    pub(super) fn is_idle(&mut self) -> bool {
+        let Self { completion, submissions, shared, .. } = self;
+        if shared.is_fatal() {
+            return true;
+        }
+        let has_room = completion.has_room(&shared.bells, &shared.memory);
+        if completion.is_full() {
+            return !has_room;
+        }
+        submissions.iter_mut().all(|queue| {
+            // A queue that cannot be looked at any more is found out by the next pass.
+            queue.ask(&shared.memory).is_ok()
+                && queue.look(&shared.bells, &shared.memory).is_ok()
+                && !queue.has_more()
+        })
+    }
+
+    /// Ends the commands of a queue: what is under way is waited for, what waits is aborted.
+    pub(super) fn abandon(&mut self, queue: u16) {
+        let mut others = Vec::new();
+        while self.submissions.iter().any(|it| it.id == queue && it.under_way > 0) {
+            for request in self.channel.withdraw() {
+                let pending = self.pending_of(request.tag);
+                if pending.queue != queue {
+                    others.push(request);
+                    continue;
+                }
+                pending.left -= 1;
+                pending.status = Status::QUEUE_DELETED;
+                if pending.left == 0 {
+                    self.close(request.tag);
+                }
+            }
+            self.wait();
+        }
+        for request in others {
+            self.push(request);
+        }
+        self.channel.submit();
+        self.pushed = false;
+    }
+
+    /// Reaps once, waiting for something if there is nothing but there may be.
+    fn wait(&mut self) {
+        if self.reap() || self.submissions.iter().all(|it| it.under_way == 0) {
+            return;
+        }
+        wait(self.channel.as_ref());
+    }
+
+    /// Ends what is under way, and gives back what is to be saved.
+    pub(super) fn freeze(mut self) -> Frozen {
+        let mut kept: Vec<(usize, Kept)> = Vec::new();
+        while self.submissions.iter().any(|it| it.under_way > 0) {
+            for request in self.channel.withdraw() {
+                let slot = slot_of(request.tag);
+                let pending = self.pending_of(request.tag).clone();
+                match kept.iter_mut().find(|it| it.0 == slot) {
+                    Some((_, kept)) => kept.requests.push(request),
+                    None => kept.push((slot, Kept { pending, requests: vec![request] })),
+                }
+            }
+            let held = |slot: usize, left: u32| {
+                let kept = kept.iter().find(|it| it.0 == slot);
+                kept.is_some_and(|it| it.1.requests.len() == left as usize)
+            };
+            let pending = self.pending.iter().enumerate();
+            let mut pending = pending.filter_map(|(slot, it)| Some((slot, it.as_ref()?.left)));
+            if pending.all(|(slot, left)| held(slot, left)) {
+                break;
+            }
+            self.wait();
+        }
+        for (slot, kept) in &mut kept {
+            // As it is now: other parts of it may have ended, or failed.
+            kept.pending = self.pending[*slot].clone().expect("what is kept has not ended");
+        }
+        let Self { mut completion, submissions, shared, .. } = self;
+        completion.tell(&shared.bells);
+        completion.freeze(&shared.bells, &shared.memory);
+        let look = |mut queue: Submission| {
+            // Without memory its last tail is as good as any.
+            queue.look(&shared.bells, &shared.memory).ok();
+            queue
+        };
+        let submissions = submissions.into_iter().map(look).collect();
+        Frozen { completion, submissions, kept: kept.into_iter().map(|it| it.1).collect() }
+    }
+
+    /// What `freeze` gave back, on the way again.
+    pub(super) fn thaw(shared: Arc<Shared>, frozen: Frozen) -> anyhow::Result<Self> {
+        let Frozen { completion, submissions, kept } = frozen;
+        let queues = shared.queues;
+        ensure!(completion.is_valid(queues, ENTRIES), "a completion queue cannot be");
+        let valid = submissions.iter().all(|it| it.is_valid(queues, ENTRIES));
+        ensure!(valid, "a submission queue cannot be");
+        let mut group = Self { submissions, ..Self::new(shared, completion)? };
+        for Kept { mut pending, requests } in kept {
+            let queue = group.submissions.iter_mut().find(|it| it.id == pending.queue);
+            queue.context("a command of no queue")?.under_way += 1;
+            ensure!((1..=256).contains(&requests.len()), "a command without requests");
+            pending.left = u32::try_from(requests.len()).expect("at most 256");
+            let slot = group.slot(pending);
+            for (part, request) in (0..).zip(requests) {
+                group.push(Request { tag: tag(slot, part), ..request });
+            }
+        }
+        Ok(group)
+    }
+
+    /// Connects its doorbells.
+    pub(super) fn connect(&self, waker: &Arc<Waker>) {
+        let bells = &self.shared.bells;
+        self.completion.resume(bells, waker);
+        for queue in &self.submissions {
+            bells.tail(queue.id).open(queue.size, queue.tail, waker);
+        }
+    }
+
+    /// Disconnects them.
+    pub(super) fn disconnect(&self) {
+        let bells = &self.shared.bells;
+        bells.head(self.completion.id).close();
+        for queue in &self.submissions {
+            bells.tail(queue.id).close();
+        }
+    }
+}
+
+/// Sleeps until something may be done, or for a moment: what comes to wait for room meanwhile makes
+/// nothing readable.
+pub(super) fn wait(channel: &dyn Channel) {
+    let event = channel.event();
+    let mut polled = [PollFd::new(&event, PollFlags::IN)];
+    // A signal is no reason to do anything else than look.
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })).ok();
+}
+
+fn tag(slot: u32, part: u64) -> u64 {
+    u64::from(slot) | part << 32
+}
+
+fn slot_of(tag: u64) -> usize {
+    let [a, b, c, d, ..] = tag.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d]) as usize
+}

@@ -1,0 +1,415 @@
+//! An NVMe controller with one namespace (NVM Express 1.4): the driverless system disk, which
+//! Windows, Linux and UEFI firmware drive with what they bring along. PCI class 010802.
+//!
+//! Registers and doorbells are BAR 0, the MSI-X table BAR 2. The admin queue has a thread, and each
+//! I/O completion queue with its submission queues has one; a processor that writes a doorbell only
+//! leaves the value there. A doorbell's value is lost where the kernel takes the write, so that is
+//! arranged only for doorbells that the driver shadows in its memory (Doorbell Buffer Config).
+//! There is no memory buffer, SGL, metadata, Compare, Verify or format.
+//!
+//! Threats: the guest writes all of the queues, lists and doorbells, at any time and from all
+//! processors. Commands are copied once and then judged; addresses are looked up with every access,
+//! and queues that are not in memory end in a fatal status until the guest resets. What is under
+//! way is bounded for each queue.
+
+mod admin;
+mod command;
+mod controller;
+mod features;
+mod group;
+mod identify;
+mod io;
+mod log;
+mod prp;
+mod queues;
+mod server;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+use self::controller::{Controller, ENABLE, Frozen, LARGEST_PAGE, SHUTDOWN};
+use self::log::{Counter, Health};
+use self::queues::{Doorbells, ENTRIES};
+use crate::backend::disk::Image;
+use crate::bus::Window;
+use crate::device::{Access, Build, Device, Place, Region, Saved};
+use crate::memory::Memory;
+use crate::pci::{Bar, Id, Identity, Interrupt};
+use crate::worker::Worker;
+
+/// What Red Hat lends to emulated NVMe controllers. Drivers match the class.
+const ID: Id = Id {
+    vendor: 0x1b36,
+    device: 0x0010,
+    class: 0x01_0802,
+    revision: 2,
+    subsystem: (0x1af4, 0x1100),
+};
+/// VS: 1.4.0.
+const VERSION: u32 = 0x0001_0400;
+
+/// BAR 0 (NVMe 1.4, 3.1).
+const CAP: u64 = 0x00;
+const VS: u64 = 0x08;
+const INTMS: u64 = 0x0c;
+const INTMC: u64 = 0x10;
+const CC: u64 = 0x14;
+const CSTS: u64 = 0x1c;
+const NSSR: u64 = 0x20;
+const AQA: u64 = 0x24;
+const ASQ: u64 = 0x28;
+const ACQ: u64 = 0x30;
+/// The last of the registers that are not there and read as zero (memory buffers, boot partitions).
+const END: u64 = 0x1000;
+/// Doorbells, without gaps.
+const DOORBELLS: u64 = 0x1000;
+const BAR_SIZE: u64 = 0x4000;
+
+/// CAP.CQR: queues are contiguous. CAP.CSS: the NVM command set.
+const CONTIGUOUS: u64 = 1 << 16;
+const NVM: u64 = 1 << 37;
+/// CAP.TO: half seconds until the controller is ready, or has ended what was under way.
+const TIMEOUT: u64 = 60 << 24;
+/// Queues of up to `ENTRIES`, pages from 4 KiB on.
+const CAPABILITIES: u64 =
+    (ENTRIES as u64 - 1) | CONTIGUOUS | TIMEOUT | NVM | (LARGEST_PAGE as u64) << 52;
+/// CC: command set, page size and arbitration stand while the controller is enabled.
+const FIXED: u32 = 0x7ff << 4 & !SHUTDOWN;
+const CC_KEPT: u32 = ENABLE | FIXED | SHUTDOWN | 0xff << 16;
+
+/// `--device nvme,path=disk.img`: a disk that all systems have a driver for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Config(pub crate::backend::disk::Config);
+
+/// Pairs of queues at most.
+const MOST_QUEUES: u16 = 64;
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let image = self.0.open_at(place)?;
+        self.attach(image, place)
+    }
+}
+
+impl Config {
+    /// The controller of a disk that is open.
+    ///
+    /// # Errors
+    ///
+    /// When the slot is taken, a value cannot be, or the host runs out of interrupt routes.
+    pub fn attach(
+        self,
+        image: Arc<dyn Image>,
+        place: &mut dyn Place,
+    ) -> anyhow::Result<Box<dyn Device>> {
+        let (queues, serial) = (self.0.queues(), self.0.serial()?);
+        ensure!(
+            (1..=MOST_QUEUES).contains(&queues),
+            "queues={queues}: an NVMe controller has 1 to {MOST_QUEUES} pairs of them"
+        );
+        let identity = Identity {
+            at: self.0.slot,
+            bars: vec![(0, Bar::Memory64(BAR_SIZE))],
+            msix: Some((queues + 1, 2)),
+            pin: Some(0),
+            ..Identity::new(ID)
+        };
+        let slot = place.pci(identity)?;
+        let shared = Shared::new(image, serial, queues, (&slot.memory, &slot.interrupt))?;
+        let window = slot.bar(0).clone();
+        let device = Nvme { shared: Arc::new(shared), window, worker: None };
+        Ok(slot.carry(Box::new(device)))
+    }
+}
+
+/// FNV-1a: the same for the same text, today and in a year.
+fn hash(text: &str, seed: u64) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325 ^ seed;
+    text.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// A universally unique identifier, of version 8: made by us.
+struct Uuid([u8; 16]);
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, byte) in self.0.iter().enumerate() {
+            let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+            write!(f, "{dash}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The registers that are more than a doorbell.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Registers {
+    cc: u32,
+    aqa: u32,
+    asq: u64,
+    acq: u64,
+    /// CSTS.RDY, and CSTS.SHST in its place.
+    ready: bool,
+    shutdown: u32,
+    /// CC.EN fell, and what ran then has not ended yet.
+    reset: bool,
+}
+
+/// What processors, the controller's thread and those of the queues share.
+struct Shared {
+    registers: Mutex<Registers>,
+    bells: Doorbells,
+    memory: Memory,
+    image: Arc<dyn Image>,
+    health: Mutex<Health>,
+    reads: Counter,
+    writes: Counter,
+    /// Bytes, as the guest was told.
+    size: AtomicU64,
+    /// CC.MPS, in bytes.
+    page: AtomicU32,
+    /// There is a cache, and what it holds is lost without power.
+    cache: AtomicBool,
+    /// CSTS.CFS
+    fatal: AtomicBool,
+    fixed: Fixed,
+}
+
+/// What never changes.
+struct Fixed {
+    /// I/O queues of each kind.
+    queues: u16,
+    serial: String,
+    /// Bytes of a logical block, of a physical one, and of what is worth deallocating.
+    block: u32,
+    physical_block: u32,
+    discard: u32,
+    read_only: bool,
+}
+
+impl std::ops::Deref for Shared {
+    type Target = Fixed;
+
+    fn deref(&self) -> &Fixed {
+        &self.fixed
+    }
+}
+
+impl Shared {
+    fn new(
+        image: Arc<dyn Image>,
+        serial: String,
+        queues: u16,
+        (memory, interrupt): (&Memory, &Interrupt),
+    ) -> anyhow::Result<Self> {
+        let geometry = image.geometry();
+        let block = geometry.logical_block;
+        ensure!(matches!(block, 512 | 4096), "a disk with blocks of {block} bytes");
+        let fixed = Fixed {
+            queues,
+            serial,
+            block,
+            physical_block: geometry.physical_block,
+            discard: geometry.discard,
+            read_only: geometry.read_only,
+        };
+        Ok(Self {
+            registers: Mutex::default(),
+            bells: Doorbells::new(queues, interrupt.clone())?,
+            memory: memory.clone(),
+            image,
+            health: Mutex::default(),
+            reads: Counter::default(),
+            writes: Counter::default(),
+            size: AtomicU64::new(geometry.size),
+            page: AtomicU32::new(4096),
+            cache: AtomicBool::new(true),
+            fatal: AtomicBool::new(false),
+            fixed,
+        })
+    }
+
+    fn registers(&self) -> MutexGuard<'_, Registers> {
+        self.registers.lock().expect("no device panicked")
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().expect("no device panicked")
+    }
+
+    /// One for each I/O queue, and one for the admin queue.
+    fn vectors(&self) -> u16 {
+        self.queues + 1
+    }
+
+    fn page(&self) -> u32 {
+        self.page.load(Ordering::SeqCst)
+    }
+
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::SeqCst)
+    }
+
+    fn blocks(&self) -> u64 {
+        self.size() / u64::from(self.block)
+    }
+
+    fn caches(&self) -> bool {
+        self.cache.load(Ordering::SeqCst)
+    }
+
+    fn discards(&self) -> bool {
+        self.discard > 0
+    }
+
+    /// Shadow doorbells are for messages: a wire falls with the doorbell that nobody would ring.
+    fn offers_shadows(&self) -> bool {
+        self.bells.uses_messages()
+    }
+
+    fn uuid(&self) -> Uuid {
+        let lanes = [1, 2].map(|lane| hash(&self.serial, lane).to_be_bytes());
+        let mut bytes: [u8; 16] = std::array::from_fn(|at| lanes[at / 8][at % 8]);
+        bytes[6] = bytes[6] & 0xf | 0x80;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Uuid(bytes)
+    }
+
+    fn is_fatal(&self) -> bool {
+        self.fatal.load(Ordering::SeqCst)
+    }
+
+    /// The guest's queues cannot be used, which no queue can tell.
+    fn fail(&self) {
+        if !self.fatal.swap(true, Ordering::SeqCst) {
+            tracing::debug!(
+                "the guest's NVMe queues cannot be used: a fatal status until it resets"
+            );
+        }
+    }
+
+    /// The half of a register, for accesses of four bytes.
+    fn read(&self, offset: u64) -> Option<u32> {
+        let wide = |value: u64| {
+            let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+            u32::from_le_bytes(if offset & 4 == 0 { [a, b, c, d] } else { [e, f, g, h] })
+        };
+        let registers = self.registers();
+        Some(match offset {
+            CAP | 0x04 => wide(CAPABILITIES),
+            VS => VERSION,
+            INTMS | INTMC => self.bells.mask(),
+            CC => registers.cc,
+            CSTS => {
+                registers.shutdown | u32::from(self.is_fatal()) << 1 | u32::from(registers.ready)
+            }
+            AQA => registers.aqa,
+            ASQ | 0x2c => wide(registers.asq),
+            ACQ | 0x34 => wide(registers.acq),
+            // Doorbells may read as anything.
+            _ if offset < END || self.is_doorbell(offset) => 0,
+            _ => return None,
+        })
+    }
+
+    fn is_doorbell(&self, offset: u64) -> bool {
+        (DOORBELLS..DOORBELLS + 8 * u64::from(self.vectors())).contains(&offset)
+    }
+
+    fn write(&self, offset: u64, value: u32) -> Access {
+        if offset >= DOORBELLS {
+            self.bells.ring((offset - DOORBELLS) / 4, value);
+            return Access::Done;
+        }
+        let upper = |old: u64| old & u64::from(u32::MAX) | u64::from(value) << 32;
+        let lower = |old: u64| old >> 32 << 32 | u64::from(value & !0xfff);
+        match offset {
+            INTMS => self.bells.set_mask(|mask| mask | value),
+            INTMC => self.bells.set_mask(|mask| mask & !value),
+            CC => self.configure(value),
+            AQA => self.registers().aqa = value & 0x0fff_0fff,
+            ASQ | ACQ | 0x2c | 0x34 => {
+                let mut registers = self.registers();
+                let at = if offset < ACQ { &mut registers.asq } else { &mut registers.acq };
+                *at = if offset & 4 == 0 { lower(*at) } else { upper(*at) };
+            }
+            // Read-only, or not offered.
+            CAP | 0x04 | VS | CSTS | NSSR => {}
+            _ => return Access::Ignored,
+        }
+        Access::Done
+    }
+
+    /// A write to CC. What it asks for takes time, which is the controller's.
+    fn configure(&self, value: u32) {
+        let mut registers = self.registers();
+        let old = registers.cc;
+        let value = value & CC_KEPT;
+        registers.cc = value;
+        if old & value & ENABLE != 0 {
+            registers.cc = value & !FIXED | old & FIXED;
+        }
+        registers.reset |= old & !value & ENABLE != 0;
+        // A bell that cannot take one more ring is rung already.
+        self.bells.kick.write(1).ok();
+    }
+}
+
+struct Nvme {
+    shared: Arc<Shared>,
+    window: Arc<Window>,
+    worker: Option<Worker<Controller>>,
+}
+
+impl Device for Nvme {
+    fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
+        let aligned = offset.is_multiple_of(4) && matches!(data.len(), 4 | 8);
+        for (word, at) in data.chunks_mut(4).zip((offset..).step_by(4)) {
+            let Some(value) = self.shared.read(at).filter(|_| aligned) else {
+                return Access::Ignored;
+            };
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        Access::Done
+    }
+
+    fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
+        let (words, rest) = data.as_chunks::<4>();
+        let aligned = offset.is_multiple_of(4) && rest.is_empty() && words.len() <= 2;
+        // Two doorbells at once are none.
+        if !aligned || words.len() == 2 && offset >= DOORBELLS {
+            return Access::Ignored;
+        }
+        let mut access = Access::Done;
+        for (word, at) in words.iter().zip((offset..).step_by(4)) {
+            if self.shared.write(at, u32::from_le_bytes(*word)) == Access::Ignored {
+                access = Access::Ignored;
+            }
+        }
+        access
+    }
+
+    fn park(&mut self) -> Saved {
+        let Some(worker) = self.worker.take() else { return Saved::default() };
+        let frozen = worker.stop().freeze();
+        self.shared.bells.kick.read().ok();
+        Saved::of(&frozen)
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let frozen: Frozen = saved.take()?;
+        let controller = Controller::thaw(&self.shared, &self.window, frozen)?;
+        let bells = vec![self.shared.bells.kick.clone()];
+        let step = |controller: &mut Controller, _| controller.step();
+        self.worker = Some(Worker::spawn("nvme", controller, bells, step)?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test;

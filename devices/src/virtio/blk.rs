@@ -1,0 +1,456 @@
+//! virtio-blk: a disk with several queues (VIRTIO 1.3, 5.2).
+//!
+//! Each queue has a thread and a channel of its own to the image; one pass takes everything that
+//! the driver offered, sends it with one call, and answers what is done with one interrupt.
+//!
+//! Threats: sector, length and segments are the guest's. They are checked against the image here
+//! and in the channel; a request that makes no sense is answered with an error, and one without
+//! room for an answer breaks the device. What a queue can have under way is bounded by its size.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+use super::{Chain, Identity, Queue, Virtio, on_pci};
+use crate::backend::disk::{Channel, Done, Fault, Image, Operation, Request};
+use crate::device::{Build, Device, Place, Saved};
+use crate::memory::{Memory, Piece};
+use crate::poller::{Poller, Serve};
+
+/// `--device virtio-blk,path=disk.img`: a disk. Fast, but Windows needs a driver for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Config(pub crate::backend::disk::Config);
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let disk = self.0;
+        let image = disk.open_at(place)?;
+        on_pci(Blk::new(image, disk.queues(), &disk.serial()?)?, disk.slot, place)
+    }
+}
+
+/// The unit of everything that a driver says, whatever the disk's blocks are.
+const SECTOR: u64 = 512;
+/// Entries of a queue, and pieces of data that fit one of them besides header and status. Windows
+/// makes its longest transfer of this: about 1 MiB.
+const QUEUE_SIZE: u16 = 256;
+const SEGMENTS: u32 = 254;
+/// The most queues.
+pub const QUEUES_MAX: u16 = 64;
+
+/// Feature bits (5.2.3).
+const SEG_MAX: u64 = 1 << 2;
+const READ_ONLY: u64 = 1 << 5;
+const BLK_SIZE: u64 = 1 << 6;
+const FLUSH: u64 = 1 << 9;
+const TOPOLOGY: u64 = 1 << 10;
+const CONFIG_WCE: u64 = 1 << 11;
+const MQ: u64 = 1 << 12;
+const DISCARD: u64 = 1 << 13;
+const WRITE_ZEROES: u64 = 1 << 14;
+
+/// Where the one field is that a driver writes: write-back (1) or write-through (0).
+const WRITEBACK: usize = 32;
+
+/// Request types (5.2.6).
+const TYPE_IN: u32 = 0;
+const TYPE_OUT: u32 = 1;
+const TYPE_FLUSH: u32 = 4;
+const TYPE_GET_ID: u32 = 8;
+const TYPE_DISCARD: u32 = 11;
+const TYPE_WRITE_ZEROES: u32 = 13;
+/// Bytes of the answer to GET_ID.
+const ID: usize = 20;
+/// Bytes of one range to discard or to zero, the most ranges of a request, and the most sectors of
+/// one.
+const RANGE: usize = 16;
+const DISCARD_RANGES: u32 = 16;
+const ZERO_RANGES: u32 = 1;
+const RANGE_SECTORS: u32 = 1 << 22;
+/// A range's flag: room may be given back.
+const UNMAP: u32 = 1;
+
+/// The status byte.
+const OK: u8 = 0;
+const IO_ERROR: u8 = 1;
+const UNSUPPORTED: u8 = 2;
+
+/// A disk as a virtio device.
+pub struct Blk {
+    image: Arc<dyn Image>,
+    queues: u16,
+    serial: [u8; ID],
+    /// Whether writes may wait in caches until they are flushed.
+    writeback: Arc<AtomicBool>,
+    pollers: Vec<Poller<Server>>,
+}
+
+impl Blk {
+    /// An image with so many queues. The serial number is cut at 20 bytes.
+    ///
+    /// # Errors
+    ///
+    /// When there are no queues, or too many.
+    pub fn new(image: Arc<dyn Image>, queues: u16, serial: &str) -> anyhow::Result<Self> {
+        ensure!(
+            (1..=QUEUES_MAX).contains(&queues),
+            "queues={queues}: a disk has 1 to {QUEUES_MAX} queues"
+        );
+        let mut id = [0; ID];
+        for (to, from) in id.iter_mut().zip(serial.bytes()) {
+            *to = from;
+        }
+        let writeback = Arc::new(AtomicBool::new(true));
+        Ok(Self { image, queues, serial: id, writeback, pollers: Vec::new() })
+    }
+}
+
+/// What of a disk is saved beside its queues.
+#[derive(Serialize, Deserialize)]
+struct State {
+    writeback: bool,
+}
+
+impl Virtio for Blk {
+    fn identity(&self) -> Identity {
+        let geometry = self.image.geometry();
+        let mut features = SEG_MAX | BLK_SIZE | FLUSH | TOPOLOGY | CONFIG_WCE | MQ;
+        if geometry.read_only {
+            features |= READ_ONLY;
+        } else {
+            features |= WRITE_ZEROES;
+            if geometry.discard > 0 {
+                features |= DISCARD;
+            }
+        }
+        let queues = vec![QUEUE_SIZE; usize::from(self.queues)];
+        Identity { id: 2, name: "virtio-blk", class: 0x01_0000, queues, features }
+    }
+
+    fn config(&self) -> Vec<u8> {
+        let geometry = self.image.geometry();
+        let mut bytes = [0; 60];
+        let mut put = |at: usize, value: u64, width: usize| {
+            bytes[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
+        };
+        let blocks = geometry.physical_block / geometry.logical_block.max(1);
+        // Windows trims only what it is told an alignment of, and panics over limits of 0.
+        let discard = u64::from(geometry.discard.max(geometry.logical_block)) / SECTOR;
+        put(0, geometry.size / SECTOR, 8);
+        put(12, SEGMENTS.into(), 4);
+        put(20, geometry.logical_block.into(), 4);
+        put(24, blocks.max(1).ilog2().into(), 1);
+        put(26, blocks.max(1).into(), 2);
+        put(28, 0, 4);
+        put(WRITEBACK, self.writeback.load(Ordering::Acquire).into(), 1);
+        put(34, self.queues.into(), 2);
+        put(36, RANGE_SECTORS.into(), 4);
+        put(40, DISCARD_RANGES.into(), 4);
+        put(44, discard, 4);
+        put(48, RANGE_SECTORS.into(), 4);
+        put(52, ZERO_RANGES.into(), 4);
+        put(56, (geometry.discard > 0).into(), 1);
+        bytes.to_vec()
+    }
+
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        if let (WRITEBACK, [value]) = (offset, data) {
+            self.writeback.store(*value & 1 != 0, Ordering::Release);
+        }
+    }
+
+    fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()> {
+        // A driver that can neither flush nor choose wants its writes to last.
+        if negotiated & (FLUSH | CONFIG_WCE) == 0 {
+            self.writeback.store(false, Ordering::Release);
+        }
+        for queue in queues {
+            let name = format!("disk-{}", queue.number());
+            let channel = self.image.channel(queue.memory())?;
+            let server = Server {
+                channel,
+                writeback: self.writeback.clone(),
+                serial: self.serial,
+                jobs: std::iter::repeat_with(|| None).take(QUEUE_SIZE.into()).collect(),
+                under_way: 0,
+                done: Vec::new(),
+                queue,
+            };
+            self.pollers.push(Poller::spawn(&name, server)?);
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Vec<Queue> {
+        let servers = self.pollers.drain(..).map(Poller::stop);
+        servers.map(Server::finish).collect()
+    }
+
+    fn save(&self) -> Saved {
+        Saved::of(&State { writeback: self.writeback.load(Ordering::Acquire) })
+    }
+
+    fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let saved: Option<State> = saved.take()?;
+        self.writeback.store(saved.is_none_or(|state| state.writeback), Ordering::Release);
+        Ok(())
+    }
+}
+
+/// A request of the driver that is under way.
+struct Job {
+    chain: Chain,
+    /// Where its status byte goes.
+    status: u64,
+    /// What is still to come from the channel.
+    parts: u16,
+    /// A flush follows, since the driver's caches are write-through.
+    flush: bool,
+    /// What the driver is told is written, besides the status.
+    written: u32,
+    answer: u8,
+}
+
+/// One queue, and the thread's way to the image.
+struct Server {
+    queue: Queue,
+    channel: Box<dyn Channel>,
+    writeback: Arc<AtomicBool>,
+    serial: [u8; ID],
+    /// By the head of their chain.
+    jobs: Vec<Option<Job>>,
+    under_way: usize,
+    done: Vec<Done>,
+}
+
+/// What a request's header and ranges come to.
+enum Plan {
+    /// For the image.
+    Ask(Vec<Request>),
+    /// Answered at once: status, and bytes written before it.
+    Answer(u8, u32),
+}
+
+impl Server {
+    /// Takes everything that is offered.
+    fn take(&mut self) -> bool {
+        let mut any = false;
+        while let Some(mut chain) = self.queue.pop() {
+            any = true;
+            let header = chain.take::<16>(self.queue.memory());
+            let (Ok(header), Some(status)) = (header, chain.take_last()) else {
+                self.queue.undo(chain);
+                self.queue.fail("a request without a header, or without room for its status");
+                return any;
+            };
+            self.begin(chain, header, status);
+        }
+        any
+    }
+
+    fn begin(&mut self, mut chain: Chain, header: [u8; 16], status: u64) {
+        let [a, b, c, d, _, _, _, _, sector @ ..] = header;
+        let (kind, sector) = (u32::from_le_bytes([a, b, c, d]), u64::from_le_bytes(sector));
+        let head = usize::from(chain.head());
+        let plan = self.plan(kind, sector, &mut chain);
+        let mut job = Job { chain, status, parts: 0, flush: false, written: 0, answer: OK };
+        self.under_way += 1;
+        match plan {
+            Plan::Ask(requests) if !requests.is_empty() => {
+                job.parts = u16::try_from(requests.len()).unwrap_or(u16::MAX);
+                let kept = self.writeback.load(Ordering::Acquire);
+                job.flush = matches!(kind, TYPE_DISCARD | TYPE_WRITE_ZEROES) && !kept;
+                if kind == TYPE_IN {
+                    job.written = u32::try_from(requests[0].length).unwrap_or(0);
+                }
+                self.jobs[head] = Some(job);
+                requests.into_iter().for_each(|request| self.channel.push(request));
+            }
+            Plan::Ask(_) => self.end(job),
+            Plan::Answer(answer, written) => self.end(Job { answer, written, ..job }),
+        }
+    }
+
+    /// What to do for a request: nothing has happened yet.
+    fn plan(&self, kind: u32, sector: u64, chain: &mut Chain) -> Plan {
+        let tag = u64::from(chain.head());
+        let offset = sector.saturating_mul(SECTOR);
+        let ask = |operation, pieces: &mut Vec<Piece>| {
+            let pieces = std::mem::take(pieces);
+            let length = super::length(&pieces);
+            Plan::Ask(vec![Request { tag, operation, offset, length, pieces }])
+        };
+        match kind {
+            TYPE_IN => ask(Operation::Read, &mut chain.writable),
+            TYPE_OUT => {
+                let durable = !self.writeback.load(Ordering::Acquire);
+                ask(Operation::Write { durable }, &mut chain.readable)
+            }
+            TYPE_FLUSH => Plan::Ask(vec![request(tag, Operation::Flush, (0, 0))]),
+            TYPE_GET_ID => self.identify(chain),
+            TYPE_DISCARD => ranges(self.queue.memory(), chain, Operation::Discard),
+            TYPE_WRITE_ZEROES => {
+                ranges(self.queue.memory(), chain, Operation::WriteZeroes { unmap: false })
+            }
+            _ => Plan::Answer(UNSUPPORTED, 0),
+        }
+    }
+
+    fn identify(&self, chain: &Chain) -> Plan {
+        let room = usize::try_from(super::length(&chain.writable)).unwrap_or(ID).min(ID);
+        match self.queue.memory().scatter(&chain.writable, &self.serial[..room]) {
+            Ok(()) => Plan::Answer(OK, u32::try_from(room).unwrap_or(0)),
+            Err(_) => Plan::Answer(IO_ERROR, 0),
+        }
+    }
+
+    /// Answers what the channel has done.
+    fn answer(&mut self) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        self.channel.reap(&mut done);
+        let any = !done.is_empty();
+        for one in done.drain(..) {
+            let head = usize::try_from(one.tag & 0xffff).unwrap_or(usize::MAX);
+            // Tags are ours, so each has its job.
+            let Some(job) = self.jobs.get_mut(head).and_then(Option::as_mut) else { continue };
+            if let Err(fault) = one.result {
+                job.answer = match fault {
+                    Fault::Unsupported => UNSUPPORTED,
+                    Fault::Refused | Fault::Broken | Fault::Full => IO_ERROR,
+                };
+            }
+            job.parts -= 1;
+            if job.parts > 0 {
+                continue;
+            }
+            if std::mem::take(&mut job.flush) && job.answer == OK {
+                job.parts = 1;
+                self.channel.push(request(one.tag & 0xffff, Operation::Flush, (0, 0)));
+            } else if let Some(mut job) = self.jobs[head].take() {
+                // The vector is of use for the next chain.
+                job.chain.readable = one.pieces;
+                self.end(job);
+            }
+        }
+        self.done = done;
+        any
+    }
+
+    fn end(&mut self, job: Job) {
+        self.under_way -= 1;
+        let written = if job.answer == OK { job.written } else { 0 };
+        // A status that is not in memory is the guest's loss.
+        self.queue.memory().write(job.status, &[job.answer]).ok();
+        self.queue.push(job.chain, written + 1);
+    }
+
+    /// Waits for what is under way, and leaves what waits for room or for its turn in the queue.
+    fn finish(mut self) -> Queue {
+        for request in self.channel.withdraw() {
+            let head = usize::try_from(request.tag & 0xffff).unwrap_or(usize::MAX);
+            if let Some(job) = self.jobs.get_mut(head).and_then(Option::take) {
+                self.under_way -= 1;
+                self.queue.undo(job.chain);
+            }
+        }
+        self.channel.submit();
+        while self.under_way > 0 {
+            if self.answer() {
+                self.channel.submit();
+            } else {
+                wait(self.channel.event().as_raw_fd());
+            }
+        }
+        self.queue.notify();
+        self.queue
+    }
+}
+
+/// Until a descriptor is readable, or for a moment: it may have been so without need.
+fn wait(fd: RawFd) {
+    use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+    let ready = Epoll::new().and_then(|epoll| {
+        epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
+        epoll.wait(100, &mut [EpollEvent::default()])
+    });
+    if ready.is_err() {
+        std::thread::yield_now();
+    }
+}
+
+fn request(tag: u64, operation: Operation, (offset, length): (u64, u64)) -> Request {
+    Request { tag, operation, offset, length, pieces: Vec::new() }
+}
+
+/// The ranges of a request to discard or to zero, a request of the channel's for each.
+fn ranges(memory: &Memory, chain: &mut Chain, operation: Operation) -> Plan {
+    let length = super::length(&chain.readable);
+    let most = if operation == Operation::Discard { DISCARD_RANGES } else { ZERO_RANGES };
+    let count = length / RANGE as u64;
+    if count == 0 || !length.is_multiple_of(RANGE as u64) || count > most.into() {
+        return Plan::Answer(IO_ERROR, 0);
+    }
+    let mut requests = Vec::new();
+    for part in 0..count {
+        let Ok(range) = chain.take::<RANGE>(memory) else { return Plan::Answer(IO_ERROR, 0) };
+        let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = range;
+        let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
+        let (sectors, flags) = (u32::from_le_bytes([n0, n1, n2, n3]), u32::from_le_bytes(flags));
+        let operation = match operation {
+            // A flag that a command does not know must be refused (5.2.6.2).
+            Operation::Discard if flags != 0 => return Plan::Answer(UNSUPPORTED, 0),
+            Operation::WriteZeroes { .. } if flags & !UNMAP != 0 => {
+                return Plan::Answer(UNSUPPORTED, 0);
+            }
+            Operation::WriteZeroes { .. } => Operation::WriteZeroes { unmap: flags & UNMAP != 0 },
+            other => other,
+        };
+        if sectors > RANGE_SECTORS {
+            return Plan::Answer(IO_ERROR, 0);
+        }
+        let tag = u64::from(chain.head()) | part << 16;
+        let offset = sector.saturating_mul(SECTOR);
+        requests.push(request(tag, operation, (offset, u64::from(sectors) * SECTOR)));
+    }
+    Plan::Ask(requests)
+}
+
+impl Serve for Server {
+    fn serve(&mut self) -> bool {
+        let taken = self.take();
+        if taken {
+            self.channel.submit();
+        }
+        let answered = self.answer();
+        if answered {
+            // Flushes that follow what was answered.
+            self.channel.submit();
+        }
+        self.queue.notify();
+        taken || answered
+    }
+
+    fn listen(&mut self) -> bool {
+        self.queue.listen()
+    }
+
+    fn quiet(&mut self) {
+        self.queue.quiet();
+    }
+
+    fn events(&self) -> Vec<RawFd> {
+        vec![self.queue.bell().as_raw_fd(), self.channel.event().as_raw_fd()]
+    }
+
+    fn heard(&mut self) {
+        self.queue.bell().read().ok();
+    }
+}
+
+#[cfg(test)]
+mod test;

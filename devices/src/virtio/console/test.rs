@@ -1,0 +1,415 @@
+//! Ports as drivers use them, with somebody at the other end, nobody, and one who does not read.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::testutil::Bench;
+use crate::testutil::driver::{Driver, EVENT_IDX, WRITE};
+use crate::testutil::hostile::Noise;
+
+const AT: Address = Address::new(3, 0);
+const RAM: u64 = 1 << 20;
+const TELLS: u16 = CONTROL;
+const HEARS: u16 = CONTROL + 1;
+const INPUT: u16 = PORT_1;
+const OUTPUT: u16 = PORT_1 + 1;
+const AGENT: &str = "org.qemu.guest_agent.0";
+
+fn bench(name: Option<&str>, to: Stream) -> Bench {
+    let mut bench = Bench::new(usize::try_from(RAM).unwrap());
+    let config = Config { slot: Some(AT), name: name.map(str::to_owned), to };
+    bench.board.add("virtio-serial", |place| config.build(place)).unwrap();
+    bench.board.run(Vec::new()).unwrap();
+    bench
+}
+
+/// A folder with a socket, and a named port on it.
+fn agent() -> (tempfile::TempDir, PathBuf, Bench) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("agent");
+    let bench = bench(Some(AGENT), Stream::Socket(path.clone()));
+    (folder, path, bench)
+}
+
+fn connect(path: &Path) -> UnixStream {
+    let client = UnixStream::connect(path).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    client
+}
+
+/// A driver with all queues, running.
+fn driver<'a>(bench: &'a Bench, features: u64) -> Driver<'a> {
+    let mut driver = Driver::find(bench, AT);
+    assert!(driver.negotiate(features));
+    for queue in 0..u16::try_from(driver.queues.len()).unwrap() {
+        driver.enable(queue, 16);
+    }
+    driver.start();
+    assert_eq!(driver.status(), 15);
+    driver
+}
+
+fn put(driver: &mut Driver<'_>, bytes: &[u8]) -> (u64, u32, bool) {
+    let at = driver.allocate(bytes.len() as u64);
+    driver.bench.memory.write(at, bytes).unwrap();
+    (at, u32::try_from(bytes.len()).unwrap(), false)
+}
+
+/// Sends bytes and waits until they were taken.
+fn send(driver: &mut Driver<'_>, queue: u16, bytes: &[u8]) {
+    let piece = put(driver, bytes);
+    driver.offer(queue, &[piece]);
+    driver.kick(queue);
+    driver.wait(queue);
+}
+
+/// Offers a buffer, and waits until something is in it.
+fn receive(driver: &mut Driver<'_>, queue: u16, room: u32) -> Vec<u8> {
+    let at = driver.allocate(room.into());
+    driver.offer(queue, &[(at, room, true)]);
+    driver.kick(queue);
+    let length = driver.wait(queue).length;
+    driver.bytes(at, length as usize)
+}
+
+/// A control message.
+fn message(port: u32, event: u16, value: u16) -> Vec<u8> {
+    [&port.to_le_bytes()[..], &event.to_le_bytes(), &value.to_le_bytes()].concat()
+}
+
+fn say(driver: &mut Driver<'_>, event: u16, value: u16) {
+    send(driver, HEARS, &message(1, event, value));
+}
+
+fn hear(driver: &mut Driver<'_>) -> Vec<u8> {
+    receive(driver, TELLS, 64)
+}
+
+/// A driver of the agent's port that knows it, and has it open.
+fn open<'a>(bench: &'a Bench, features: u64) -> Driver<'a> {
+    let mut driver = driver(bench, features | MULTIPORT);
+    say(&mut driver, DEVICE_READY, 1);
+    assert_eq!(hear(&mut driver), message(1, DEVICE_ADD, 1));
+    say(&mut driver, PORT_READY, 1);
+    let named = [&message(1, PORT_NAME, 1), AGENT.as_bytes()].concat();
+    assert_eq!(hear(&mut driver), named);
+    say(&mut driver, PORT_OPEN, 1);
+    driver
+}
+
+#[test]
+fn a_console_needs_no_control_queue() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("console");
+    let bench = bench(None, Stream::Socket(path.clone()));
+    let mut driver = driver(&bench, EVENT_IDX);
+    assert_eq!(driver.queues.len(), 4);
+    assert_eq!(driver.device(4), 1_u32.to_le_bytes(), "one port");
+    let mut client = connect(&path);
+    for round in 0..5_u8 {
+        client.write_all(&[b'a', round]).unwrap();
+        assert_eq!(receive(&mut driver, 0, 100), [b'a', round]);
+        send(&mut driver, 1, &[b'b', round, b'c']);
+        let mut got = [0; 3];
+        client.read_exact(&mut got).unwrap();
+        assert_eq!(got, [b'b', round, b'c']);
+    }
+    // Nobody is there: a console goes on.
+    drop(client);
+    send(&mut driver, 1, b"lost");
+    let mut client = connect(&path);
+    client.write_all(b"again").unwrap();
+    assert_eq!(receive(&mut driver, 0, 3), b"aga");
+    assert_eq!(receive(&mut driver, 0, 3), b"in");
+}
+
+#[test]
+fn a_console_is_announced_as_one_that_is_always_open() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let bench = bench(None, Stream::File(file.path().to_owned()));
+    let mut driver = driver(&bench, MULTIPORT);
+    send(&mut driver, HEARS, &message(0, DEVICE_READY, 1));
+    assert_eq!(hear(&mut driver), message(0, DEVICE_ADD, 1));
+    send(&mut driver, HEARS, &message(0, PORT_READY, 1));
+    assert_eq!(hear(&mut driver), message(0, CONSOLE_PORT, 1));
+    assert_eq!(hear(&mut driver), message(0, PORT_OPEN, 1));
+    send(&mut driver, 1, b"hello\n");
+    send(&mut driver, 1, &[b'x'; 3 * PIECE]);
+    let written = std::fs::read(file.path()).unwrap();
+    assert_eq!(written, [b"hello\n".as_slice(), &[b'x'; 3 * PIECE]].concat());
+}
+
+#[test]
+fn the_guest_hears_of_each_client_that_comes_and_goes() {
+    let (_folder, path, bench) = agent();
+    let mut driver = open(&bench, 0);
+    assert_eq!(driver.device(4), 2_u32.to_le_bytes(), "port 0, which is not there, and port 1");
+    for word in ["one", "two"] {
+        let mut client = connect(&path);
+        assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+        client.write_all(word.as_bytes()).unwrap();
+        assert_eq!(receive(&mut driver, INPUT, 100), word.as_bytes());
+        send(&mut driver, OUTPUT, word.as_bytes());
+        let mut got = [0; 3];
+        client.read_exact(&mut got).unwrap();
+        assert_eq!(got, word.as_bytes());
+        drop(client);
+        assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 0));
+        send(&mut driver, OUTPUT, b"nobody hears this");
+    }
+    // What one sent who left at once is still heard, and his leaving after it.
+    connect(&path).write_all(b"bye").unwrap();
+    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    assert_eq!(receive(&mut driver, INPUT, 2), b"by");
+    assert_eq!(receive(&mut driver, INPUT, 2), b"e");
+    driver.offer(INPUT, &[(0x1000, 1, true)]);
+    driver.kick(INPUT);
+    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 0));
+}
+
+#[test]
+fn who_only_stops_sending_still_hears_the_answer() {
+    let (_folder, path, bench) = agent();
+    let mut driver = open(&bench, EVENT_IDX);
+    let mut client = connect(&path);
+    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    client.write_all(b"question").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(receive(&mut driver, INPUT, 100), b"question");
+    driver.offer(INPUT, &[(0x1000, 1, true)]);
+    driver.kick(INPUT);
+    send(&mut driver, OUTPUT, b"answer");
+    let mut got = [0; 6];
+    client.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"answer");
+}
+
+/// Writes without waiting until there is no room; answers how much there was.
+fn fill(client: &mut UnixStream, byte: impl Fn(usize) -> u8) -> usize {
+    client.set_nonblocking(true).unwrap();
+    let mut count = 0;
+    let mut quiet = Instant::now();
+    while quiet.elapsed() < Duration::from_millis(200) {
+        match client.write(&[byte(count)]) {
+            Ok(written) => (count, quiet) = (count + written, Instant::now()),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+    count
+}
+
+#[test]
+fn what_the_guest_does_not_read_stays_with_who_sends() {
+    let (_folder, path, bench) = agent();
+    let mut client = connect(&path);
+    let mut driver = open(&bench, 0);
+    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    say(&mut driver, PORT_OPEN, 0);
+    driver.offer(INPUT, &[(0x1000, 64, true)]);
+    driver.kick(INPUT);
+    let pattern = |at: usize| u8::try_from(at % 251).unwrap();
+    let count = fill(&mut client, pattern);
+    assert_eq!(driver.take(INPUT), None, "no program reads");
+    say(&mut driver, PORT_OPEN, 1);
+    let first = driver.wait(INPUT).length as usize;
+    let mut got = driver.bytes(0x1000, first);
+    let room = driver.allocate(8192);
+    while got.len() < count {
+        driver.offer(INPUT, &[(room, 3000, true), (room + 3000, 5000, true)]);
+        driver.kick(INPUT);
+        let length = driver.wait(INPUT).length as usize;
+        assert!(length <= PIECE);
+        got.extend(driver.bytes(room, length));
+    }
+    assert!(got.iter().enumerate().all(|(at, byte)| *byte == pattern(at)));
+}
+
+#[test]
+fn what_the_client_does_not_read_stays_with_the_guest_through_a_park() {
+    let (_folder, path, bench) = agent();
+    let mut driver = open(&bench, EVENT_IDX);
+    let mut client = connect(&path);
+    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    // One buffer of odd length after the other, until they stay.
+    let pattern: Vec<u8> = (0..=255).cycle().take(50_001).collect();
+    let (at, length, _) = put(&mut driver, &pattern);
+    let (mut offered, mut used) = (0, 0);
+    while offered - used < 8 {
+        driver.offer(OUTPUT, &[(at, 101, false), (at + 101, length - 101, false)]);
+        driver.kick(OUTPUT);
+        offered += 1;
+        std::thread::sleep(Duration::from_millis(20));
+        used += std::iter::from_fn(|| driver.take(OUTPUT)).count();
+    }
+    assert!(used > 0, "some of it had room");
+    // Control messages are answered all the same.
+    say(&mut driver, DEVICE_READY, 1);
+    assert_eq!(hear(&mut driver), message(1, DEVICE_ADD, 1));
+    let mut got: Vec<u8> = Vec::new();
+    let mut buffer = vec![0; 30_000];
+    while got.len() < offered * pattern.len() {
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        let count = client.read(&mut buffer).unwrap();
+        got.extend(&buffer[..count]);
+    }
+    assert!(got.chunks(pattern.len()).all(|chunk| chunk == pattern), "something is lost or twice");
+    while used < offered {
+        driver.wait(OUTPUT);
+        used += 1;
+    }
+}
+
+#[test]
+fn a_console_that_nobody_reads_stops_no_guest() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("console");
+    let bench = bench(None, Stream::Socket(path.clone()));
+    let mut driver = driver(&bench, EVENT_IDX);
+    let mut client = connect(&path);
+    client.write_all(b"x").unwrap();
+    assert_eq!(receive(&mut driver, 0, 1), b"x", "it is connected");
+    let pattern: Vec<u8> = (0..=255).cycle().take(30_000).collect();
+    let piece = put(&mut driver, &pattern);
+    let start = Instant::now();
+    for _ in 0..100 {
+        driver.offer(1, &[piece]);
+        driver.kick(1);
+        driver.wait(1);
+    }
+    let took = start.elapsed();
+    assert!(took >= PATIENCE && took < 20 * PATIENCE, "{took:?}");
+    // What had room is still there, and then what came when there was room again.
+    client.set_nonblocking(true).unwrap();
+    let mut got = 0;
+    while let Ok(count) = client.read(&mut [0; 4096]) {
+        got += count;
+    }
+    assert!((30_000..3_000_000).contains(&got), "{got}");
+    client.set_nonblocking(false).unwrap();
+    send(&mut driver, 1, b"back");
+    let mut word = [0; 4];
+    client.read_exact(&mut word).unwrap();
+    assert_eq!(&word, b"back");
+}
+
+#[test]
+fn a_client_that_leaves_frees_the_guest() {
+    let (_folder, path, bench) = agent();
+    let mut driver = open(&bench, 0);
+    let client = connect(&path);
+    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    let piece = put(&mut driver, &[7; 50_000]);
+    let mut offered = 0;
+    while driver.take(OUTPUT).is_some() || offered < 12 {
+        driver.offer(OUTPUT, &[piece]);
+        driver.kick(OUTPUT);
+        offered += 1;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(client);
+    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 0));
+    while driver.take(OUTPUT).is_some() {}
+    send(&mut driver, OUTPUT, b"nobody");
+    let mut client = connect(&path);
+    assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+    send(&mut driver, OUTPUT, b"new");
+    let mut got = [0; 3];
+    client.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"new", "and nothing of what was for another");
+}
+
+#[test]
+fn a_driver_that_starts_again_is_told_again() {
+    let (_folder, path, bench) = agent();
+    let _client = connect(&path);
+    for _ in 0..2 {
+        let mut driver = open(&bench, 0);
+        assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+        // Messages wait for room, in their order, however often they are asked for.
+        for _ in 0..20 {
+            say(&mut driver, DEVICE_READY, 1);
+            say(&mut driver, PORT_READY, 1);
+        }
+        assert_eq!(receive(&mut driver, TELLS, 7), b"", "no room for any");
+        assert_eq!(hear(&mut driver), message(1, DEVICE_ADD, 1));
+        assert_eq!(hear(&mut driver)[4..6], PORT_NAME.to_le_bytes());
+        assert_eq!(hear(&mut driver), message(1, PORT_OPEN, 1));
+        driver.offer(TELLS, &[(0x1000, 64, true)]);
+        driver.kick(TELLS);
+        // Of other ports, unknown, or too short.
+        send(&mut driver, HEARS, &message(0, PORT_READY, 1));
+        send(&mut driver, HEARS, &message(1, 99, 1));
+        send(&mut driver, HEARS, &[1, 0]);
+        assert_eq!(driver.take(TELLS), None);
+    }
+}
+
+#[test]
+fn a_name_is_one_that_guests_can_use() {
+    for bad in ["", "a b", "a/b", "ä", &"x".repeat(129)] {
+        let mut bench = Bench::new(4096);
+        let config = Config { name: Some(bad.into()), ..Config::default() };
+        let error = bench.board.add("x", |place| config.build(place)).unwrap_err();
+        assert!(format!("{error:#}").contains("a port's name"), "{error:#}");
+    }
+}
+
+/// Chains of any shape on any queue, while a client comes, floods and goes.
+#[test]
+fn a_hostile_driver_hurts_nobody() {
+    let (_folder, path, bench) = agent();
+    let mut noise = Noise::new(1);
+    let mut byte = || noise.next().unwrap();
+    for round in 0..40_u32 {
+        let mut client = (round % 3 > 0).then(|| connect(&path));
+        let features = if round % 2 == 0 { MULTIPORT } else { EVENT_IDX | MULTIPORT };
+        let mut driver =
+            if round % 5 == 0 { driver(&bench, features) } else { driver(&bench, EVENT_IDX) };
+        let room = driver.allocate(0x4000);
+        for _ in 0..100 {
+            let queue = u16::from(byte() % 6);
+            let address = match byte() & 7 {
+                0 => u64::MAX - u64::from(byte()),
+                1 => RAM - u64::from(byte()),
+                _ => room + u64::from(byte()) * 16,
+            };
+            bench
+                .memory
+                .write(room + u64::from(byte()) * 16, &message(1, u16::from(byte() & 7), 1))
+                .unwrap();
+            let length = u32::from(byte()) << (byte() & 15);
+            let flags = u16::from(byte()) & (WRITE | 1);
+            driver.describe(queue, u16::from(byte() & 15), (address, length), (flags, 3));
+            driver.publish(queue, u16::from(byte() & 31));
+            driver.kick(queue);
+            if let Some(client) = &mut client {
+                client.set_nonblocking(true).unwrap();
+                // As much as there is room for, and as much as there is.
+                client.write_all(&[byte(); 100]).ok();
+                client.read_exact(&mut [0; 100]).ok();
+            }
+            match byte() {
+                0..8 => {
+                    let saved = bench.board.park();
+                    bench.board.run(saved).unwrap();
+                }
+                8..16 => client = None,
+                _ => {}
+            }
+        }
+        driver.set_status(0);
+        assert_eq!(driver.status(), 0);
+    }
+    // It still works.
+    let mut driver = open(&bench, 0);
+    let mut client = connect(&path);
+    while hear(&mut driver) != message(1, PORT_OPEN, 1) {}
+    send(&mut driver, OUTPUT, b"well");
+    let mut got = [0; 4];
+    client.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"well");
+}

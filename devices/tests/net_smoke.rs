@@ -1,0 +1,20 @@
+//! The fuzzer of the network controller, for as long as a test may take and always the same.
+
+mod hostile_net;
+
+use std::time::{Duration, Instant};
+
+use devices::testutil::hostile::Noise;
+
+const ROUNDS: u64 = 200;
+const BYTES: usize = 3000;
+
+#[test]
+fn neither_a_hostile_driver_nor_a_hostile_peer_breaks_or_stops_the_controller() {
+    for seed in 0..ROUNDS {
+        let start = Instant::now();
+        hostile_net::run(Noise::new(seed).take(BYTES));
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(5), "seed {seed} took {took:?}");
+    }
+}

@@ -1,0 +1,207 @@
+//! The small virtio devices under Linux: memory that goes back to the host and comes again, and a
+//! named port.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use transom_tests::guest::Guest;
+use transom_tests::lab::{self, Lab};
+use transom_tests::linux::{Booted, Linux};
+use transom_tests::say;
+use transom_tests::suite::{Suite, Test};
+use vmm::control::Command;
+use vmm::size::Size;
+
+const BOOT: Duration = Duration::from_secs(180);
+/// For a guest that touches most of its memory, or gives it away.
+const WORK: Duration = Duration::from_secs(240);
+const SOON: Duration = Duration::from_secs(60);
+
+const RELEASES: [&str; 2] = ["12", "13"];
+const ASSETS: &[&str] = &["BZIMAGE_12", "MODULES_12", "BZIMAGE_13", "MODULES_13", "BUSYBOX"];
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// The guest's memory.
+const MEMORY: u64 = 2 * GIB;
+/// What of it the host must see go and come, of a gibibyte.
+const MOST: u64 = 900 * MIB;
+
+fn main() -> ExitCode {
+    let test = |release: &'static str, says: &str, body: fn(&str) -> anyhow::Result<()>| {
+        Test::new(format!("linux_{release}_{says}"), move || body(release))
+    };
+    let both = |says, body| RELEASES.map(|release| test(release, says, body));
+    let mut tests = Vec::new();
+    tests.extend(both("talks_through_a_named_port", talks_through_a_named_port));
+    tests.extend(both("reports_what_it_does_not_use", reports_what_it_does_not_use));
+    tests.extend(both("gives_memory_back_and_takes_it_again", gives_memory_back));
+    Suite { lab: Lab { mib: 4096, seconds: 1200, assets: ASSETS }, tests }.main()
+}
+
+fn linux(guest: Guest, release: &str, module: &str) -> anyhow::Result<Linux> {
+    let kernel = lab::asset(&format!("BZIMAGE_{release}"))?;
+    let modules = lab::asset(&format!("MODULES_{release}"))?;
+    Ok(Linux::new(guest, &kernel).modules(&modules, &["virtio_pci", module]))
+}
+
+/// Bytes of memory that the machine's process has.
+fn resident(booted: &Booted) -> anyhow::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", booted.running.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(number.context("no VmRSS")? << 10)
+}
+
+/// Waits until the process has so much, or so little.
+fn wait(booted: &Booted, wanted: impl Fn(u64) -> bool) -> anyhow::Result<u64> {
+    let start = Instant::now();
+    loop {
+        let found = resident(booted)?;
+        if wanted(found) {
+            return Ok(found);
+        }
+        ensure!(start.elapsed() < WORK, "the process has {} MiB all the time", found / MIB);
+        sleep(Duration::from_millis(200));
+    }
+}
+
+/// Has the guest touch 1400 MiB, and let go of them.
+fn touch(booted: &mut Booted) -> anyhow::Result<()> {
+    booted.run("dd if=/dev/zero of=/memory/file bs=1M count=1400", WORK)?;
+    ensure!(resident(booted)? > 1400 * MIB, "the process has {} bytes", resident(booted)?);
+    booted.run("rm /memory/file", SOON)?;
+    Ok(())
+}
+
+fn balloon(booted: &Booted, size: Option<u64>) -> anyhow::Result<Value> {
+    booted.running.ask(Command::Balloon { size: size.map(Size) })
+}
+
+const PREPARE: &str = "mkdir /memory && mount -t tmpfs -o size=1500m none /memory";
+
+fn reports_what_it_does_not_use(release: &str) -> anyhow::Result<()> {
+    let guest = Guest::transom().memory("2G").word("--device").word("virtio-balloon");
+    let mut booted = linux(guest, release, "virtio_balloon")?.boot(BOOT)?;
+    booted.run(PREPARE, SOON)?;
+    let before = resident(&booted)?;
+    touch(&mut booted)?;
+    let start = Instant::now();
+    let after = wait(&booted, |now| now < 1400 * MIB - MOST)?;
+    say!("{} MiB before, {} MiB after {:?}", before / MIB, after / MIB, start.elapsed());
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)
+}
+
+fn gives_memory_back(release: &str) -> anyhow::Result<()> {
+    let guest = Guest::transom().memory("2G").word("--device").word("balloon,reporting=off");
+    let mut booted = linux(guest, release, "virtio_balloon")?.boot(BOOT)?;
+    booted.run(PREPARE, SOON)?;
+    touch(&mut booted)?;
+    sleep(Duration::from_secs(5));
+    let full = resident(&booted)?;
+    ensure!(full > 1400 * MIB, "{} MiB: nobody was asked to give anything", full / MIB);
+    let told = balloon(&booted, None)?;
+    ensure!(told["target"] == MEMORY && told["actual"] == MEMORY, "{told}");
+    let free = told["statistics"]["free-memory"].as_u64().with_context(|| format!("{told}"))?;
+    ensure!((1500 * MIB..MEMORY).contains(&free), "{told}");
+    ensure!(told["age"].as_f64().is_some_and(|age| age < 2.0), "old news: {told}");
+
+    let start = Instant::now();
+    balloon(&booted, Some(GIB))?;
+    let small = wait(&booted, |now| now + MOST < full)?;
+    say!("{} MiB, then {} MiB after {:?}", full / MIB, small / MIB, start.elapsed());
+    reach(&booted, GIB)?;
+    let told = balloon(&booted, None)?;
+    let left = told["statistics"]["free-memory"].as_u64().with_context(|| format!("{told}"))?;
+    ensure!(left + MOST < free, "{told}");
+    ensure!(balloon(&booted, Some(MEMORY + 1)).is_err(), "more than there is");
+
+    balloon(&booted, Some(MEMORY))?;
+    reach(&booted, MEMORY)?;
+    touch(&mut booted)?;
+    let again = resident(&booted)?;
+    ensure!(again > small + MOST, "{} MiB", again / MIB);
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)
+}
+
+/// Waits until the guest says that it has so much.
+fn reach(booted: &Booted, size: u64) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        let told = balloon(booted, None)?;
+        if told["actual"] == size {
+            return Ok(());
+        }
+        ensure!(start.elapsed() < WORK, "not {size}: {told}");
+        sleep(Duration::from_millis(200));
+    }
+}
+
+const PORT: &str = "org.qemu.guest_agent.0";
+/// Bytes that go through the port each way.
+const LENGTH: usize = 1_000_000;
+
+/// Says what comes in on the port back to it.
+const ECHO: &str = r#"
+set -e
+for port in /sys/class/virtio-ports/*; do
+  [ "$(cat $port/name)" = org.qemu.guest_agent.0 ] && ln -sf /dev/${port##*/} /port
+done
+exec 3<>/port
+echo open
+head -c 1000000 <&3 > /came
+cat /came >&3
+"#;
+
+fn talks_through_a_named_port(release: &str) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("agent");
+    let words = format!("virtio-serial,name={PORT},to=socket:{}", path.display());
+    let guest = Guest::transom().word("--device").word(words);
+    let guest = guest.word("--device").word("virtio-serial,to=none");
+    let linux = linux(guest, release, "virtio_console")?.file("echo.sh", ECHO);
+    let mut booted = linux.boot(BOOT)?;
+    let connect = || -> anyhow::Result<UnixStream> {
+        let client = UnixStream::connect(&path).context("the port's socket")?;
+        client.set_read_timeout(Some(WORK))?;
+        client.set_write_timeout(Some(WORK))?;
+        Ok(client)
+    };
+    let client = connect()?;
+    booted.running.send("sh /echo.sh")?;
+    booted.running.expect("open\n", SOON)?;
+    let sent: Vec<u8> = (0..=250).cycle().take(LENGTH).collect();
+    let mut got = vec![0; LENGTH];
+    let start = Instant::now();
+    scope(|scope| {
+        let writer = scope.spawn(|| (&client).write_all(&sent));
+        (&client).read_exact(&mut got).context("what comes back")?;
+        writer.join().expect("a writer does not panic").context("what goes")
+    })?;
+    ensure!(got == sent, "not what was sent");
+    say!("{LENGTH} bytes there and back in {:?}", start.elapsed());
+    booted.running.expect(">>>transom done 0\n", SOON)?;
+
+    // Without a client the guest waits, and the next one is served.
+    drop(client);
+    sleep(Duration::from_secs(1));
+    booted.running.send("echo again > /port")?;
+    let mut next = connect()?;
+    let mut word = [0; 6];
+    next.read_exact(&mut word)?;
+    ensure!(&word == b"again\n", "{word:?}");
+    booted.running.expect(">>>transom done 0\n", SOON)?;
+    // The other device is a console: hvc0.
+    booted.run("echo hello > /dev/hvc0", SOON)?;
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)
+}
