@@ -19,13 +19,13 @@ type Kind = (&'static str, fn(&Path) -> Value);
 
 /// All of them.
 pub(crate) const KINDS: &[Kind] = &[
-    ("rng", |_| json!({})),
-    ("balloon", |_| json!({ "size": "512K" })),
+    ("virtio-rng", |_| json!({})),
+    ("virtio-balloon", |_| json!({ "size": "512K" })),
     ("virtio-serial", |_| json!({ "to": "none" })),
-    (
-        "virtio-serial",
-        |folder| json!({ "name": "port", "to": format!("socket:{}", folder.join("port").display()) }),
-    ),
+    ("virtio-serial", |folder| {
+        let to = format!("socket:{}", folder.join("port").display());
+        json!({ "name": "port", "to": to })
+    }),
 ];
 
 /// What is done, by bytes.
@@ -81,7 +81,7 @@ pub(crate) fn run(which: usize, folder: &Path, bytes: impl Iterator<Item = u8>) 
     assert_eq!(driver.status(), 15);
     // The entropy device gives, a balloon and a console take; without control queues there is no
     // port but a console.
-    let (queue, gives) = if kind == "rng" { (0, true) } else { (1, false) };
+    let (queue, gives) = if kind == "virtio-rng" { (0, true) } else { (1, false) };
     driver.offer(queue, &[(0x8000, 64, gives)]);
     driver.kick(queue);
     if !named {
