@@ -22,11 +22,12 @@ pub(crate) const KINDS: &[Kind] = &[
     ("virtio-rng", |_| json!({})),
     ("virtio-balloon", |_| json!({ "size": "512K" })),
     ("virtio-serial", |_| json!({ "to": "none" })),
-    ("virtio-serial", |folder| {
-        let to = format!("socket:{}", folder.join("port").display());
-        json!({ "name": "port", "to": to })
-    }),
+    ("virtio-serial", port),
 ];
+
+fn port(folder: &Path) -> Value {
+    json!({ "name": "port", "to": format!("socket:{}", folder.join("port").display()) })
+}
 
 /// What is done, by bytes.
 struct Deeds<B>(B);

@@ -69,7 +69,7 @@ pub struct Config {
     pub serial: Option<String>,
     /// The machine is only looked at: the file is left alone, and need not be there.
     #[serde(skip)]
-    pub absent: bool,
+    pub(crate) absent: bool,
 }
 
 /// Queues where nobody says how many processors there are.
