@@ -101,7 +101,7 @@ fn reports_what_it_does_not_use(release: &str) -> anyhow::Result<()> {
 }
 
 fn gives_memory_back(release: &str) -> anyhow::Result<()> {
-    let guest = Guest::transom().memory("2G").word("--device").word("balloon,reporting=off");
+    let guest = Guest::transom().memory("2G").word("--device").word("virtio-balloon,reporting=off");
     let mut booted = linux(guest, release, "virtio_balloon")?.boot(BOOT)?;
     booted.run(PREPARE, SOON)?;
     touch(&mut booted)?;

@@ -220,7 +220,7 @@ fn the_guest_tells_of_itself_each_time_it_is_asked() {
     let bench = bench("{}");
     let mut driver = driver(&bench, STATS_VQ, &[0, 1, 2]);
     let waited = Instant::now();
-    assert_eq!(bench.board.balloon().report(Duration::from_millis(1)).unwrap().age, None);
+    assert_eq!(report(&bench).age, None);
     let (at, length, _) = put(
         &mut driver,
         &statistics(&[(4, 1000), (5, 5000), (0, u64::MAX), (99, 1), (15, 7), (5, 6000)]),
