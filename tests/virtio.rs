@@ -38,11 +38,14 @@ fn main() -> ExitCode {
     let test = |release: &'static str, says: &str, body: fn(&str) -> anyhow::Result<()>| {
         Test::new(format!("linux_{release}_{says}"), move || body(release))
     };
-    let both = |says, body| RELEASES.map(|release| test(release, says, body));
+    // A guest that fills its memory takes minutes in the lab: one kernel must do.
+    let releases = if lab::everything() { &RELEASES[..] } else { &RELEASES[1..] };
     let mut tests = Vec::new();
-    tests.extend(both("talks_through_a_named_port", talks_through_a_named_port));
-    tests.extend(both("reports_what_it_does_not_use", reports_what_it_does_not_use));
-    tests.extend(both("gives_memory_back_and_takes_it_again", gives_memory_back));
+    for release in releases {
+        tests.push(test(release, "talks_through_a_named_port", talks_through_a_named_port));
+        tests.push(test(release, "reports_what_it_does_not_use", reports_what_it_does_not_use));
+        tests.push(test(release, "gives_memory_back_and_takes_it_again", gives_memory_back));
+    }
     Suite { lab: Lab { mib: 4096, seconds: 1200, assets: ASSETS }, tests }.main()
 }
 
