@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
+use crate::backend::disk::Disks;
 use crate::backend::net::link::Links;
 use crate::balloon;
 use crate::bus::{Seat, Spaces, Window, vacant};
@@ -49,6 +50,8 @@ pub struct Shared {
     pub buttons: Arc<Buttons>,
     /// Keyboards and mice: devices register here, the screen pushes here.
     pub input: Arc<Hub>,
+    /// Disks: controllers register here, the operator makes them longer here.
+    pub disks: Arc<Disks>,
     /// Network cables: controllers register here, the operator plugs and pulls.
     pub links: Arc<Links>,
     /// The balloon: the device registers here, the operator sets it here.
@@ -72,8 +75,8 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let (spaces, buttons, input, links, balloon) = Default::default();
-        let shared = Shared { memory, host, spaces, events, buttons, input, links, balloon };
+        let (spaces, buttons, input, disks, links, balloon) = Default::default();
+        let shared = Shared { memory, host, spaces, events, buttons, input, disks, links, balloon };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -126,6 +129,11 @@ impl Board {
     /// The balloon, for the operator.
     pub fn balloon(&self) -> &Arc<balloon::Hub> {
         &self.shared.balloon
+    }
+
+    /// The disks, for the operator.
+    pub fn disks(&self) -> &Arc<Disks> {
+        &self.shared.disks
     }
 
     /// The network cables, for the operator.
@@ -283,6 +291,10 @@ impl Place for Grant<'_> {
 
     fn acpi(&mut self, hid: &'static str) {
         self.claims.push(Claim::Acpi(hid));
+    }
+
+    fn name(&self) -> &str {
+        &self.seat.name
     }
 
     fn shared(&self) -> &Shared {

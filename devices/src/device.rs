@@ -114,6 +114,8 @@ pub trait Place {
     /// chip can be two devices (keyboard and mouse), and what is claimed after the last call is
     /// nobody's; see `Claim::nodes`.
     fn acpi(&mut self, hid: &'static str);
+    /// What the board calls the device: `nvme`, and `nvme.2` for the second. For people alone.
+    fn name(&self) -> &str;
     /// What all devices of the machine share.
     fn shared(&self) -> &Shared;
 }

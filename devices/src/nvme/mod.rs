@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use self::controller::{Controller, ENABLE, Frozen, LARGEST_PAGE, SHUTDOWN};
 use self::log::{Counter, Health};
 use self::queues::{Doorbells, ENTRIES};
-use crate::backend::disk::Image;
+use crate::backend::disk::{Drive, Image};
 use crate::bus::Window;
 use crate::device::{Access, Build, Device, Place, Region, Saved};
 use crate::memory::Memory;
@@ -108,6 +108,7 @@ impl Config {
         place: &mut dyn Place,
     ) -> anyhow::Result<Box<dyn Device>> {
         let (queues, serial) = (self.0.queues(), self.0.serial()?);
+        let drive = self.0.show(image.clone(), place)?;
         ensure!(
             (1..=MOST_QUEUES).contains(&queues),
             "queues={queues}: an NVMe controller has 1 to {MOST_QUEUES} pairs of them"
@@ -122,7 +123,7 @@ impl Config {
         let slot = place.pci(identity)?;
         let shared = Shared::new(image, serial, queues, (&slot.memory, &slot.interrupt))?;
         let window = slot.bar(0).clone();
-        let device = Nvme { shared: Arc::new(shared), window, worker: None };
+        let device = Nvme { shared: Arc::new(shared), window, drive, worker: None };
         Ok(slot.carry(Box::new(device)))
     }
 }
@@ -363,6 +364,7 @@ impl Shared {
 struct Nvme {
     shared: Arc<Shared>,
     window: Arc<Window>,
+    drive: Arc<Drive>,
     worker: Option<Worker<Controller>>,
 }
 
@@ -396,6 +398,7 @@ impl Device for Nvme {
 
     fn park(&mut self) -> Saved {
         let Some(worker) = self.worker.take() else { return Saved::default() };
+        self.drive.watch(None);
         let frozen = worker.stop().freeze();
         self.shared.bells.kick.read().ok();
         Saved::of(&frozen)
@@ -407,6 +410,11 @@ impl Device for Nvme {
         let bells = vec![self.shared.bells.kick.clone()];
         let step = |controller: &mut Controller, _| controller.step();
         self.worker = Some(Worker::spawn("nvme", controller, bells, step)?);
+        let kick = self.shared.bells.kick.clone();
+        self.drive.watch(Some(Box::new(move || {
+            // A bell that cannot take one more ring is rung already.
+            kick.write(1).ok();
+        })));
         Ok(())
     }
 }

@@ -75,7 +75,7 @@ impl Image for Double {
         let (below, state) = (self.below.channel(memory)?, self.state.clone());
         Ok(Box::new(DoubleChannel { below, state, kept: Vec::new(), failed: Vec::new() }))
     }
-    fn grow(&self, size: u64) -> anyhow::Result<()> {
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         self.below.grow(size)
     }
 }
@@ -688,7 +688,7 @@ fn events_are_told_once_until_their_page_is_read() {
     assert_eq!((cqe.id, cqe.result), (requests[0], 0x0001_0100));
     driver.set(DOORBELLS + 8 * 5, 1);
     driver.set(DOORBELLS + 4 + 8, 0xffff_ffff);
-    driver.image.grow(DISK * 2).unwrap();
+    driver.image.grow(Some(DISK * 2)).unwrap();
     driver.read_feature(6, 0);
     // That read was answered, then came what is of another kind.
     let cqe = driver.next(0);
@@ -1118,11 +1118,22 @@ fn what_waits_for_room_is_parked_and_pushed_again() {
 }
 
 #[test]
+fn a_disk_that_grows_is_told_of_at_once() {
+    let mut driver = Driver::enabled();
+    let request = driver.submit(0, command(0x0c, 0));
+    let drive = driver.bench.board.disks().find("nvme").unwrap();
+    drive.grow(Some(DISK * 2)).unwrap();
+    let cqe = driver.next(0);
+    assert_eq!((cqe.id, cqe.result), (request, 0x0004_0002));
+    assert_eq!(driver.identify(0, 1)[..8], (DISK / 256).to_le_bytes());
+}
+
+#[test]
 fn a_disk_that_grew_while_parked_is_told_of() {
     let mut driver = Driver::enabled();
     let request = driver.submit(0, command(0x0c, 0));
     let saved = driver.bench.board.park();
-    driver.image.grow(DISK + 4096).unwrap();
+    driver.image.grow(Some(DISK + 4096)).unwrap();
     driver.bench.board.run(saved).unwrap();
     let cqe = driver.next(0);
     assert_eq!((cqe.id, cqe.result), (request, 0x0004_0002));

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-use super::{Chain, Identity, Queue, Virtio, on_pci};
-use crate::backend::disk::{Channel, Done, Fault, Image, Operation, Request};
+use super::{Chain, Identity, Queue, Signal, Virtio, on_pci};
+use crate::backend::disk::{Channel, Done, Drive, Fault, Operation, Request};
 use crate::device::{Build, Device, Place, Saved};
 use crate::memory::{Memory, Piece};
 use crate::poller::{Poller, Serve};
@@ -28,8 +28,8 @@ pub struct Config(pub crate::backend::disk::Config);
 impl Build for Config {
     fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
         let disk = self.0;
-        let image = disk.open_at(place)?;
-        on_pci(Blk::new(image, disk.queues(), &disk.serial()?)?, disk.slot, place)
+        let drive = disk.show(disk.open_at(place)?, place)?;
+        on_pci(Blk::new(drive, disk.queues())?, disk.slot, place)
     }
 }
 
@@ -81,31 +81,43 @@ const UNSUPPORTED: u8 = 2;
 
 /// A disk as a virtio device.
 pub struct Blk {
-    image: Arc<dyn Image>,
+    drive: Arc<Drive>,
     queues: u16,
     serial: [u8; ID],
     /// Whether writes may wait in caches until they are flushed.
     writeback: Arc<AtomicBool>,
     pollers: Vec<Poller<Server>>,
+    /// Bytes of the disk when the driver was last to look.
+    known: u64,
 }
 
 impl Blk {
-    /// An image with so many queues. The serial number is cut at 20 bytes.
+    /// A disk with so many queues. The serial number is cut at 20 bytes.
     ///
     /// # Errors
     ///
     /// When there are no queues, or too many.
-    pub fn new(image: Arc<dyn Image>, queues: u16, serial: &str) -> anyhow::Result<Self> {
+    pub fn new(drive: Arc<Drive>, queues: u16) -> anyhow::Result<Self> {
         ensure!(
             (1..=QUEUES_MAX).contains(&queues),
             "queues={queues}: a disk has 1 to {QUEUES_MAX} queues"
         );
         let mut id = [0; ID];
-        for (to, from) in id.iter_mut().zip(serial.bytes()) {
+        for (to, from) in id.iter_mut().zip(drive.serial().bytes()) {
             *to = from;
         }
         let writeback = Arc::new(AtomicBool::new(true));
-        Ok(Self { image, queues, serial: id, writeback, pollers: Vec::new() })
+        let known = drive.geometry().size;
+        Ok(Self { drive, queues, serial: id, writeback, pollers: Vec::new(), known })
+    }
+
+    /// Tells the driver when the disk grows, and now if it did while nobody could be told.
+    fn watch(&mut self, signal: Arc<Signal>) {
+        let told = signal.clone();
+        self.drive.watch(Some(Box::new(move || told.configuration())));
+        if self.drive.geometry().size != self.known {
+            signal.configuration();
+        }
     }
 }
 
@@ -113,11 +125,13 @@ impl Blk {
 #[derive(Serialize, Deserialize)]
 struct State {
     writeback: bool,
+    /// Bytes that the driver knows of.
+    size: u64,
 }
 
 impl Virtio for Blk {
     fn identity(&self) -> Identity {
-        let geometry = self.image.geometry();
+        let geometry = self.drive.geometry();
         let mut features = SEG_MAX | BLK_SIZE | FLUSH | TOPOLOGY | CONFIG_WCE | MQ;
         if geometry.read_only {
             features |= READ_ONLY;
@@ -132,7 +146,7 @@ impl Virtio for Blk {
     }
 
     fn config(&self) -> Vec<u8> {
-        let geometry = self.image.geometry();
+        let geometry = self.drive.geometry();
         let mut bytes = [0; 60];
         let mut put = |at: usize, value: u64, width: usize| {
             bytes[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
@@ -168,9 +182,12 @@ impl Virtio for Blk {
         if negotiated & (FLUSH | CONFIG_WCE) == 0 {
             self.writeback.store(false, Ordering::Release);
         }
+        if let Some(queue) = queues.first() {
+            self.watch(queue.signal().clone());
+        }
         for queue in queues {
             let name = format!("disk-{}", queue.number());
-            let channel = self.image.channel(queue.memory())?;
+            let channel = self.drive.image().channel(queue.memory())?;
             let server = Server {
                 channel,
                 writeback: self.writeback.clone(),
@@ -186,17 +203,23 @@ impl Virtio for Blk {
     }
 
     fn stop(&mut self) -> Vec<Queue> {
+        self.drive.watch(None);
+        self.known = self.drive.geometry().size;
         let servers = self.pollers.drain(..).map(Poller::stop);
         servers.map(Server::finish).collect()
     }
 
     fn save(&self) -> Saved {
-        Saved::of(&State { writeback: self.writeback.load(Ordering::Acquire) })
+        let writeback = self.writeback.load(Ordering::Acquire);
+        Saved::of(&State { writeback, size: self.known })
     }
 
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
         let saved: Option<State> = saved.take()?;
-        self.writeback.store(saved.is_none_or(|state| state.writeback), Ordering::Release);
+        let writeback = saved.as_ref().is_none_or(|state| state.writeback);
+        self.writeback.store(writeback, Ordering::Release);
+        // A driver that begins looks by itself.
+        self.known = saved.map_or_else(|| self.drive.geometry().size, |state| state.size);
         Ok(())
     }
 }

@@ -122,7 +122,7 @@ fn deed<'a, B: Iterator<Item = u8>>(
             let saved = bench.board.park();
             bench.board.run(saved).expect("what was just saved");
         }
-        220..225 => bench.board.links().get(0)?.plug(queue == 0),
+        220..225 => bench.board.links().find("net").ok()?.plug(queue == 0),
         225..230 => drop(bench.memory.write(deeds.address()?, &deeds.short()?.to_le_bytes())),
         230..240 => {
             // A command as it should be, but for what it says.

@@ -15,7 +15,7 @@ use super::patience::{Full, OnFull, Patient};
 use super::raw::{Raw, check_size, open_locked};
 use super::threads::Threaded;
 use super::uring::{self, Ring};
-use super::{Channel, Geometry, Image, qcow2};
+use super::{Channel, Drive, Geometry, Image, qcow2};
 use crate::board::Event;
 use crate::device::Place;
 use crate::memory::Memory;
@@ -170,6 +170,17 @@ impl Config {
         open(self, Some(Arc::new(full)))
     }
 
+    /// Puts a disk that is open where the operator finds it.
+    ///
+    /// # Errors
+    ///
+    /// When its serial number is none.
+    pub fn show(&self, image: Arc<dyn Image>, place: &dyn Place) -> anyhow::Result<Arc<Drive>> {
+        let drive = Arc::new(Drive::new(place.name(), self.serial()?, &self.path, image));
+        place.shared().disks.add(&drive);
+        Ok(drive)
+    }
+
     /// How many queues a controller gets.
     #[must_use]
     pub fn queues(&self) -> u16 {
@@ -295,7 +306,7 @@ impl Image for File {
         Threaded::of(self.raw.clone(), self.report.clone(), THREADS).channel(memory)
     }
 
-    fn grow(&self, size: u64) -> anyhow::Result<()> {
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         self.raw.grow(size)
     }
 }

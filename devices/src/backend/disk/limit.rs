@@ -103,7 +103,7 @@ impl Image for Limited {
         Ok(Box::new(Queue { inner, timer, buckets, queue, due: None }))
     }
 
-    fn grow(&self, size: u64) -> anyhow::Result<()> {
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         self.inner.grow(size)
     }
 }

@@ -29,7 +29,7 @@ pub(super) trait Medium: Send + Sync {
     /// Makes it zeros, and frees the room if it may.
     fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()>;
     /// Makes it longer.
-    fn grow(&self, size: u64) -> anyhow::Result<()>;
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()>;
 }
 
 /// Says once per disk why something was not done.

@@ -5,6 +5,7 @@
 //! limits) stands before it as a channel of its own.
 
 mod config;
+mod drive;
 #[cfg(test)]
 mod driver;
 mod format;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::memory::{Memory, Piece};
 
 pub use config::{Config, Direct, Sector, open};
+pub use drive::{Disks, Drive, Watch};
 pub use format::Format;
 pub use overlay::memory;
 pub use patience::{Full, OnFull};
@@ -57,12 +59,13 @@ pub trait Image: Send + Sync {
     ///
     /// When the host has no file descriptor, memory or thread left.
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>>;
-    /// Makes it longer. Controllers are told by who called this.
+    /// Makes it longer; without a size, as long as its file or device is now. Controllers are told
+    /// by who calls this: see [`Drive::grow`].
     ///
     /// # Errors
     ///
     /// When it cannot be, or would become shorter.
-    fn grow(&self, size: u64) -> anyhow::Result<()>;
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()>;
 }
 
 /// What is asked.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 
 use super::medium::Medium;
 use super::threads::Threaded;
@@ -190,7 +190,10 @@ impl Medium for Overlay {
         Ok(())
     }
 
-    fn grow(&self, size: u64) -> anyhow::Result<()> {
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
+        let size = size.context(
+            "a disk whose writes stay in memory has no length but its own: say how much",
+        )?;
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let now = state.geometry.size;
         ensure!(size >= now, "the disk has {now} bytes and cannot shrink to {size}");
@@ -252,12 +255,12 @@ mod test {
     #[test]
     fn grows_and_never_shrinks() {
         let image = memory(4096);
-        image.grow(8192).unwrap();
+        image.grow(Some(8192)).unwrap();
         assert_eq!(image.geometry().size, 8192);
         let mut driver = Driver::new(&image);
         driver.write(7680, &[1; 512]).unwrap();
-        let error = image.grow(4096).unwrap_err().to_string();
+        let error = image.grow(Some(4096)).unwrap_err().to_string();
         assert_eq!(error, "the disk has 8192 bytes and cannot shrink to 4096");
-        assert!(image.grow(8193).is_err());
+        assert!(image.grow(Some(8193)).is_err() && image.grow(None).is_err());
     }
 }

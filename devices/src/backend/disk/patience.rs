@@ -96,7 +96,7 @@ impl Image for Patient {
         }))
     }
 
-    fn grow(&self, size: u64) -> anyhow::Result<()> {
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         self.inner.grow(size)
     }
 }
@@ -252,7 +252,7 @@ mod test {
         fn zero(&self, offset: u64, length: u64, unmap: bool) -> std::io::Result<()> {
             self.disk.zero(offset, length, unmap)
         }
-        fn grow(&self, size: u64) -> anyhow::Result<()> {
+        fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
             self.disk.grow(size)
         }
     }

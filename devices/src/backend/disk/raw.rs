@@ -410,12 +410,13 @@ impl Medium for Raw {
         self.write_zeros(offset, length)
     }
 
-    fn grow(&self, size: u64) -> anyhow::Result<()> {
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         let now = self.size.load(Ordering::Acquire);
         let name = self.path.display();
+        let there = (&self.file).seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
+        let size = size.unwrap_or(there);
         ensure!(size >= now, "{name} has {now} bytes and cannot shrink to {size}");
         check_size(&self.path, size, self.logical_block)?;
-        let there = (&self.file).seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
         if there < size {
             ensure!(!self.device, "{name} is a device of {there} bytes: make it longer first");
             ensure!(!self.read_only, "{name} has {there} bytes, and is only read");
@@ -511,16 +512,16 @@ mod test {
         let image = open(&Config::new(&path), None).unwrap();
         let mut driver = Driver::new(&image);
         assert_eq!(driver.write(1 << 20, &[5; 512]), Err(Fault::Refused));
-        image.grow(2 << 20).unwrap();
+        image.grow(Some(2 << 20)).unwrap();
         driver.write(1 << 20, &[5; 512]).unwrap();
         assert_eq!(path.metadata().unwrap().len(), 2 << 20);
         // Somebody else made it longer.
         File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
-        image.grow(3 << 20).unwrap();
+        image.grow(None).unwrap();
         assert_eq!(image.geometry().size, 3 << 20);
-        let said = image.grow(1 << 20).unwrap_err().to_string();
+        let said = image.grow(Some(1 << 20)).unwrap_err().to_string();
         assert!(said.contains("cannot shrink"), "{said}");
-        assert!(image.grow((3 << 20) + 100).is_err());
+        assert!(image.grow(Some((3 << 20) + 100)).is_err());
     }
 
     #[test]

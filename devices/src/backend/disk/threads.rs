@@ -57,7 +57,7 @@ impl Image for Threaded {
         Ok(Box::new(Pool::new(shared, self.threads)?))
     }
 
-    fn grow(&self, size: u64) -> anyhow::Result<()> {
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
         self.medium.grow(size)
     }
 }

@@ -3,21 +3,43 @@
 
 use std::sync::{Arc, Mutex};
 
-/// The cables of a machine, in the order of their controllers.
+use anyhow::{bail, ensure};
+
+/// The cables of a machine, by their controllers' names on the board.
 #[derive(Default)]
-pub struct Links(Mutex<Vec<Arc<Link>>>);
+pub struct Links(Mutex<Vec<(String, Arc<Link>)>>);
 
 impl Links {
     /// One more.
-    pub fn add(&self, link: Arc<Link>) {
-        self.0.lock().expect("no network panicked").push(link);
+    pub fn add(&self, name: &str, link: Arc<Link>) {
+        self.0.lock().expect("no network panicked").push((name.to_owned(), link));
     }
 
-    /// The cable of the controller with this number, from 0 on.
-    pub fn get(&self, number: usize) -> Option<Arc<Link>> {
-        self.0.lock().expect("no network panicked").get(number).cloned()
+    /// All of them, in the order of their controllers.
+    pub fn all(&self) -> Vec<(String, Arc<Link>)> {
+        self.0.lock().expect("no network panicked").clone()
+    }
+
+    /// The cable of the controller with this name.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, with those that there are.
+    pub fn find(&self, name: &str) -> anyhow::Result<Arc<Link>> {
+        let all = self.all();
+        if let Some((_, link)) = all.iter().find(|(other, _)| other == name) {
+            return Ok(link.clone());
+        }
+        let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
+        match names.as_slice() {
+            [] => bail!("this machine has no network: add --device virtio-net when it is started"),
+            names => bail!("there is no network `{name}`, but {}", names.join(", ")),
+        }
     }
 }
+
+/// The least MTU that there is (VIRTIO 1.3, 5.1.4.1).
+pub const LEAST_MTU: u16 = 68;
 
 /// Called when the guest is to look again, on the thread that changed something.
 pub type Watch = Box<dyn Fn() + Send>;
@@ -71,9 +93,16 @@ impl Link {
         self.change(|state| state.connected = connected);
     }
 
-    /// The MTU is another one from now on. Guests that never learnt of one do not look.
-    pub fn resize(&self, mtu: u16) {
+    /// The MTU is another one from now on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such MTU, or the guest never learnt of one, so that it does not look.
+    pub fn resize(&self, mtu: u16) -> anyhow::Result<()> {
+        ensure!(mtu >= LEAST_MTU, "an MTU of {mtu}: the least is {LEAST_MTU}");
+        ensure!(self.mtu().is_some(), "its guest knows of no MTU: say mtu=N when it is started");
         self.change(|state| state.mtu = Some(mtu));
+        Ok(())
     }
 
     /// Calls `watch` after each change from now on, in place of what was called before.
@@ -103,7 +132,7 @@ mod test {
 
     #[test]
     fn is_up_while_both_ends_are_in_and_tells_only_of_changes() {
-        let (link, told) = (Link::new(None), Arc::new(AtomicU32::new(0)));
+        let (link, told) = (Link::new(Some(1500)), Arc::new(AtomicU32::new(0)));
         let count = told.clone();
         link.watch(Some(Box::new(move || {
             count.fetch_add(1, Ordering::Relaxed);
@@ -117,8 +146,22 @@ mod test {
         assert!(!link.is_up());
         link.connect(true);
         assert!(link.is_up());
-        link.resize(9000);
-        link.resize(9000);
+        link.resize(9000).unwrap();
+        link.resize(9000).unwrap();
+        assert!(link.resize(67).is_err(), "there is no such MTU");
         assert_eq!((link.mtu(), told.load(Ordering::Relaxed)), (Some(9000), 5));
+    }
+
+    #[test]
+    fn a_cable_is_found_by_the_name_of_its_controller() {
+        let links = Links::default();
+        let said = |name| links.find(name).err().unwrap().to_string();
+        assert!(said("virtio-net").contains("--device virtio-net"));
+        links.add("virtio-net", Arc::new(Link::new(None)));
+        links.add("virtio-net.2", Arc::new(Link::new(Some(1500))));
+        assert_eq!(links.find("virtio-net.2").unwrap().mtu(), Some(1500));
+        assert_eq!(said("eth0"), "there is no network `eth0`, but virtio-net, virtio-net.2");
+        let unknown = links.find("virtio-net").unwrap().resize(1400).unwrap_err();
+        assert!(unknown.to_string().contains("mtu=N"), "{unknown}");
     }
 }

@@ -1,7 +1,9 @@
 //! A disk as its drivers use it, and as hostile ones do.
 
+use std::path::Path;
+
 use super::*;
-use crate::backend::disk::memory;
+use crate::backend::disk::{self, memory};
 use crate::device::Kind;
 use crate::pci::Address;
 use crate::testutil::Bench;
@@ -13,8 +15,9 @@ const SIZE: u64 = 8 << 20;
 
 fn bench(queues: u16) -> Bench {
     let mut bench = Bench::new(4 << 20);
-    let image = memory(SIZE);
-    let disk = Blk::new(image, queues, "a serial of more than twenty").unwrap();
+    let serial = "a serial of more than twenty".to_owned();
+    let drive = Drive::new("disk", serial, Path::new("memory"), memory(SIZE));
+    let disk = Blk::new(Arc::new(drive), queues).unwrap();
     bench.board.add("disk", |place| on_pci(disk, Some(AT), place)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
@@ -285,4 +288,39 @@ fn a_full_queue_is_served_and_parked_in_the_middle() {
         }
         assert_eq!(driver.take(0), None, "each is answered once");
     }
+}
+
+#[test]
+fn a_disk_that_grows_is_told_of_by_a_configuration_interrupt() {
+    let mut bench = Bench::new(4 << 20);
+    let config = disk::Config::new("memory");
+    let add = |place: &mut dyn Place| {
+        let drive = config.show(memory(SIZE), place)?;
+        on_pci(Blk::new(drive, 1)?, Some(AT), place)
+    };
+    bench.board.add("virtio-blk", add).unwrap();
+    bench.board.run(Vec::new()).unwrap();
+    let mut driver = driver(&bench, ALL);
+    let sectors = |driver: &Driver<'_>| u64::from_le_bytes(driver.device(0));
+    let drive = bench.board.disks().find("virtio-blk").unwrap();
+    assert_eq!((driver.isr(), sectors(&driver)), (0, SIZE / SECTOR));
+    let before = driver.common::<1>(0x15);
+    drive.grow(Some(2 * SIZE)).unwrap();
+    assert_eq!((driver.isr(), sectors(&driver)), (2, 2 * SIZE / SECTOR));
+    assert_ne!(driver.common::<1>(0x15), before, "another generation");
+    assert_eq!(write(&mut driver, SIZE / SECTOR, &[7; 512]), OK, "what grew");
+    driver.isr();
+    drive.grow(Some(2 * SIZE)).unwrap();
+    assert_eq!(driver.isr(), 0, "it is as long as before");
+    // While nobody can be told.
+    let saved = bench.board.park();
+    drive.grow(Some(3 * SIZE)).unwrap();
+    bench.board.run(saved).unwrap();
+    assert_eq!((driver.isr(), sectors(&driver)), (2, 3 * SIZE / SECTOR));
+    // A driver that begins looks by itself.
+    bench.board.park();
+    drive.grow(Some(4 * SIZE)).unwrap();
+    bench.board.run(Vec::new()).unwrap();
+    let again = self::driver(&bench, ALL);
+    assert_eq!((again.isr(), sectors(&again)), (0, 4 * SIZE / SECTOR));
 }

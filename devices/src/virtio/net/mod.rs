@@ -25,6 +25,7 @@ use self::inbox::Inbox;
 use self::pair::{Pair, Terms};
 use self::sleep::{Orders, Sleep};
 use super::{Identity, Queue, Virtio, on_pci};
+use crate::backend::net::link::LEAST_MTU;
 use crate::backend::net::{self, Network, Offloads, Port, Side};
 use crate::device::{Build, Device, Place, Saved};
 use crate::memory::{Memory, Piece};
@@ -162,8 +163,6 @@ const ENTRIES: u16 = 256;
 const CONTROL_ENTRIES: u16 = 64;
 /// Most pairs: as many as NetKVM uses.
 const PAIRS: u16 = 16;
-/// The least MTU that there is (5.1.4.1).
-const LEAST_MTU: u16 = 68;
 
 impl Build for Config {
     fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
@@ -173,7 +172,7 @@ impl Build for Config {
             ensure!(mtu >= LEAST_MTU, "an MTU of {mtu}: the least is {LEAST_MTU}");
         }
         let side = net::open(&self.to, net::Wish { pairs, mtu: self.mtu })?;
-        place.shared().links.add(side.link().clone());
+        place.shared().links.add(place.name(), side.link().clone());
         on_pci(Net::new(&self, &side)?, self.slot, place)
     }
 }
@@ -671,7 +670,7 @@ mod test {
         assert_eq!(driver.device(0), OWN);
         assert_eq!(driver.device(6), [1, 0, 2, 0, 0xaa, 5]);
         assert_eq!(driver.device(12), [0x10, 0x27, 0, 0, 1]);
-        lab.link.resize(9000);
+        lab.link.resize(9000).unwrap();
         lab.link.plug(false);
         assert_eq!(driver.device(6), [0, 0, 2, 0, 0x28, 0x23]);
         let (plain, ..) = self::bench(1, Offloads::default());
@@ -824,7 +823,7 @@ mod test {
         ends[0].set_nonblocking(true).unwrap();
         assert!(ends[0].recv(&mut [0; 100]).is_err());
         bench.board.reset().unwrap();
-        lab.link.resize(1400);
+        lab.link.resize(1400).unwrap();
         assert!(lab.link.is_up());
     }
 

@@ -473,7 +473,8 @@ impl Medium for Qcow2 {
         Ok(())
     }
 
-    fn grow(&self, size: u64) -> anyhow::Result<()> {
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
+        let size = size.context("a qcow2 image is as long as it says: say how much")?;
         let now = self.size.load(Ordering::Acquire);
         ensure!(size >= now, "the disk has {now} bytes and cannot shrink to {size}");
         check_size(Path::new("the disk"), size, self.raw.geometry().logical_block)?;
@@ -637,11 +638,12 @@ mod test {
         let mut driver = Driver::new(&disk);
         driver.write((1 << 20) - 512, &[1; 512]).unwrap();
         assert_eq!(driver.read(1 << 20, 512), Err(Fault::Refused));
-        disk.grow(9 << 20).unwrap();
+        assert!(disk.grow(None).is_err(), "the file is not as long as the disk");
+        disk.grow(Some(9 << 20)).unwrap();
         assert_eq!(disk.geometry().size, 9 << 20);
         assert_eq!(driver.read(1 << 20, 4096).unwrap(), [0; 4096]);
         driver.write((9 << 20) - 512, &[2; 512]).unwrap();
-        assert!(disk.grow(1 << 20).is_err() && disk.grow((9 << 20) + 1).is_err());
+        assert!(disk.grow(Some(1 << 20)).is_err() && disk.grow(Some((9 << 20) + 1)).is_err());
         drop((driver, disk));
         check(&path);
         let disk = open_disk(&Config::new(&path), None).unwrap();
@@ -650,14 +652,14 @@ mod test {
         drop(disk);
         create(&path, &["-o", "cluster_size=512"], "1M");
         let disk = open_disk(&Config::new(&path), None).unwrap();
-        let said = format!("{:#}", disk.grow(9 << 20).unwrap_err());
+        let said = format!("{:#}", disk.grow(Some(9 << 20)).unwrap_err());
         assert!(said.contains("`qemu-img resize`"), "{said}");
         drop(disk);
         let below = folder.path().join("below.raw");
         fs::write(below, vec![3; 2 << 20]).unwrap();
         create(&path, &["-b", "below.raw", "-F", "raw"], "1M");
         let disk = open_disk(&Config::new(&path), None).unwrap();
-        let said = disk.grow(9 << 20).unwrap_err().to_string();
+        let said = disk.grow(Some(9 << 20)).unwrap_err().to_string();
         assert!(said.contains("what is below would show"), "{said}");
     }
 
