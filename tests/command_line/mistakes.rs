@@ -133,6 +133,10 @@ fn refuses_configuration_files_with_mistakes() {
         (r#"{"device": [{"slot": "04.0"}]}"#, &["missing key `kind`"]),
         (r#"{"device": ["edu"]}"#, &["`edu`", "an object with a `kind`"]),
         (r#"{"device": {"kind": "edu"}}"#, &["a list"]),
+        (r#"{"disk": [{"path": "a.img", "qeues": 4}]}"#, &["`qeues`", "did you mean `queues`?"]),
+        (r#"{"disk": [{"readonly": true}]}"#, &["missing key `path`"]),
+        (r#"{"disk": ["a.img"]}"#, &["`a.img`", "an object with a `path`"]),
+        (r#"{"disk": {"path": "a.img"}}"#, &["a list"]),
     ];
     for (json, parts) in cases {
         fs::write(path("machine.json"), json).expect("a file");

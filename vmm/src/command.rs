@@ -226,7 +226,7 @@ fn options_help(verb: &str) -> String {
 fn commands_help() -> String {
     let mut text = String::from("vmm ctl --control PATH COMMAND\n\n");
     for usage in COMMANDS {
-        writeln!(text, "  {:<16}{}", usage.call(), usage.help).expect("a string takes all");
+        writeln!(text, "  {:<32}{}", usage.call(), usage.help).expect("a string takes all");
     }
     text
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use devices::backend::disk;
 use devices::backend::stream::Stream;
 use devices::registry;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -86,6 +87,9 @@ options! {
     "cmdline" "TEXT" cmdline: Option<String>,
     /// The first serial port: `stdio` (Ctrl-A x quits), `file:PATH`, `socket:PATH` or `none`.
     "serial" "TO" serial: Option<Stream>,
+    /// A disk: a file or block device. It is of the kind `nvme`, which every system has a driver
+    /// for, and has its keys; `--device` has other kinds.
+    "disk" "PATH[,KEY=VALUE...]" disk: Vec<disk::Config>,
     /// A further device: its kind, then its keys. `vmm help devices` lists them.
     "device" "KIND[,KEY=VALUE...]" device: Vec<registry::Config>,
     /// A Unix socket for `vmm ctl`: status, pause, resume, reset, power button.
@@ -241,6 +245,18 @@ impl Word for Vec<registry::Config> {
 
     fn put(&mut self, text: &str) -> anyhow::Result<()> {
         self.push(keyvalue::parse(text, Some("kind"))?);
+        Ok(())
+    }
+}
+
+impl Word for Vec<disk::Config> {
+    const REPEATS: bool = true;
+    const ELSE: &'static str = "a list of objects";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        let disk: disk::Config = keyvalue::parse(text, Some("path"))?;
+        anyhow::ensure!(!disk.path.as_os_str().is_empty(), "a path is missing");
+        self.push(disk);
         Ok(())
     }
 }
@@ -563,6 +579,8 @@ mod test {
             ("cpus", "8,sockets=2,cores=2,threads=2"),
             ("memory", "3G,prealloc"),
             ("serial", "file:/tmp/log"),
+            ("disk", "a.img,readonly"),
+            ("disk", "b,,c.img,queues=4,serial=7"),
             ("device", "serial,port=2"),
             ("msr", "ignore"),
             ("accept-emulation", ""),
@@ -571,6 +589,8 @@ mod test {
         let json = Config::from_json(
             r#"{"cpus": {"count": 8, "sockets": 2, "cores": 2, "threads": 2},
                 "memory": {"size": "3G", "prealloc": true}, "serial": "file:/tmp/log",
+                "disk": [{"path": "a.img", "readonly": true},
+                         {"path": "b,c.img", "queues": 4, "serial": "7"}],
                 "device": [{"kind": "serial", "port": 2}], "msr": "ignore",
                 "accept-emulation": true, "fw-cfg": ["opt/a=b"]}"#,
         )
@@ -597,6 +617,9 @@ mod test {
             ("cpus", "2,socket=2", vec!["socket", "sockets"]),
             ("device", "serail", vec!["serail", "serial"]),
             ("device", "serial,prot=2", vec!["prot", "port"]),
+            ("disk", "a.img,qeues=2", vec!["`qeues`", "did you mean `queues`"]),
+            ("disk", "a.img,sector=513", vec!["sector=513", "512 or 4096"]),
+            ("disk", "readonly=on", vec!["missing key `path`"]),
             ("msr", "ignroe", vec!["ignroe", "ignore"]),
             ("serial", "tcp:1", vec!["tcp:1", "socket:PATH"]),
         ] {

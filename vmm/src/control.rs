@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use devices::backend::stream::Bound;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -23,13 +23,17 @@ use crate::keyvalue;
 use crate::run::Notice;
 use crate::size::Size;
 
-/// How a command is written: its name, the argument that may follow, and what it does.
+/// How a command is written: its name, what follows, and what it does.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     /// What follows `vmm ctl`, and the value of `"command"`.
     pub name: &'static str,
-    /// The key of its argument in JSON; nothing for a command without.
-    pub argument: &'static str,
+    /// What follows that; nothing for a command that stands alone.
+    pub value: &'static str,
+    /// The keys in JSON of what must follow, in this order.
+    pub needed: &'static [&'static str],
+    /// And of what may.
+    pub free: &'static [&'static str],
     /// What it does.
     pub help: &'static str,
 }
@@ -37,26 +41,33 @@ pub struct Usage {
 impl Usage {
     /// As it is typed: `balloon [SIZE]`.
     pub fn call(&self) -> String {
-        match self.argument {
-            "" => self.name.to_owned(),
-            argument => format!("{} [{}]", self.name, argument.to_uppercase()),
-        }
+        format!("{} {}", self.name, self.value).trim_end().to_owned()
     }
 }
 
 macro_rules! commands {
-    ($($(#[doc = $help:literal])+ $name:literal $kind:ident $({ $field:ident: $type:ty })?,)*) => {
+    ($(
+        $(#[doc = $help:literal])+
+        $name:literal $value:literal
+        $kind:ident $({ $($needed:ident: $of:ty),*; $($free:ident: $type:ty),* })?,
+    )*) => {
         /// What can be asked of a running machine.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(tag = "command", deny_unknown_fields)]
         pub enum Command {
             $(
                 $(#[doc = $help])+
                 #[serde(rename = $name)]
                 $kind $({
-                    /// Its argument, if it has one this time.
-                    #[serde(default, skip_serializing_if = "Option::is_none")]
-                    $field: Option<$type>,
+                    $(
+                        /// Must be said.
+                        $needed: $of,
+                    )*
+                    $(
+                        /// If it is said this time.
+                        #[serde(default, skip_serializing_if = "Option::is_none")]
+                        $free: Option<$type>,
+                    )*
                 })?,
             )*
         }
@@ -64,36 +75,54 @@ macro_rules! commands {
         /// The commands, in the order of `--help`.
         pub const COMMANDS: &[Usage] = &[$(Usage {
             name: $name,
-            argument: concat!($(stringify!($field))?),
+            value: $value,
+            needed: &[$($(stringify!($needed)),*)?],
+            free: &[$($(stringify!($free)),*)?],
             help: concat!($($help),+),
         }),*];
     };
 }
 
 commands! {
-    /// State, size and number of resets.
-    "status" Status,
+    /// State, size and number of resets; disks and networks by their names.
+    "status" "" Status,
     /// Stop the processors.
-    "pause" Pause,
+    "pause" "" Pause,
     /// Let them run on.
-    "resume" Resume,
+    "resume" "" Resume,
     /// Reset the machine, as its button does.
-    "reset" Reset,
+    "reset" "" Reset,
     /// Press the power button: the guest switches itself off.
-    "powerdown" PowerButton,
+    "powerdown" "" PowerButton,
     /// Send a non-maskable interrupt: guests write a crash dump.
-    "nmi" Nmi,
+    "nmi" "" Nmi,
     /// The registers of all processors.
-    "registers" Registers,
+    "registers" "" Registers,
     /// The guest's memory: what it shall have, what it has, and what it says of it. With a size,
     /// like 1G, that is what it shall have from now on.
-    "balloon" Balloon { size: Size },
+    "balloon" "[SIZE]" Balloon {; size: Size },
+    /// Make a disk longer and tell its guest: the one with this name (see `status`) or serial
+    /// number. Without a size it is as long as its file or device is now.
+    "grow" "NAME [SIZE]" Grow { name: String; size: Size },
+    /// Pull a network cable or plug it in, or give it another MTU, which a guest sees when it looks
+    /// again, at the latest after a reset. With nothing said: how it is.
+    "link" "NAME [up|down] [mtu N]" Link { name: String; state: Plug, mtu: u16 },
     /// Switch off at once.
-    "quit" Quit,
+    "quit" "" Quit,
+}
+
+/// Whether a cable is plugged in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Plug {
+    /// It is.
+    Up,
+    /// It is not.
+    Down,
 }
 
 impl Command {
-    /// Reads a command as it is typed: its name, and its argument.
+    /// Reads a command as it is typed: its name, and its arguments.
     ///
     /// # Errors
     ///
@@ -107,13 +136,32 @@ impl Command {
             let near = keyvalue::nearest(name, &names).unwrap_or("status");
             bail!("there is no command {name}: did you mean {near}?");
         };
-        let mut object = json!({ "command": name });
-        match arguments {
-            [] => {}
-            [argument] if !usage.argument.is_empty() => object[usage.argument] = json!(argument),
-            [.., last] => bail!("{last} is too much: write `{}`", usage.call()),
+        let keys = [usage.needed, usage.free].concat();
+        let mut arguments = arguments.iter();
+        let mut text = name.clone();
+        let mut next = 0;
+        while let Some(argument) = arguments.next() {
+            // What may follow can have its key before it: `mtu 1400`.
+            let named = usage.free.iter().position(|key| key == argument);
+            let (at, argument) = match named.filter(|_| next >= usage.needed.len()) {
+                None => (next, argument),
+                Some(at) => {
+                    let missing = || format!("{argument} needs a value: `{}`", usage.call());
+                    (usage.needed.len() + at, arguments.next().with_context(missing)?)
+                }
+            };
+            let Some(key) = keys.get(at) else {
+                bail!("{argument} is too much: write `{}`", usage.call());
+            };
+            text.push_str(&format!(",{key}={}", argument.replace(',', ",,")));
+            next = at + 1;
         }
-        serde_json::from_value(object).map_err(keyvalue::explain)
+        ensure!(
+            next >= usage.needed.len(),
+            "{name} needs to know which one: write `{}`",
+            usage.call()
+        );
+        keyvalue::parse(&text, Some("command"))
     }
 }
 
@@ -309,7 +357,7 @@ mod test {
             Command::read(&words).map_err(|error| format!("{error:#}"))
         };
         let sent = |command: Command| serde_json::to_value(command).unwrap();
-        for usage in COMMANDS {
+        for usage in COMMANDS.iter().filter(|usage| usage.needed.is_empty()) {
             assert_eq!(sent(read(usage.name).unwrap()), json!({ "command": usage.name }));
         }
         let size = Some(Size(1 << 30));
@@ -319,12 +367,31 @@ mod test {
             json!({"command": "balloon", "size": "1G"}),
             "as the module says"
         );
+        let name = "1,2=3".to_owned();
+        assert_eq!(read("grow 1,2=3 1G"), Ok(Command::Grow { name, size }));
+        for (line, state, mtu) in [
+            ("link mtu", None, None),
+            ("link mtu up", Some(Plug::Up), None),
+            ("link mtu mtu 1400", None, Some(1400)),
+            ("link mtu down mtu 0x578", Some(Plug::Down), Some(1400)),
+            ("link mtu state down 1400", Some(Plug::Down), Some(1400)),
+        ] {
+            let name = "mtu".to_owned();
+            assert_eq!(read(line), Ok(Command::Link { name, state, mtu }), "{line}");
+        }
         for (line, word) in [
             ("", "help ctl"),
             ("stauts", "status"),
             ("quit now", "now"),
             ("balloon 1G 2G", "balloon [SIZE]"),
             ("balloon 1GB", "1GB"),
+            ("grow", "grow NAME [SIZE]"),
+            ("grow nvme lots", "lots"),
+            ("grow nvme 1G 2G", "2G"),
+            ("link", "link NAME"),
+            ("link net upp", "did you mean `up`?"),
+            ("link net mtu", "mtu needs a value"),
+            ("link net mtu 70000", "from 0 to 65535"),
         ] {
             let error = read(line).unwrap_err();
             assert!(error.contains(word), "{line}: {error}");

@@ -310,6 +310,7 @@ fn misfit(sentence: &str) -> Option<String> {
         "a boolean" => "true or false",
         "a sequence" => "a list",
         "internally tagged enum Config" => "an object with a `kind`",
+        "struct Config" => "an object with a `path`",
         other => other,
     };
     // `string "x"`, "integer `1`", `map`: quoted values stand alone, others are words.

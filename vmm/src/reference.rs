@@ -23,13 +23,14 @@ pub fn all() -> String {
     }
     text.push_str("\n## Devices\n\n");
     text.push_str(
-        "`--device KIND[,KEY=VALUE...]`, or `{\"kind\": KIND, KEY: VALUE, ...}` in JSON.\n",
+        "`--device KIND[,KEY=VALUE...]`, or `{\"kind\": KIND, KEY: VALUE, ...}` in JSON. `--disk \
+         PATH[,KEY=VALUE...]` is `--device nvme,path=PATH[,KEY=VALUE...]`.\n",
     );
     text.push_str(&device_tables());
     text.push_str("\n## Commands of `vmm ctl`\n\n| command | meaning |\n|---|---|\n");
     for usage in COMMANDS {
-        writeln!(text, "| `{}` | {} |", usage.call(), usage.help.trim())
-            .expect("a string takes all");
+        let call = usage.call().replace('|', "\\|");
+        writeln!(text, "| `{call}` | {} |", usage.help.trim()).expect("a string takes all");
     }
     text.push_str("\n## KVM capabilities\n\n| capability | must | for |\n|---|---|---|\n");
     for it in CAPABILITIES {

@@ -7,6 +7,8 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use devices::backend::disk::Drive;
+use devices::backend::net::link::Link;
 use devices::board::Event;
 use devices::power::Buttons;
 use rustix::event::{EventfdFlags, eventfd};
@@ -16,7 +18,7 @@ use serde_json::{Value, json};
 use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
 
 use crate::config::Config;
-use crate::control::{Command, Request, Server};
+use crate::control::{Command, Plug, Request, Server};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
 use crate::size::Size;
@@ -250,14 +252,8 @@ impl Life {
 
     fn control(&mut self, request: Request) -> Option<u8> {
         let mut status = None;
-        let answer = match request.command {
-            Command::Status => Ok(json!({
-                "state": self.state(),
-                "resets": self.resets.count,
-                "processors": self.machine.config().cpus.count,
-                "memory": self.machine.config().memory.size.0,
-                "pid": std::process::id(),
-            })),
+        let answer = match &request.command {
+            Command::Status => Ok(self.status()),
             Command::Pause => {
                 self.machine.pause();
                 self.paused = true;
@@ -277,7 +273,9 @@ impl Life {
                 sent.map(|()| json!({}))
             }
             Command::Registers => Ok(json!({ "registers": self.registers() })),
-            Command::Balloon { size } => self.balloon(size),
+            Command::Balloon { size } => self.balloon(*size),
+            Command::Grow { name, size } => self.grow(name, *size),
+            Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
             Command::Quit => {
                 status = Some(Status::Off as u8);
                 Ok(json!({}))
@@ -285,6 +283,20 @@ impl Life {
         };
         request.answer(answer);
         status
+    }
+
+    fn status(&self) -> Value {
+        let disks = self.machine.disks().all();
+        let links = self.machine.links().all();
+        json!({
+            "state": self.state(),
+            "resets": self.resets.count,
+            "processors": self.machine.config().cpus.count,
+            "memory": self.machine.config().memory.size.0,
+            "pid": std::process::id(),
+            "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
+            "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
+        })
     }
 
     fn state(&self) -> &'static str {
@@ -313,6 +325,25 @@ impl Life {
         }))
     }
 
+    /// Makes a disk longer, and tells of it.
+    fn grow(&self, name: &str, size: Option<Size>) -> anyhow::Result<Value> {
+        let disk = self.machine.disks().find(name)?;
+        disk.grow(size.map(|size| size.0))?;
+        Ok(show_disk(&disk))
+    }
+
+    /// Pulls a cable or plugs it in, and tells of it.
+    fn link(&self, name: &str, state: Option<Plug>, mtu: Option<u16>) -> anyhow::Result<Value> {
+        let link = self.machine.links().find(name)?;
+        if let Some(mtu) = mtu {
+            link.resize(mtu)?;
+        }
+        if let Some(state) = state {
+            link.plug(state == Plug::Up);
+        }
+        Ok(show_link(name, &link))
+    }
+
     /// The registers of all processors, which stop for it.
     fn registers(&self) -> Vec<String> {
         self.machine.pause();
@@ -327,6 +358,23 @@ impl Life {
         self.machine.park();
         status
     }
+}
+
+fn show_disk(disk: &Drive) -> Value {
+    let geometry = disk.geometry();
+    json!({
+        "name": disk.name(),
+        "kind": disk.kind(),
+        "serial": disk.serial(),
+        "path": disk.path().display().to_string(),
+        "size": geometry.size,
+        "readonly": geometry.read_only,
+    })
+}
+
+/// `up` is whether frames go through: plugged in, and with another end that is there.
+fn show_link(name: &str, link: &Link) -> Value {
+    json!({ "name": name, "up": link.is_up(), "plugged": link.is_plugged(), "mtu": link.mtu() })
 }
 
 fn press(buttons: &Buttons) -> anyhow::Result<Value> {

@@ -15,11 +15,14 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use boot::layout::Ram;
+use devices::backend::disk::Disks;
+use devices::backend::net::link::Links;
 use devices::backend::stream::Stream;
 use devices::balloon;
 use devices::board::{Board, Event};
 use devices::host::Host;
 use devices::memory::Memory;
+use devices::nvme;
 use devices::platform::{flash, fw_cfg, serial};
 use devices::power::Buttons;
 use devices::registry;
@@ -123,6 +126,9 @@ impl Plan {
         }
         // After the flash, whose lock keeps a second start of this machine away from our log.
         devices.push(registry::Config::Serial(serial::Config { port: 1, to: serial }));
+        // A controller that every system has a driver for.
+        let disks = config.disk.iter().cloned().map(nvme::Config);
+        devices.extend(disks.map(registry::Config::Nvme));
         devices.extend(config.device.iter().cloned());
         let processors = u16::try_from(config.cpus.count).unwrap_or(u16::MAX);
         devices.iter_mut().for_each(|device| device.suit(processors));
@@ -271,6 +277,16 @@ impl Machine {
     /// The balloon, if it has one.
     pub fn balloon(&self) -> &balloon::Hub {
         self.board.balloon()
+    }
+
+    /// Its disks.
+    pub fn disks(&self) -> &Disks {
+        self.board.disks()
+    }
+
+    /// Its network cables.
+    pub fn links(&self) -> &Links {
+        self.board.links()
     }
 
     /// Sends a non-maskable interrupt to the first processor; all are paused then.
