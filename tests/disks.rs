@@ -5,15 +5,18 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use transom_tests::guest::Guest;
 use transom_tests::image::qemu_img;
 use transom_tests::lab::{self, Lab};
-use transom_tests::linux::{Booted, Linux};
+use transom_tests::linux::{Answer, Booted, Linux};
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
+use vmm::control;
+use vmm::size::Size;
 
 const BOOT: Duration = Duration::from_secs(180);
 /// For a command that works on a disk.
@@ -26,6 +29,13 @@ const ASSETS: &[&str] =
 
 fn main() -> ExitCode {
     let mut tests = Vec::new();
+    for release in RELEASES {
+        let name = format!("linux_{release}_sees_a_disk_grow");
+        tests.push(Test::new(name, move || sees_a_disk_grow(release)));
+    }
+    // What is tried is the host's side: one kernel will do.
+    let name = "linux_13_waits_while_a_volume_is_full";
+    tests.push(Test::new(name, || waits_while_a_volume_is_full("13")));
     for release in RELEASES {
         let name = format!("linux_{release}_keeps_what_it_wrote_on_every_disk");
         tests.push(Test::new(name, move || keeps_what_it_wrote(release)));
@@ -134,25 +144,191 @@ mount -t ext4 -o ro /dev/$(sh /find.sh tools) /tools
 for folder in dev proc sys; do mount --bind /$folder /tools/$folder; done
 ";
 
+/// This guest with the disk of tools, and what it finds disks by.
+fn with_tools(guest: Guest, release: &str) -> anyhow::Result<Linux> {
+    let tools = lab::asset("DISK_TOOLS")?;
+    let guest = guest.word("--device");
+    let guest = guest.word(format!("virtio-blk,path={},readonly,serial=tools", tools.display()));
+    let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
+    let modules = lab::asset(&format!("MODULES_{release}"))?;
+    let linux = linux.modules(&modules, &["virtio_pci", "virtio_blk", "ext4"]);
+    Ok(linux.file("tools.sh", TOOLS).file("find.sh", FIND))
+}
+
+/// What the guest calls the disk with this serial number.
+fn find(booted: &mut Booted, serial: &str) -> anyhow::Result<String> {
+    let found = booted.run(&format!("sh /find.sh {serial}"), SOON)?;
+    ensure!(found.lines().count() == 1, "{serial} is {found:?}");
+    Ok(found.trim().to_owned())
+}
+
+/// Waits until a disk of the guest's has so many sectors, which it learns without asking.
+const WAIT: &str = r#"
+for moment in $(seq 300); do
+  [ "$(cat /sys/block/$1/size)" != $2 ] || exit 0
+  sleep 0.1
+done
+cat /sys/block/$1/size
+exit 1
+"#;
+
+/// Writes beyond the old end of a disk, and reads it back past the cache.
+const BEYOND: &str = r#"
+set -e
+head -c 65536 /dev/urandom > /new
+dd if=/new of=/dev/$1 bs=65536 seek=$2 conv=fsync 2> /dev/null
+echo 3 > /proc/sys/vm/drop_caches
+[ "$(dd if=/dev/$1 bs=65536 skip=$2 count=1 2> /dev/null | sha256sum)" = "$(sha256sum < /new)" ]
+"#;
+
+fn sees_a_disk_grow(release: &str) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut guest = Guest::transom().cpus("2");
+    let kinds = ["virtio-blk", "nvme"];
+    let path = |kind: &str| folder.path().join(kind);
+    for kind in kinds {
+        File::create(path(kind)).and_then(|it| it.set_len(SIZE)).context("a disk")?;
+        let words = format!("{kind},path={},serial=the-{kind}", path(kind).display());
+        guest = guest.word("--device").word(words);
+    }
+    let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
+    let modules = lab::asset(&format!("MODULES_{release}"))?;
+    let linux = linux.modules(&modules, &["virtio_pci", "virtio_blk"]).file("find.sh", FIND);
+    let mut booted = linux.file("wait.sh", WAIT).file("beyond.sh", BEYOND).boot(BOOT)?;
+    for kind in kinds {
+        let device = find(&mut booted, &format!("the-{kind}"))?;
+        let seen = |booted: &mut Booted, size: u64| {
+            let start = Instant::now();
+            booted.run(&format!("sh /wait.sh {device} {}", size / 512), WORK)?;
+            say!("{kind} has {} MiB after {:?}", size >> 20, start.elapsed());
+            let beyond = size / 65536 - 1;
+            booted.run(&format!("sh /beyond.sh {device} {beyond}"), SOON)
+        };
+        seen(&mut booted, SIZE)?;
+        // By the operator's word, then by that of whoever has the file.
+        let (name, size) = (format!("the-{kind}"), Some(Size(2 * SIZE)));
+        booted.running.ask(control::Command::Grow { name, size })?;
+        seen(&mut booted, 2 * SIZE)?;
+        File::options().write(true).open(path(kind))?.set_len(3 * SIZE)?;
+        let name = kind.to_owned();
+        booted.running.ask(control::Command::Grow { name, size: None })?;
+        seen(&mut booted, 3 * SIZE)?;
+    }
+    has_its_disks_alone(&booted, &path("nvme"))?;
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)
+}
+
+/// A second machine is told which process has the disk.
+fn has_its_disks_alone(booted: &Booted, path: &Path) -> anyhow::Result<()> {
+    let second = Command::new(lab::vmm()?).args(["run", "--disk"]).arg(path).output()?;
+    let said = String::from_utf8_lossy(&second.stderr);
+    let holder = format!("in use by process {} (vmm)", booted.running.pid());
+    ensure!(second.status.code() == Some(1) && said.contains(&holder), "{second:?}");
+    Ok(())
+}
+
+/// A volume with room for so much, for as long as this lives.
+struct Volume(PathBuf);
+
+impl Volume {
+    fn of(place: &Path, mib: u64) -> anyhow::Result<Self> {
+        fs::create_dir(place).with_context(|| place.display().to_string())?;
+        mount(&["-t", "tmpfs", "-o", &format!("size={mib}m"), "none"], place)?;
+        Ok(Self(place.to_owned()))
+    }
+
+    fn resize(&self, mib: u64) -> anyhow::Result<()> {
+        mount(&["-o", &format!("remount,size={mib}m")], &self.0)
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        // The machine that used it may just have been killed.
+        Command::new("umount").arg("--lazy").arg(&self.0).status().ok();
+    }
+}
+
+fn mount(words: &[&str], place: &Path) -> anyhow::Result<()> {
+    let output = Command::new("mount").args(words).arg(place).output().context("mount")?;
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "mount {words:?} {}: {complaints}", place.display());
+    Ok(())
+}
+
+/// Writes more than there is room for, and reads it back from the disk.
+const FILL: &str = r#"
+set -e
+chroot /tools fio --name=fill --filename=/dev/$1 --rw=randwrite --bs=64k --iodepth=16 \
+  --ioengine=libaio --direct=1 --size=48M --verify=crc32c --verify_fatal=1 --do_verify=1 \
+  --randseed=9 --verify_state_save=0 --eta=never --output=/dev/null
+"#;
+
+fn waits_while_a_volume_is_full(release: &str) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let volume = Volume::of(&folder.path().join("volume"), 16)?;
+    let mut guest = Guest::transom().cpus("2");
+    let kinds = ["virtio-blk", "nvme"];
+    for kind in kinds {
+        let path = volume.0.join(kind);
+        File::create(&path).and_then(|it| it.set_len(64 << 20)).context("a disk")?;
+        let words = format!("{kind},path={},serial=the-{kind}", path.display());
+        guest = guest.word("--device").word(words);
+    }
+    let mut booted = with_tools(guest, release)?.file("fill.sh", FILL).boot(BOOT)?;
+    booted.run("sh /tools.sh", SOON)?;
+    for (room, kind) in (0..).zip(kinds) {
+        let device = find(&mut booted, &format!("the-{kind}"))?;
+        let fill = format!("sh /fill.sh {device}");
+        booted.begin(&fill)?;
+        becomes(&booted, "waiting for the host").with_context(|| kind.to_owned())?;
+        // Without room it stays so, and the guest knows nothing of it.
+        sleep(Duration::from_secs(3));
+        let state = booted.running.ask(control::Command::Status)?["state"].clone();
+        ensure!(state == "waiting for the host", "{kind}: {state}");
+        // What the first disk takes stays there.
+        volume.resize(80 + 64 * room)?;
+        let start = Instant::now();
+        becomes(&booted, "running").with_context(|| kind.to_owned())?;
+        say!("{kind}: the machine runs on {:?} after there is room", start.elapsed());
+        let Answer { output, status } = booted.finish(&fill, WORK)?;
+        ensure!(status == 0, "{kind}: {fill} ended with {status}: {output}");
+        let errors = booted.run("dmesg | grep -ci 'i/o error' || true", SOON)?;
+        ensure!(errors.trim() == "0", "{kind}: the guest saw {errors} errors");
+        // The next disk finds the volume as full as the first one did.
+        volume.resize(64 * (room + 1))?;
+    }
+    booted.running.send("poweroff -f")?;
+    booted.running.ends_with(0, SOON)
+}
+
+/// Waits for a state of the machine's.
+fn becomes(booted: &Booted, wanted: &str) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        let state = booted.running.ask(control::Command::Status)?["state"].clone();
+        if state == wanted {
+            return Ok(());
+        }
+        ensure!(start.elapsed() < WORK, "{state}, not {wanted}");
+        sleep(Duration::from_millis(100));
+    }
+}
+
 fn keeps_what_it_wrote(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut loops = Vec::new();
     let disks = disks(folder.path(), &mut loops)?;
-    let tools = lab::asset("DISK_TOOLS")?;
-    let mut guest = Guest::transom().cpus("4").memory("1G").word("--device");
-    guest = guest.word(format!("virtio-blk,path={},readonly,serial=tools", tools.display()));
+    let mut guest = Guest::transom().cpus("4").memory("1G");
     for disk in &disks {
         guest = guest.word("--device").word(&disk.words);
     }
-    let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
-    let modules = lab::asset(&format!("MODULES_{release}"))?;
-    let linux = linux.modules(&modules, &["virtio_pci", "virtio_blk", "ext4"]);
-    let linux = linux.file("work.sh", WORK_ON).file("tools.sh", TOOLS).file("find.sh", FIND);
-    let mut booted = linux.boot(BOOT)?;
+    let mut booted = with_tools(guest, release)?.file("work.sh", WORK_ON).boot(BOOT)?;
     booted.run("sh /tools.sh", SOON)?;
     for disk in &disks {
-        let device = booted.run(&format!("sh /find.sh {}", disk.serial), SOON)?;
-        work(&mut booted, disk, device.trim()).with_context(|| disk.name.clone())?;
+        let device = find(&mut booted, &disk.serial)?;
+        work(&mut booted, disk, &device).with_context(|| disk.name.clone())?;
     }
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)?;

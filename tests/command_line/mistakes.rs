@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 
 use transom_tests::flash;
 use transom_tests::program::not_run;
@@ -25,6 +26,9 @@ const WORDS: &[Mistake] = &[
     (&["ctl", "status"], USAGE, &["--control PATH"]),
     (&["ctl", "--control", "gone"], USAGE, &["vmm help ctl"]),
     (&["ctl", "--control", "gone", "puase"], USAGE, &["puase", "did you mean pause?"]),
+    (&["ctl", "--control", "gone", "grow"], USAGE, &["`grow NAME [SIZE]`"]),
+    (&["ctl", "--control", "gone", "grow", "nvme", "much"], USAGE, &["much", "is not a size"]),
+    (&["ctl", "--control", "gone", "link", "net", "on"], USAGE, &["state=on", "`up`, `down`"]),
     (&["ctl", "--control", "gone", "pause"], FAILED, &["gone", "no machine listens there"]),
 ];
 
@@ -90,8 +94,12 @@ const DEVICES: &[Mistake] = &[
 
 fn refuse(mistakes: &[Mistake]) {
     let folder = tempfile::tempdir().expect("a folder");
+    refuse_in(folder.path(), mistakes);
+}
+
+fn refuse_in(folder: &Path, mistakes: &[Mistake]) {
     for (words, status, parts) in mistakes {
-        let said = refusal(folder.path(), words, *status);
+        let said = refusal(folder, words, *status);
         for part in *parts {
             assert!(said.contains(part), "{words:?}: no {part:?} in: {said}");
         }
@@ -228,6 +236,71 @@ fn refuses_kernels_and_initrds_that_are_none() {
         let said = refusal(folder.path(), &words, FAILED);
         assert!(said.contains(what), "{said}");
     }
+}
+
+/// What a user may take for a disk: its name, what is in it, and what the sentence must say.
+type Wrong = (&'static str, &'static [u8], &'static [&'static str]);
+
+const NO_DISKS: &[Wrong] = &[
+    ("empty", b"", &["0 bytes", "truncate -s 64G empty"]),
+    ("odd", &[7; 5000], &["5000 bytes", "truncate -s %512 odd"]),
+    ("v.img", b"KDMV", &["a VMware image", "qemu-img convert -f vmdk -O raw v.img"]),
+    ("x.img", b"vhdxfile", &["a Hyper-V image", "qemu-img convert -f vhdx"]),
+    ("q.img", b"QFI\xfb\0\0\0\x03", &["a qcow2 image", "format=qcow2", "format=raw"]),
+    ("cut.qcow2", b"QFI\xfb\0\0\0\x03", &["cut.qcow2"]),
+    ("raw.qcow2", &[0; 512], &["not a qcow2 image", "format=raw"]),
+];
+
+#[test]
+fn refuses_disks_that_are_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir(path("folder")).expect("a folder");
+    let _listener = UnixListener::bind(path("socket")).expect("a socket");
+    for (name, content, _) in NO_DISKS {
+        fs::write(path(name), content).expect("a file");
+    }
+    let others: [Wrong; 3] = [
+        ("gone", b"", &["is not there", "truncate -s 64G gone"]),
+        ("folder", b"", &["is a folder"]),
+        ("socket", b"", &["neither a file nor a block device"]),
+    ];
+    for (name, _, parts) in NO_DISKS.iter().chain(&others) {
+        let (nvme, blk) = (format!("nvme,path={name}"), format!("virtio-blk,path={name}"));
+        for words in [["--disk", name], ["--device", &nvme], ["--device", &blk]] {
+            let words = ["run", words[0], words[1], "--control", "c"];
+            let said = refusal(folder.path(), &words, FAILED);
+            for part in parts.iter().chain([name]) {
+                assert!(said.contains(part), "{words:?}: no {part:?} in: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn refuses_words_that_fit_no_disk() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("a.img"), [0; 4096]).expect("a file");
+    fs::write(folder.path().join("half.img"), [0; 512]).expect("a file");
+    refuse_in(
+        folder.path(),
+        &[
+            (&["run", "--disk", ""], USAGE, &["--disk", "empty word"]),
+            (&["run", "--disk", "path="], USAGE, &["a path is missing"]),
+            (&["run", "--disk", "readonly=on"], USAGE, &["missing key `path`"]),
+            (&["run", "--disk", "a.img,qeues=2"], USAGE, &["`qeues`", "did you mean `queues`?"]),
+            (&["run", "--disk", "a.img,format=rwa"], USAGE, &["`rwa`", "did you mean `raw`?"]),
+            (&["run", "--disk", "a.img,sector=513"], USAGE, &["sector=513", "512 or 4096"]),
+            (&["run", "--disk", "half.img,sector=4096"], FAILED, &["half.img", "sectors of 4096"]),
+            (&["run", "--disk", "a.img,iops=0"], FAILED, &["iops=0", "leave it out"]),
+            (&["run", "--disk", "a.img,queues=0"], FAILED, &["queues=0", "1 to 64"]),
+            (&["run", "--disk", "a.img,queues=65"], FAILED, &["queues=65", "1 to 64"]),
+            (&["run", "--disk", "a.img,serial=a\tb"], FAILED, &["serial number", "20 ASCII"]),
+            (&["run", "--disk", "a.img,slot=00.0"], FAILED, &["nvme:", "`host-bridge`"]),
+            (&["run", "--disk", "a.img", "--disk", "a.img"], FAILED, &["nvme.2:", "in use by"]),
+            (&["run", "--disk", "a.img", "--kernel", "gone"], FAILED, &["--kernel gone"]),
+        ],
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Reset, pause, signals, the control socket: what is asked for happens, and soon.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,7 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, connect, report};
-use vmm::control::{Client, Command};
+use vmm::control::{Client, Command, Plug};
+use vmm::size::Size;
 
 use crate::runs_here;
 
@@ -116,6 +118,60 @@ fn registers_and_interrupts_come_through_the_control_socket() {
     assert_eq!(it.ask(Command::Status)["state"], "running");
     let error = it.client.ask(Command::PowerButton);
     assert!(error.is_ok(), "{error:?}");
+}
+
+#[test]
+fn disks_and_cables_are_listed_and_changed_while_the_machine_runs() {
+    if !runs_here("disks_and_cables_are_listed_and_changed_while_the_machine_runs") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.img");
+    let set_length = |length| {
+        let file = File::options().create(true).append(true).open(&path).expect("a file");
+        file.set_len(length).expect("room");
+    };
+    set_length(1 << 20);
+    let disk = format!("{},serial=first", path.display());
+    let words = ["--disk", &disk, "--device", "virtio-net,mtu=1500", "--cmdline", "then=halt"];
+    let mut it = Controlled::new(&words);
+    let length = || path.metadata().expect("a file").len();
+    let mut grow = |name: &str, size| {
+        let answer = it.client.ask(Command::Grow { name: name.into(), size });
+        answer.map_err(|error| error.to_string())
+    };
+    let grown = grow("first", Some(Size(2 << 20))).expect("room");
+    assert_eq!((&grown["size"], &grown["name"]), (&(2 << 20).into(), &"nvme".into()));
+    assert_eq!(length(), 2 << 20);
+    set_length(3 << 20);
+    assert_eq!(grow("nvme", None).expect("it is longer")["size"], 3 << 20);
+    let shrunk = grow("nvme", Some(Size(1 << 20))).expect_err("shorter");
+    assert!(shrunk.contains("cannot shrink"), "{shrunk}");
+    let unknown = grow("sda", None).expect_err("no such disk");
+    assert!(unknown.contains("`sda`") && unknown.contains("nvme (serial first"), "{unknown}");
+    assert_eq!(length(), 3 << 20);
+    let mut link = |state, mtu| it.ask(Command::Link { name: "virtio-net".into(), state, mtu });
+    assert_eq!(link(Some(Plug::Down), None)["plugged"], false);
+    assert_eq!(link(None, Some(1400))["mtu"], 1400);
+    let status = it.ask(Command::Status);
+    assert_eq!(status["disks"].as_array().map(Vec::len), Some(1), "{status}");
+    let disk = &status["disks"][0];
+    assert_eq!((&disk["kind"], &disk["serial"]), (&"nvme".into(), &"first".into()));
+    assert_eq!(
+        (&disk["path"], &disk["size"]),
+        (&path.display().to_string().into(), &(3 << 20).into())
+    );
+    assert_eq!(
+        (&status["links"][0]["plugged"], &status["links"][0]["mtu"]),
+        (&false.into(), &1400.into())
+    );
+    // A second machine is told who has it.
+    let second = Running::vmm(&["run", "--disk", &path.display().to_string()]);
+    let mut second = second.expect("vmm");
+    assert_eq!(second.wait(PATIENCE).expect("an end"), 1);
+    let (pid, said) = (it.machine.pid().as_raw_nonzero().get(), second.stderr.text());
+    assert!(said.contains(&format!("in use by process {pid} (vmm)")), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
 }
 
 #[test]

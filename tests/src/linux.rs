@@ -176,7 +176,25 @@ impl Booted {
     ///
     /// When it does not end in time.
     pub fn try_run(&mut self, command: &str, within: Duration) -> anyhow::Result<Answer> {
-        self.running.send(command)?;
+        self.begin(command)?;
+        self.finish(command, within)
+    }
+
+    /// Begins a command, and does not wait for it.
+    ///
+    /// # Errors
+    ///
+    /// When the machine is gone.
+    pub fn begin(&mut self, command: &str) -> anyhow::Result<()> {
+        self.running.send(command)
+    }
+
+    /// Waits for the end of a command that was begun.
+    ///
+    /// # Errors
+    ///
+    /// When it does not end in time.
+    pub fn finish(&mut self, command: &str, within: Duration) -> anyhow::Result<Answer> {
         self.running.expect(">>>transom output\n", within)?;
         let output = self.running.expect(">>>transom done ", within)?;
         let status = self.running.expect("\n", within)?;

@@ -61,6 +61,12 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // A file that is wrong is said first: it is wrong on every host.
     machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
+    // Not before: what is refused says one line, which is why.
+    for disk in machine.disks().all() {
+        let (path, geometry) = (disk.path().display(), disk.geometry());
+        let (size, readonly) = (geometry.size, geometry.read_only);
+        tracing::info!(disk = %path, size, readonly, "{}", disk.name());
+    }
     machine.resume();
     let mut life = Life {
         machine,

@@ -138,7 +138,7 @@ impl Raw {
         let read_only = config.is_read_only();
         let direct = direct(&file, config)?;
         let discard = if config.discard && !read_only { discard(&file, &found, size) } else { 0 };
-        tracing::info!(
+        tracing::debug!(
             disk = %name,
             size,
             direct = direct.is_some(),
@@ -419,7 +419,10 @@ impl Medium for Raw {
         check_size(&self.path, size, self.logical_block)?;
         if there < size {
             ensure!(!self.device, "{name} is a device of {there} bytes: make it longer first");
-            ensure!(!self.read_only, "{name} has {there} bytes, and is only read");
+            ensure!(
+                !self.read_only,
+                "{name} has {there} bytes and is only read: make it longer first"
+            );
             self.file.set_len(size).with_context(|| format!("{name}: {size} bytes"))?;
         }
         self.size.fetch_max(size, Ordering::AcqRel);
