@@ -207,11 +207,11 @@ fn sees_a_disk_grow(release: &str) -> anyhow::Result<()> {
         seen(&mut booted, SIZE)?;
         // By the operator's word, then by that of whoever has the file.
         let (name, size) = (format!("the-{kind}"), Some(Size(2 * SIZE)));
-        booted.running.ask(control::Command::Grow { name, size })?;
+        booted.running.ask(&control::Command::Grow { name, size })?;
         seen(&mut booted, 2 * SIZE)?;
         File::options().write(true).open(path(kind))?.set_len(3 * SIZE)?;
         let name = kind.to_owned();
-        booted.running.ask(control::Command::Grow { name, size: None })?;
+        booted.running.ask(&control::Command::Grow { name, size: None })?;
         seen(&mut booted, 3 * SIZE)?;
     }
     has_its_disks_alone(&booted, &path("nvme"))?;
@@ -285,7 +285,7 @@ fn waits_while_a_volume_is_full(release: &str) -> anyhow::Result<()> {
         becomes(&booted, "waiting for the host").with_context(|| kind.to_owned())?;
         // Without room it stays so, and the guest knows nothing of it.
         sleep(Duration::from_secs(3));
-        let state = booted.running.ask(control::Command::Status)?["state"].clone();
+        let state = booted.running.ask(&control::Command::Status)?["state"].clone();
         ensure!(state == "waiting for the host", "{kind}: {state}");
         // What the first disk takes stays there.
         volume.resize(80 + 64 * room)?;
@@ -307,7 +307,7 @@ fn waits_while_a_volume_is_full(release: &str) -> anyhow::Result<()> {
 fn becomes(booted: &Booted, wanted: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
-        let state = booted.running.ask(control::Command::Status)?["state"].clone();
+        let state = booted.running.ask(&control::Command::Status)?["state"].clone();
         if state == wanted {
             return Ok(());
         }

@@ -225,14 +225,14 @@ fn uptime(booted: &mut Booted) -> anyhow::Result<f64> {
 fn pauses_and_ends_on_sigterm(release: &str) -> anyhow::Result<()> {
     let mut booted = Linux::new(Guest::transom(), &bzimage(release)?).boot(BOOT)?;
     let before = uptime(&mut booted)?;
-    booted.running.ask(Command::Pause)?;
-    let state = booted.running.ask(Command::Status)?;
+    booted.running.ask(&Command::Pause)?;
+    let state = booted.running.ask(&Command::Status)?;
     ensure!(state["state"] == "paused", "{state}");
     booted.running.send("echo still asleep")?;
     sleep(Duration::from_secs(2));
     let console = booted.running.console().text();
     ensure!(!console.contains("still asleep"), "a paused guest answers");
-    booted.running.ask(Command::Resume)?;
+    booted.running.ask(&Command::Resume)?;
     booted.running.expect("still asleep\n>>>transom done 0\n", SOON)?;
     let after = uptime(&mut booted)?;
     sleep(Duration::from_secs(1));
@@ -263,7 +263,7 @@ fn hears_the_power_button(release: &str) -> anyhow::Result<()> {
     booted.running.send("sh /button.sh")?;
     booted.running.expect("waiting\n", SOON)?;
     sleep(Duration::from_secs(1));
-    booted.running.ask(Command::PowerButton)?;
+    booted.running.ask(&Command::PowerButton)?;
     booted.running.expect("pressed\n", SOON)?;
     booted.running.ends_with(0, SOON)
 }
@@ -319,9 +319,9 @@ fn keeps_files(release: &str, words: &str) -> anyhow::Result<String> {
     // Pauses at any moment lose nothing.
     for _ in 0..3 {
         sleep(Duration::from_millis(700));
-        booted.running.ask(Command::Pause)?;
+        booted.running.ask(&Command::Pause)?;
         sleep(Duration::from_millis(100));
-        booted.running.ask(Command::Resume)?;
+        booted.running.ask(&Command::Resume)?;
     }
     let status = booted.running.expect_any(&["ended 0\n", "ended 1\n", "ended 2\n"], BOOT)?.0;
     booted.running.expect(">>>transom done ", SOON)?;

@@ -85,7 +85,7 @@ fn touch(booted: &mut Booted) -> anyhow::Result<()> {
 }
 
 fn balloon(booted: &Booted, size: Option<u64>) -> anyhow::Result<Value> {
-    booted.running.ask(Command::Balloon { size: size.map(Size) })
+    booted.running.ask(&Command::Balloon { size: size.map(Size) })
 }
 
 const PREPARE: &str = "mkdir /memory && mount -t tmpfs -o size=1500m none /memory";

@@ -95,8 +95,8 @@ fn the_log_is_as_talkative_as_it_is_told() {
         let mut running = transom_tests::program::Running::spawn(&mut command).expect("vmm");
         let path = folder.path().join("c");
         let mut client = transom_tests::program::connect(&path).expect("the control socket");
-        client.ask(vmm::control::Command::Reset).expect("a reset");
-        client.ask(vmm::control::Command::Quit).expect("an end");
+        client.ask(&vmm::control::Command::Reset).expect("a reset");
+        client.ask(&vmm::control::Command::Quit).expect("an end");
         running.wait(transom_tests::program::PATIENCE).expect("an end");
         running.stderr.text()
     };

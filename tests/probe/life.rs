@@ -36,7 +36,7 @@ impl Controlled {
         Self { machine, client, socket, _folder: folder }
     }
 
-    fn ask(&mut self, command: Command) -> serde_json::Value {
+    fn ask(&mut self, command: &Command) -> serde_json::Value {
         self.client.ask(command).expect("an answer")
     }
 }
@@ -50,10 +50,10 @@ fn every_way_to_reset_restarts_in_the_same_process() {
         let mut it = Controlled::new(&["--cmdline", way]);
         let pid = it.machine.pid().as_raw_nonzero().get();
         it.machine.says(LAST, 4).expect("four runs");
-        let status = it.ask(Command::Status);
+        let status = it.ask(&Command::Status);
         assert_eq!(status["pid"], pid, "{way}");
         assert!(status["resets"].as_u64().is_some_and(|resets| resets >= 3), "{status}");
-        it.ask(Command::Quit);
+        it.ask(&Command::Quit);
         assert_eq!(it.machine.wait(PATIENCE).expect("an end"), 0);
         // Each run was whole, and found nothing wrong.
         let output = it.machine.stdout.text();
@@ -70,34 +70,34 @@ fn the_control_socket_pauses_resumes_and_resets() {
     }
     let mut it = Controlled::new(&["--cpus", "2", "--cmdline", "then=reset"]);
     it.machine.says(LAST, 1).expect("a run");
-    it.ask(Command::Pause);
-    assert_eq!(it.ask(Command::Status)["state"], "paused");
+    it.ask(&Command::Pause);
+    assert_eq!(it.ask(&Command::Status)["state"], "paused");
     // What was on its way in the pipe has come after this.
     thread::sleep(Duration::from_millis(100));
-    let (before, resets) = (it.machine.stdout.text(), it.ask(Command::Status)["resets"].clone());
+    let (before, resets) = (it.machine.stdout.text(), it.ask(&Command::Status)["resets"].clone());
     let used = it.machine.processor_seconds().expect("a process");
     thread::sleep(Duration::from_millis(500));
     assert_eq!(it.machine.stdout.text(), before, "a paused guest went on");
-    assert_eq!(it.ask(Command::Status)["resets"], resets);
+    assert_eq!(it.ask(&Command::Status)["resets"], resets);
     let used = it.machine.processor_seconds().expect("a process") - used;
     assert!(used < 0.01, "a paused machine used {used} s of a processor");
-    it.ask(Command::Resume);
-    assert_eq!(it.ask(Command::Status)["state"], "running");
+    it.ask(&Command::Resume);
+    assert_eq!(it.ask(&Command::Status)["state"], "running");
     let runs = before.matches(LAST).count();
     it.machine.says(LAST, runs + 2).expect("more runs");
     // Reset where the guest is idle for good.
     let mut it = Controlled::new(&["--cmdline", "then=halt"]);
     for run in 1..=3 {
         it.machine.says(LAST, run).expect("a run");
-        it.ask(Command::Reset);
+        it.ask(&Command::Reset);
     }
     it.machine.says(LAST, 4).expect("a run");
-    assert_eq!(it.ask(Command::Status)["resets"], 3);
+    assert_eq!(it.ask(&Command::Status)["resets"], 3);
     // A paused machine stays so through a reset, until somebody lets it run.
-    it.ask(Command::Pause);
-    it.ask(Command::Reset);
-    assert_eq!(it.ask(Command::Status)["state"], "paused");
-    it.ask(Command::Resume);
+    it.ask(&Command::Pause);
+    it.ask(&Command::Reset);
+    assert_eq!(it.ask(&Command::Status)["state"], "paused");
+    it.ask(&Command::Resume);
     it.machine.says(LAST, 5).expect("a run");
 }
 
@@ -108,15 +108,15 @@ fn registers_and_interrupts_come_through_the_control_socket() {
     }
     let mut it = Controlled::new(&["--cpus", "2", "--cmdline", "then=halt"]);
     it.machine.says(LAST, 1).expect("a run");
-    let registers = it.ask(Command::Registers);
+    let registers = it.ask(&Command::Registers);
     let all = registers["registers"].as_array().expect("a list");
     assert_eq!(all.len(), 2);
     for one in all {
         assert!(one.as_str().is_some_and(|it| it.contains("rip 0000000000")), "{one}");
     }
-    it.ask(Command::Nmi);
-    assert_eq!(it.ask(Command::Status)["state"], "running");
-    let error = it.client.ask(Command::PowerButton);
+    it.ask(&Command::Nmi);
+    assert_eq!(it.ask(&Command::Status)["state"], "running");
+    let error = it.client.ask(&Command::PowerButton);
     assert!(error.is_ok(), "{error:?}");
 }
 
@@ -137,7 +137,7 @@ fn disks_and_cables_are_listed_and_changed_while_the_machine_runs() {
     let mut it = Controlled::new(&words);
     let length = || path.metadata().expect("a file").len();
     let mut grow = |name: &str, size| {
-        let answer = it.client.ask(Command::Grow { name: name.into(), size });
+        let answer = it.client.ask(&Command::Grow { name: name.into(), size });
         answer.map_err(|error| error.to_string())
     };
     let grown = grow("first", Some(Size(2 << 20))).expect("room");
@@ -150,10 +150,10 @@ fn disks_and_cables_are_listed_and_changed_while_the_machine_runs() {
     let unknown = grow("sda", None).expect_err("no such disk");
     assert!(unknown.contains("`sda`") && unknown.contains("nvme (serial first"), "{unknown}");
     assert_eq!(length(), 3 << 20);
-    let mut link = |state, mtu| it.ask(Command::Link { name: "virtio-net".into(), state, mtu });
+    let mut link = |state, mtu| it.ask(&Command::Link { name: "virtio-net".into(), state, mtu });
     assert_eq!(link(Some(Plug::Down), None)["plugged"], false);
     assert_eq!(link(None, Some(1400))["mtu"], 1400);
-    let status = it.ask(Command::Status);
+    let status = it.ask(&Command::Status);
     assert_eq!(status["disks"].as_array().map(Vec::len), Some(1), "{status}");
     let disk = &status["disks"][0];
     assert_eq!((&disk["kind"], &disk["serial"]), (&"nvme".into(), &"first".into()));
@@ -239,13 +239,13 @@ fn what_a_killed_machine_leaves_does_not_block_the_next() {
     for _ in 0..3 {
         let mut machine = Running::vmm(&words).expect("vmm");
         let mut client = connect(&control).expect("the control socket");
-        assert_eq!(client.ask(Command::Status).expect("an answer")["state"], "running");
+        assert_eq!(client.ask(&Command::Status).expect("an answer")["state"], "running");
         machine.signal(Signal::KILL).expect("a process");
         assert_eq!(machine.wait(PATIENCE).expect("an end"), 137);
         assert!(control.exists(), "a killed process cannot take its socket away");
     }
     let mut machine = Running::vmm(&words).expect("vmm");
-    connect(&control).expect("the socket").ask(Command::Quit).expect("an answer");
+    connect(&control).expect("the socket").ask(&Command::Quit).expect("an answer");
     assert_eq!(machine.wait(PATIENCE).expect("an end"), 0);
     assert_eq!(folder.path().read_dir().expect("a folder").count(), 0);
 }
@@ -298,9 +298,9 @@ fn pauses(it: &mut Controlled) -> Vec<Duration> {
     for round in 0..200_u64 {
         thread::sleep(Duration::from_micros(500 + 37 * (round % 40)));
         let start = Instant::now();
-        it.ask(Command::Pause);
+        it.ask(&Command::Pause);
         times.push(start.elapsed());
-        it.ask(Command::Resume);
+        it.ask(&Command::Resume);
     }
     times.sort_unstable();
     times

@@ -220,7 +220,7 @@ impl Running {
     /// Where the guest is, if it can still be asked: twice, so that a loop looks like one.
     fn place(&self) -> String {
         let ask = || {
-            let registers = self.ask(control::Command::Registers).ok()?;
+            let registers = self.ask(&control::Command::Registers).ok()?;
             let all = registers["registers"].as_array()?;
             Some(all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("\n"))
         };
@@ -252,7 +252,7 @@ impl Running {
     /// # Errors
     ///
     /// When it says no, or is not ours.
-    pub fn ask(&self, command: control::Command) -> anyhow::Result<Value> {
+    pub fn ask(&self, command: &control::Command) -> anyhow::Result<Value> {
         ensure!(self.machine == Machine::Transom, "QEMU does not speak our language");
         Client::connect(&self.control)?.ask(command).with_context(|| self.complaints())
     }
@@ -263,7 +263,7 @@ impl Running {
     ///
     /// When it does not answer.
     pub fn resets(&self) -> anyhow::Result<u64> {
-        let status = self.ask(control::Command::Status)?;
+        let status = self.ask(&control::Command::Status)?;
         ensure!(status["pid"] == self.pid(), "another process answers: {status}");
         status["resets"].as_u64().with_context(|| format!("no number of resets: {status}"))
     }

@@ -117,7 +117,7 @@ fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let path = value(&mut words, "--control")?;
     let path = path.ok_or_else(|| usage("ctl needs --control PATH, the socket of the machine"))?;
     let command = Command::read(&words).map_err(|error| usage(format!("{error:#}")))?;
-    let answer = Client::connect(Path::new(&path))?.ask(command)?;
+    let answer = Client::connect(Path::new(&path))?.ask(&command)?;
     print(&format!("{answer:#}\n"))
 }
 

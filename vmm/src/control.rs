@@ -301,8 +301,8 @@ impl Client {
     /// # Errors
     ///
     /// When the machine says no, or is gone.
-    pub fn ask(&mut self, command: Command) -> anyhow::Result<Value> {
-        let line = serde_json::to_string(&command)?;
+    pub fn ask(&mut self, command: &Command) -> anyhow::Result<Value> {
+        let line = serde_json::to_string(command)?;
         writeln!(self.stream.get_mut(), "{line}").context("the machine is gone")?;
         let mut answer = String::new();
         self.stream.read_line(&mut answer).context("the machine is gone")?;
@@ -343,8 +343,8 @@ mod test {
         BufReader::new(&raw).read_line(&mut line).unwrap();
         assert!(line.contains("did you mean `status`"), "{line}");
         let mut client = Client::connect(&path).unwrap();
-        assert_eq!(client.ask(Command::Status).unwrap()["state"], "running");
-        assert_eq!(client.ask(Command::Nmi).unwrap_err().to_string(), "no");
+        assert_eq!(client.ask(&Command::Status).unwrap()["state"], "running");
+        assert_eq!(client.ask(&Command::Nmi).unwrap_err().to_string(), "no");
         drop((client, raw, server));
         assert!(!path.exists());
         answers.join().unwrap();

@@ -112,7 +112,7 @@ impl Blk {
     }
 
     /// Tells the driver when the disk grows, and now if it did while nobody could be told.
-    fn watch(&mut self, signal: Arc<Signal>) {
+    fn watch(&self, signal: &Arc<Signal>) {
         let told = signal.clone();
         self.drive.watch(Some(Box::new(move || told.configuration())));
         if self.drive.geometry().size != self.known {
@@ -183,7 +183,7 @@ impl Virtio for Blk {
             self.writeback.store(false, Ordering::Release);
         }
         if let Some(queue) = queues.first() {
-            self.watch(queue.signal().clone());
+            self.watch(queue.signal());
         }
         for queue in queues {
             let name = format!("disk-{}", queue.number());
