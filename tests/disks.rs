@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         let name = format!("linux_{release}_keeps_what_it_wrote_on_every_disk");
         tests.push(Test::new(name, move || keeps_what_it_wrote(release)));
     }
-    Suite { lab: Lab { mib: 4096, seconds: 900, assets: ASSETS }, tests }.main()
+    Suite { lab: Lab { mib: 4096, seconds: 1200, assets: ASSETS }, tests }.main()
 }
 
 /// Bytes of each disk.
