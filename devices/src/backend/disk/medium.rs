@@ -28,7 +28,7 @@ pub(super) trait Medium: Send + Sync {
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
     /// Makes it zeros, and frees the room if it may.
     fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()>;
-    /// Makes it longer.
+    /// Makes it longer; without a size, as long as its file or device is now.
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()>;
 }
 
