@@ -25,7 +25,8 @@ const MOVE: Duration = Duration::from_secs(480);
 const SOON: Duration = Duration::from_secs(30);
 
 const RELEASES: [&str; 2] = ["12", "13"];
-const ASSETS: &[&str] = &["OVMF_CODE_12", "OVMF_VARS_12", "OVMF_CODE_13", "OVMF_VARS_13"];
+const ASSETS: &[&str] =
+    &["OVMF_CODE_12", "OVMF_VARS_12", "OVMF_CODE_13", "OVMF_VARS_13", "BOOT_DISK"];
 
 fn main() -> ExitCode {
     let test = |release: &str, says: &str, body: fn(&Stock) -> anyhow::Result<()>| {
@@ -36,6 +37,9 @@ fn main() -> ExitCode {
     let mut tests = Vec::new();
     tests.extend(both("remembers_a_variable", remembers_a_variable));
     tests.extend(both("comes_back_after_each_reset", comes_back_after_each_reset));
+    tests.extend(both("boots_from_nvme_and_keeps_the_order", |stock| boots_from("nvme", stock)));
+    let virtio = |stock: &Stock| boots_from("virtio-blk", stock);
+    tests.extend(both("boots_from_virtio_and_keeps_the_order", virtio));
     let says = "has_a_usable_store_whenever_it_was_killed";
     if lab::everything() {
         tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed));
@@ -74,6 +78,25 @@ fn comes_back_after_each_reset(stock: &Stock) -> anyhow::Result<()> {
     ensure!(shell.running.resets()? == 5, "not 5 resets");
     shell.running.send("reset -s")?;
     shell.running.ends_with(0, SOON)
+}
+
+/// The disk makes itself an entry of the boot order, which the firmware then starts it by.
+fn boots_from(kind: &str, stock: &Stock) -> anyhow::Result<()> {
+    let disk = stock.folder.path().join("disk.img");
+    fs::copy(lab::asset("BOOT_DISK")?, &disk).context("the disk")?;
+    let device = format!("{kind},path={}", disk.display());
+    let guest = stock.guest.clone().word("--device").word(device);
+    for words in ["started from the disk", "starting Boot"] {
+        let mut running = guest.start()?;
+        running.expect(words, BOOT)?;
+        if words.starts_with("starting") {
+            let entry = running.expect("\n", BOOT)?;
+            ensure!(entry.contains("the entry of the test"), "it starts{entry}");
+            running.expect("started from the disk", BOOT)?;
+        }
+        running.ends_with(0, BOOT)?;
+    }
+    Ok(())
 }
 
 /// A variable that the firmware keeps.

@@ -113,6 +113,8 @@ impl Config {
             (1..=MOST_QUEUES).contains(&queues),
             "queues={queues}: an NVMe controller has 1 to {MOST_QUEUES} pairs of them"
         );
+        // UEFI firmware asks nobody, makes two, and gives up on a disk that has only one.
+        let queues = queues.max(2);
         let identity = Identity {
             at: self.0.slot,
             bars: vec![(0, Bar::Memory64(BAR_SIZE))],

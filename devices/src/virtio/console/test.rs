@@ -408,8 +408,13 @@ fn a_hostile_driver_hurts_nobody() {
     let mut driver = open(&bench, 0);
     let mut client = connect(&path);
     while hear(&mut driver) != message(1, PORT_OPEN, 1) {}
-    send(&mut driver, OUTPUT, b"well");
+    // Clients of before may have come and gone without having been let in: words that they get are
+    // lost with them.
+    client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let mut got = [0; 4];
-    client.read_exact(&mut got).unwrap();
-    assert_eq!(&got, b"well");
+    let heard = (0..100).any(|_| {
+        send(&mut driver, OUTPUT, b"well");
+        client.read_exact(&mut got).is_ok()
+    });
+    assert!(heard && &got == b"well", "{got:?}");
 }
