@@ -1,6 +1,6 @@
 //! A network of a test's own: a namespace, what serves in it, and transfers between it and a guest.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tempfile::NamedTempFile;
 
 use crate::lab;
 use crate::linux::Booted;
@@ -79,7 +80,10 @@ fn said(command: &mut Command, name: &str) -> anyhow::Result<String> {
 }
 
 /// A program that serves as long as this value is there.
-pub struct Service(Child);
+pub struct Service {
+    child: Child,
+    log: NamedTempFile,
+}
 
 impl Service {
     /// Starts it.
@@ -88,25 +92,34 @@ impl Service {
     ///
     /// When it cannot be started.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
-        command.stdin(Stdio::null());
-        Ok(Self(command.spawn().with_context(|| format!("{command:?}"))?))
+        let log = NamedTempFile::new()?;
+        command.stdin(Stdio::null()).stdout(log.reopen()?).stderr(log.reopen()?);
+        Ok(Self { child: command.spawn().with_context(|| format!("{command:?}"))?, log })
     }
 
-    /// Whether it still runs.
+    /// Waits until a file is there that it makes.
     ///
     /// # Errors
     ///
-    /// When nobody knows.
-    pub fn runs(&mut self) -> io::Result<bool> {
-        Ok(self.0.try_wait()?.is_none())
+    /// When it ends, or does not make it in time, with what it said.
+    pub fn makes(&mut self, file: &Path, within: Duration) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while !file.exists() {
+            let said = || fs::read_to_string(self.log.path()).unwrap_or_default();
+            let ended = self.child.try_wait()?;
+            ensure!(ended.is_none(), "{ended:?} before it made {}: {}", file.display(), said());
+            ensure!(start.elapsed() < within, "{} does not appear: {}", file.display(), said());
+            sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
         // That it is gone already is fine.
-        self.0.kill().ok();
-        self.0.wait().ok();
+        self.child.kill().ok();
+        self.child.wait().ok();
     }
 }
 
@@ -171,11 +184,12 @@ impl Way {
     pub fn carries(&self, booted: &mut Booted, data: &[u8]) -> anyhow::Result<Took> {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("a server")?;
         let (host, port) = (self.host, listener.local_addr()?.port());
-        let get = format!("nc {host} {port} > /data");
+        // nc itself reads and writes 1 KiB at once.
+        let get = format!("nc {host} {port} -e dd of=/data bs=64k 2> /dev/null");
         let (_, there) = self.transfer(booted, &listener, &get, |mut client| {
             client.write_all(data).context("data for the guest")
         })?;
-        let put = format!("md5sum < /data && nc {host} {port} < /data > /dev/null");
+        let put = format!("md5sum < /data && nc {host} {port} -e dd if=/data bs=64k 2> /dev/null");
         let (sum, back) = self.transfer(booted, &listener, &put, |mut client| {
             let mut block = vec![0; 1 << 20];
             for (number, wanted) in data.chunks(block.len()).enumerate() {
