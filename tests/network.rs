@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         let name = format!("linux_{release}_reaches_its_networks");
         tests.push(Test::new(name, move || in_namespace(|| reaches_its_networks(release))));
     }
-    let seconds = if lab::everything() { 3600 } else { 900 };
+    let seconds = if lab::everything() { 7200 } else { 900 };
     Suite { lab: Lab { mib: 6144, seconds, assets: ASSETS }, tests }.main()
 }
 
@@ -41,7 +41,7 @@ const MIB: usize = 1 << 20;
 
 /// Bytes of the large transfers: a gibibyte takes minutes where processors are emulated.
 fn large() -> usize {
-    if lab::everything() { 1024 * MIB } else { 48 * MIB }
+    if lab::everything() { 1024 * MIB } else { 24 * MIB }
 }
 
 /// A tap of the host with four queues.
@@ -55,7 +55,7 @@ const fn way(host: [u8; 4], seen: [u8; 4]) -> Way {
     Way {
         host: Ipv4Addr::new(host[0], host[1], host[2], host[3]),
         seen: Ipv4Addr::new(seen[0], seen[1], seen[2], seen[3]),
-        within: Duration::from_secs(60),
+        within: Duration::from_secs(600),
     }
 }
 
@@ -194,8 +194,8 @@ impl Lan {
     fn carry(&mut self, name: &str, way: &Way, length: usize) -> anyhow::Result<()> {
         let carried = way.carries(&mut self.booted, &noise(length));
         let Took { there, back } = carried.with_context(|| name.to_owned())?;
-        let mib = length / MIB;
-        say!("{name}: {mib} MiB to the guest in {there:.1?}, and back in {back:.1?}");
+        let kib = length >> 10;
+        say!("{name}: {kib} KiB to the guest in {there:.1?}, and back in {back:.1?}");
         Ok(())
     }
 
@@ -255,10 +255,10 @@ impl Lan {
     }
 
     fn carries_data(&mut self) -> anyhow::Result<()> {
-        self.carry("passt", &PASST, MIB)?;
         self.carry("a tap", &FAST, large())?;
-        self.carry("a tap without offloads, MTU 9000", &PLAIN, large() / 4)?;
-        self.carry("passt", &PASST, if lab::everything() { large() } else { large() / 4 })
+        self.carry("a tap without offloads, MTU 9000", &PLAIN, large() / 8)?;
+        // passt's own work takes most of the time where processors are emulated.
+        self.carry("passt", &PASST, large() / 24)
     }
 
     fn changes_offloads(&mut self) -> anyhow::Result<()> {
@@ -271,11 +271,11 @@ impl Lan {
         self.offloads_are("eth0", false, &names)?;
         let cut = ["tcp-segmentation-offload"];
         features_are(&tool("usr/sbin/ethtool -k fast")?, false, &cut)?;
-        self.carry("a tap, offloads switched off", &FAST, 8 * MIB)?;
+        self.carry("a tap, offloads switched off", &FAST, 2 * MIB)?;
         self.run(&switch("on"))?;
         self.offloads_are("eth0", true, &names)?;
         features_are(&tool("usr/sbin/ethtool -k fast")?, true, &cut)?;
-        self.carry("a tap, offloads switched on again", &FAST, 8 * MIB)
+        self.carry("a tap, offloads switched on again", &FAST, 2 * MIB)
     }
 
     /// Interrupts of each queue that receives, on the controller with all queues.
@@ -297,7 +297,7 @@ impl Lan {
             socket.connect((FAST.seen, 9))?;
             socket.send(b"to any queue")?;
         }
-        sleep(Duration::from_secs(1));
+        sleep(Duration::from_millis(300));
         let after = self.interrupts()?;
         ensure!(before.len() == after.len(), "{before:?}, then {after:?}");
         Ok(before.iter().zip(&after).map(|(before, after)| before < after).collect())
@@ -313,11 +313,8 @@ impl Lan {
             let wanted = [0, 1, 2, 3].map(|it| it < pairs);
             ensure!(heard == wanted, "with {pairs} pairs, frames came by {heard:?}");
             // Each processor sends by a queue of its own.
-            for cpu in 0..4 {
-                let said =
-                    self.run(&format!("taskset -c {cpu} ping -A -c 2 -W 5 {}", FAST.host))?;
-                ensure!(said.contains(" 0% packet loss"), "processor {cpu}: {said}");
-            }
+            let ping = format!("taskset -c $cpu ping -A -c 2 -W 5 {}", FAST.host);
+            self.run(&format!("for cpu in 0 1 2 3; do {ping} || exit 1; done"))?;
         }
         Ok(())
     }
@@ -346,7 +343,7 @@ impl Lan {
         fs::remove_file(self.folder.path().join("passt")).ok();
         self.passt = Some(passt(self.folder.path())?);
         self.carrier("1")?;
-        self.carry("another passt", &PASST, MIB)
+        self.carry("another passt", &PASST, MIB / 2)
     }
 
     /// The device is reset with frames on their way, and serves another driver.
@@ -361,7 +358,7 @@ impl Lan {
         ))?;
         self.run(&format!("echo {device} > {folder}/bind; ip link set eth0 up"))?;
         self.run(&format!("ip addr add {}/24 dev eth0", FAST.seen))?;
-        self.carry("a driver that came again", &FAST, 4 * MIB)
+        self.carry("a driver that came again", &FAST, MIB)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -187,7 +187,11 @@ impl Way {
         // nc itself reads and writes 1 KiB at once.
         let get = format!("nc {host} {port} -e dd of=/data bs=64k 2> /dev/null");
         let (_, there) = self.transfer(booted, &listener, &get, |mut client| {
-            client.write_all(data).context("data for the guest")
+            client.write_all(data).context("data for the guest")?;
+            client.shutdown(Shutdown::Write)?;
+            // Until the guest has all of it.
+            client.read_to_end(&mut Vec::new()).context("the guest's end")?;
+            Ok(())
         })?;
         let put = format!("md5sum < /data && nc {host} {port} -e dd if=/data bs=64k 2> /dev/null");
         let (sum, back) = self.transfer(booted, &listener, &put, |mut client| {
