@@ -244,7 +244,7 @@ impl Lan {
         let names = ["tx-checksumming", "tcp-segmentation-offload", "rx-gro-hw"];
         self.offloads_are("eth0", true, &names)?;
         self.offloads_are("eth0", true, &["rx-checksumming"])?;
-        // Linux 6.12 says `rx-checksumming: on` of every controller: see what was agreed on instead.
+        // Linux 6.12 says `rx-checksumming: on` of every controller: see what was agreed on.
         self.offloads_are("eth1", false, &names)?;
         let agreed = self.run("cat /sys/class/net/eth1/device/features")?;
         ensure!(agreed.len() > 64 && agreed.starts_with("00"), "CSUM, GUEST_CSUM: {agreed}");
@@ -284,9 +284,10 @@ impl Lan {
         let all = self.run("cat /proc/interrupts")?;
         let name = format!("{}-input.", device.trim());
         let lines = all.lines().filter(|line| line.contains(&name));
-        let count =
-            |line: &str| line.split_whitespace().filter_map(|it| it.parse::<u64>().ok()).sum();
-        Ok(lines.map(count).collect())
+        let numbers = |line: &str| -> u64 {
+            line.split_whitespace().filter_map(|it| it.parse::<u64>().ok()).sum()
+        };
+        Ok(lines.map(numbers).collect())
     }
 
     /// Sends many flows to the guest; says which queues interrupted it.
