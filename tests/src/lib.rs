@@ -9,6 +9,7 @@ pub mod guest;
 pub mod image;
 pub mod lab;
 pub mod linux;
+pub mod network;
 pub mod program;
 pub mod suite;
 pub mod uefi;

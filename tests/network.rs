@@ -1,0 +1,374 @@
+//! Networks under Linux: three controllers in one guest, two on taps and one on passt, with
+//! addresses by DHCP, whole packets of other sizes, offloads on and off, several pairs of queues,
+//! a cable that is pulled, and data that comes back as it went.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, Permissions};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use tempfile::TempDir;
+use transom_tests::guest::Guest;
+use transom_tests::lab::{self, Lab};
+use transom_tests::linux::{Booted, Linux};
+use transom_tests::network::{Service, Took, Way, in_namespace, ip, noise, tool};
+use transom_tests::say;
+use transom_tests::suite::{Suite, Test};
+
+const BOOT: Duration = Duration::from_secs(180);
+const SOON: Duration = Duration::from_secs(60);
+
+const RELEASES: [&str; 2] = ["12", "13"];
+const ASSETS: &[&str] =
+    &["BZIMAGE_12", "MODULES_12", "BZIMAGE_13", "MODULES_13", "BUSYBOX", "NET_TOOLS", "PASST"];
+
+fn main() -> ExitCode {
+    let mut tests = Vec::new();
+    for release in RELEASES {
+        let name = format!("linux_{release}_reaches_its_networks");
+        tests.push(Test::new(name, move || in_namespace(|| reaches_its_networks(release))));
+    }
+    let seconds = if lab::everything() { 7200 } else { 900 };
+    Suite { lab: Lab { mib: 6144, seconds, assets: ASSETS }, tests }.main()
+}
+
+const MIB: usize = 1 << 20;
+
+/// Bytes of the large transfers: a gibibyte takes minutes where processors are emulated.
+fn large() -> usize {
+    if lab::everything() { 1024 * MIB } else { 24 * MIB }
+}
+
+/// A tap of the host with four queues.
+const FAST: Way = way([10, 9, 0, 1], [10, 9, 0, 2]);
+/// A tap that our program makes, without offloads and with large packets.
+const PLAIN: Way = way([10, 9, 1, 1], [10, 9, 1, 2]);
+/// passt: the address of the host's router is the host itself, whose client is passt.
+const PASST: Way = way([192, 0, 2, 1], [127, 0, 0, 1]);
+
+const fn way(host: [u8; 4], seen: [u8; 4]) -> Way {
+    Way {
+        host: Ipv4Addr::new(host[0], host[1], host[2], host[3]),
+        seen: Ipv4Addr::new(seen[0], seen[1], seen[2], seen[3]),
+        within: Duration::from_secs(600),
+    }
+}
+
+const DEVICES: [&str; 3] = [
+    "virtio-net,to=tap:fast,pairs=4,mac=52:54:00:00:00:01",
+    "virtio-net,to=tap:plain,mtu=9000,offloads=off,mac=52:54:00:00:00:02",
+    "virtio-net,mac=52:54:00:00:00:03,to=passt:",
+];
+const MTUS: [u16; 3] = [1450, 9000, 1500];
+
+/// What udhcpc calls with what it has learnt.
+const LEASE: &str = r#"#!/bin/sh
+case $1 in
+  deconfig) ip link set $interface up ;;
+  bound)
+    ip addr add $ip/$mask dev $interface
+    echo "$interface has $ip/$mask"
+    ;;
+esac
+"#;
+
+/// The host's side, and the guest.
+struct Lan {
+    folder: TempDir,
+    booted: Booted,
+    passt: Option<Service>,
+    /// Servers of addresses.
+    _dhcp: [Service; 2],
+}
+
+/// A part of the test.
+type Step = fn(&mut Lan) -> anyhow::Result<()>;
+
+fn reaches_its_networks(release: &str) -> anyhow::Result<()> {
+    let mut lan = Lan::start(release)?;
+    let steps: [(&str, Step); 8] = [
+        ("addresses by DHCP", Lan::gets_addresses),
+        ("packets of other sizes", Lan::sends_whole_packets),
+        ("offloads as they were asked for", Lan::has_the_offloads),
+        ("data on all ways", Lan::carries_data),
+        ("offloads off and on", Lan::changes_offloads),
+        ("pairs of queues", Lan::uses_all_pairs),
+        ("a peer that goes and comes again", Lan::follows_the_link),
+        ("a driver that goes and comes again", Lan::survives_its_driver),
+    ];
+    for (name, step) in steps {
+        let start = Instant::now();
+        step(&mut lan).with_context(|| name.to_owned())?;
+        say!("{name}: {:.1} s", start.elapsed().as_secs_f64());
+    }
+    lan.booted.running.send("poweroff -f")?;
+    lan.booted.running.ends_with(0, SOON)
+}
+
+fn passt(folder: &Path) -> anyhow::Result<Service> {
+    let socket = folder.join("passt");
+    let mut command = Command::new(lab::asset("PASST")?);
+    let words = ["--foreground", "--quiet", "--ipv4-only", "--interface", "up0", "--socket"];
+    let mut service = Service::start(command.args(words).arg(&socket))?;
+    service.makes(&socket, SOON)?;
+    Ok(service)
+}
+
+/// A server that knows one guest.
+fn dhcp(folder: &Path, tap: &str, mac: &str, way: &Way) -> anyhow::Result<Service> {
+    let [file, lease, pid] = ["conf", "leases", "pid"].map(|it| folder.join(format!("{tap}.{it}")));
+    let guest = way.seen;
+    let text = format!(
+        "interface {tap}\nstart {guest}\nend {guest}\nmax_leases 1\nopt subnet 255.255.255.0\n\
+         static_lease {mac} {guest}\nlease_file {}\npidfile {}\n",
+        lease.display(),
+        pid.display()
+    );
+    fs::write(&file, text).and_then(|()| fs::write(&lease, ""))?;
+    Service::start(Command::new(lab::asset("BUSYBOX")?).args(["udhcpd", "-f"]).arg(&file))
+}
+
+/// The guest, with ethtool, and the ping that can forbid fragments.
+fn linux(folder: &Path, release: &str) -> anyhow::Result<Linux> {
+    let memory = if lab::everything() { "3G" } else { "512M" };
+    let mut guest = Guest::transom().cpus("4").memory(memory);
+    for device in DEVICES {
+        let mut words = device.to_owned();
+        if device.ends_with(':') {
+            words += &folder.join("passt").display().to_string();
+        }
+        guest = guest.word("--device").word(words);
+    }
+    let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
+    let modules = lab::asset(&format!("MODULES_{release}"))?;
+    let mut linux = linux.modules(&modules, &["virtio_pci", "virtio_net"]);
+    let tools = lab::asset("NET_TOOLS")?;
+    let libraries = "usr/lib/x86_64-linux-gnu";
+    let loader = format!("{libraries}/ld-linux-x86-64.so.2");
+    linux = linux.add(&tools.join(loader), "/lib64/ld-linux-x86-64.so.2");
+    for name in ["libc.so.6", "libm.so.6", "libmnl.so.0", "libcap.so.2", "libidn2.so.0"] {
+        linux = linux.add(&tools.join(libraries).join(name), &format!("/lib/{name}"));
+    }
+    let name = "libunistring.so.2";
+    linux = linux.add(&tools.join(libraries).join(name), &format!("/lib/{name}"));
+    linux = linux.add(&tools.join("usr/bin/ping"), "/tools/ping");
+    linux = linux.add(&tools.join("usr/sbin/ethtool"), "/tools/ethtool");
+    Ok(linux.file("lease.sh", LEASE))
+}
+
+impl Lan {
+    fn start(release: &str) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        // passt gives up root's rights before it makes its socket.
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o777))?;
+        for words in [
+            "tuntap add fast mode tap multi_queue",
+            "link set fast mtu 1450 up",
+            "addr add 10.9.0.1/24 dev fast",
+            "link add up0 type veth peer name up1",
+            "link set up1 up",
+            "link set up0 up",
+            "addr add 192.0.2.2/24 dev up0",
+            "route add default via 192.0.2.1",
+        ] {
+            ip(words)?;
+        }
+        let passt = passt(folder.path())?;
+        let booted = linux(folder.path(), release)?.boot(BOOT)?;
+        ip("addr add 10.9.1.1/24 dev plain")?;
+        let fast = dhcp(folder.path(), "fast", "52:54:00:00:00:01", &FAST)?;
+        let plain = dhcp(folder.path(), "plain", "52:54:00:00:00:02", &PLAIN)?;
+        Ok(Self { folder, booted, passt: Some(passt), _dhcp: [fast, plain] })
+    }
+
+    fn run(&mut self, command: &str) -> anyhow::Result<String> {
+        self.booted.run(command, SOON)
+    }
+
+    /// Sends so many bytes there and back.
+    fn carry(&mut self, name: &str, way: &Way, length: usize) -> anyhow::Result<()> {
+        let carried = way.carries(&mut self.booted, &noise(length));
+        let Took { there, back } = carried.with_context(|| name.to_owned())?;
+        let kib = length >> 10;
+        say!("{name}: {kib} KiB to the guest in {there:.1?}, and back in {back:.1?}");
+        Ok(())
+    }
+
+    fn gets_addresses(&mut self) -> anyhow::Result<()> {
+        let client = "udhcpc -f -q -n -t 20 -T 1 -s /lease.sh";
+        self.run("chmod 755 /lease.sh")?;
+        let each = (0..DEVICES.len()).map(|it| format!("{client} -i eth{it} 2>&1 &"));
+        let said = self.run(&format!("{} wait", each.collect::<Vec<_>>().join(" ")))?;
+        for (card, address) in ["10.9.0.2", "10.9.1.2", "192.0.2.2"].iter().enumerate() {
+            ensure!(said.contains(&format!("eth{card} has {address}/24")), "{said}");
+            let mac = self.run(&format!("cat /sys/class/net/eth{card}/address"))?;
+            ensure!(mac.trim() == format!("52:54:00:00:00:0{}", card + 1), "{mac}");
+        }
+        for way in [FAST, PLAIN] {
+            let said = self.run(&format!("ping -A -c 5 -W 5 {}", way.host))?;
+            ensure!(said.contains(" 0% packet loss"), "{said}");
+        }
+        Ok(())
+    }
+
+    fn sends_whole_packets(&mut self) -> anyhow::Result<()> {
+        for (card, mtu) in MTUS.iter().enumerate() {
+            let said = self.run(&format!("cat /sys/class/net/eth{card}/mtu"))?;
+            ensure!(said.trim() == mtu.to_string(), "eth{card} has an MTU of {said}");
+        }
+        for (way, mtu) in [(FAST, MTUS[0]), (PLAIN, MTUS[1])] {
+            // Without the headers of IP and ICMP.
+            let most = mtu - 28;
+            let ping =
+                |size| format!("/tools/ping -M do -c 3 -i 0.2 -W 5 -s {size} {} 2>&1", way.host);
+            let said = self.run(&ping(most))?;
+            ensure!(said.contains(" 0% packet loss"), "{said}");
+            let more = self.booted.try_run(&ping(most + 1), SOON)?;
+            ensure!(more.status != 0 && more.output.contains("too long"), "{more:?}");
+        }
+        Ok(())
+    }
+
+    /// What `ethtool -k` says of these, in the guest.
+    fn offloads_are(&mut self, card: &str, on: bool, names: &[&str]) -> anyhow::Result<()> {
+        let said = self.run(&format!("/tools/ethtool -k {card}"))?;
+        features_are(&said, on, names).with_context(|| card.to_owned())
+    }
+
+    fn has_the_offloads(&mut self) -> anyhow::Result<()> {
+        let names = ["tx-checksumming", "tcp-segmentation-offload", "rx-gro-hw"];
+        self.offloads_are("eth0", true, &names)?;
+        self.offloads_are("eth0", true, &["rx-checksumming"])?;
+        // Linux 6.12 says `rx-checksumming: on` of every controller: see what was agreed on.
+        self.offloads_are("eth1", false, &names)?;
+        let agreed = self.run("cat /sys/class/net/eth1/device/features")?;
+        ensure!(agreed.len() > 64 && agreed.starts_with("00"), "CSUM, GUEST_CSUM: {agreed}");
+        // Whether the host leaves anything to the guest is what its own end says.
+        let names = ["tx-checksumming", "tcp-segmentation-offload"];
+        features_are(&tool("usr/sbin/ethtool -k fast")?, true, &names)?;
+        features_are(&tool("usr/sbin/ethtool -k plain")?, false, &names)
+    }
+
+    fn carries_data(&mut self) -> anyhow::Result<()> {
+        self.carry("a tap", &FAST, large())?;
+        self.carry("a tap without offloads, MTU 9000", &PLAIN, large() / 8)?;
+        // passt's own work takes most of the time where processors are emulated.
+        self.carry("passt", &PASST, large() / 24)
+    }
+
+    fn changes_offloads(&mut self) -> anyhow::Result<()> {
+        let switch = |word: &str| {
+            let words = ["rx-gro-hw", "tx", "tso", "gso", "gro"].map(|it| format!("{it} {word}"));
+            format!("/tools/ethtool -K eth0 {}", words.join(" "))
+        };
+        let names = ["tx-checksumming", "tcp-segmentation-offload", "rx-gro-hw"];
+        self.run(&switch("off"))?;
+        self.offloads_are("eth0", false, &names)?;
+        let cut = ["tcp-segmentation-offload"];
+        features_are(&tool("usr/sbin/ethtool -k fast")?, false, &cut)?;
+        self.carry("a tap, offloads switched off", &FAST, 2 * MIB)?;
+        self.run(&switch("on"))?;
+        self.offloads_are("eth0", true, &names)?;
+        features_are(&tool("usr/sbin/ethtool -k fast")?, true, &cut)?;
+        self.carry("a tap, offloads switched on again", &FAST, 2 * MIB)
+    }
+
+    /// Interrupts of each queue that receives, on the controller with all queues.
+    fn interrupts(&mut self) -> anyhow::Result<Vec<u64>> {
+        let device = self.run("basename $(readlink -f /sys/class/net/eth0/device)")?;
+        let all = self.run("cat /proc/interrupts")?;
+        let name = format!("{}-input.", device.trim());
+        let lines = all.lines().filter(|line| line.contains(&name));
+        let numbers = |line: &str| -> u64 {
+            line.split_whitespace().filter_map(|it| it.parse::<u64>().ok()).sum()
+        };
+        Ok(lines.map(numbers).collect())
+    }
+
+    /// Sends many flows to the guest; says which queues interrupted it.
+    fn queues_that_hear(&mut self) -> anyhow::Result<Vec<bool>> {
+        let before = self.interrupts()?;
+        for _ in 0..64 {
+            let socket = UdpSocket::bind((FAST.host, 0))?;
+            socket.connect((FAST.seen, 9))?;
+            socket.send(b"to any queue")?;
+        }
+        sleep(Duration::from_millis(300));
+        let after = self.interrupts()?;
+        ensure!(before.len() == after.len(), "{before:?}, then {after:?}");
+        Ok(before.iter().zip(&after).map(|(before, after)| before < after).collect())
+    }
+
+    fn uses_all_pairs(&mut self) -> anyhow::Result<()> {
+        for pairs in [4, 2, 4] {
+            if self.pairs()? != pairs {
+                self.run(&format!("/tools/ethtool -L eth0 combined {pairs}"))?;
+            }
+            ensure!(self.pairs()? == pairs, "not {pairs} pairs");
+            let heard = self.queues_that_hear()?;
+            let wanted = [0, 1, 2, 3].map(|it| it < pairs);
+            ensure!(heard == wanted, "with {pairs} pairs, frames came by {heard:?}");
+            // Each processor sends by a queue of its own.
+            let ping = format!("taskset -c $cpu ping -A -c 2 -W 5 {}", FAST.host);
+            self.run(&format!("for cpu in 0 1 2 3; do {ping} || exit 1; done"))?;
+        }
+        Ok(())
+    }
+
+    /// How many pairs the driver uses now.
+    fn pairs(&mut self) -> anyhow::Result<usize> {
+        let said = self.run("/tools/ethtool -l eth0")?;
+        let last = said.lines().rfind(|line| line.starts_with("Combined:"));
+        let number = last.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+        number.with_context(|| said)
+    }
+
+    fn carrier(&mut self, wanted: &str) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while self.run("cat /sys/class/net/eth2/carrier")?.trim() != wanted {
+            ensure!(start.elapsed() < SOON, "the carrier does not become {wanted}");
+            sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    fn follows_the_link(&mut self) -> anyhow::Result<()> {
+        self.carrier("1")?;
+        self.passt = None;
+        self.carrier("0")?;
+        fs::remove_file(self.folder.path().join("passt")).ok();
+        self.passt = Some(passt(self.folder.path())?);
+        self.carrier("1")?;
+        self.carry("another passt", &PASST, MIB / 2)
+    }
+
+    /// The device is reset with frames on their way, and serves another driver.
+    fn survives_its_driver(&mut self) -> anyhow::Result<()> {
+        let device = self.run("basename $(readlink -f /sys/class/net/eth0/device)")?;
+        let device = device.trim();
+        let folder = "/sys/bus/virtio/drivers/virtio_net";
+        self.run(&format!(
+            "/tools/ping -f -q -s 1400 {} > /dev/null 2>&1 & sleep 0.5; \
+             echo {device} > {folder}/unbind; kill $!; [ ! -e /sys/class/net/eth0 ]",
+            FAST.host
+        ))?;
+        self.run(&format!("echo {device} > {folder}/bind; ip link set eth0 up"))?;
+        self.run(&format!("ip addr add {}/24 dev eth0", FAST.seen))?;
+        self.carry("a driver that came again", &FAST, MIB)
+    }
+}
+
+/// Whether what `ethtool -k` says has these on, or off.
+fn features_are(said: &str, on: bool, names: &[&str]) -> anyhow::Result<()> {
+    for name in names {
+        let line = said.lines().find_map(|line| line.trim().strip_prefix(&format!("{name}: ")));
+        let value = line.with_context(|| format!("{name} is not in {said}"))?;
+        ensure!(value.starts_with(if on { "on" } else { "off" }), "{name} is {value}");
+    }
+    Ok(())
+}
