@@ -18,13 +18,13 @@ use vmm::control;
 
 use crate::runs_here;
 
-const SIZE: u64 = 64 << 20;
+const SIZE: u64 = 96 << 20;
 /// What a killed process ends with.
 const KILLED: i32 = 137;
 /// So often an image is killed before the next one takes its place: new images grow most.
 const LIFE: u64 = 10;
 /// The longest that a machine writes.
-const WRITES: u64 = 80_000;
+const WRITES: u64 = 120_000;
 
 fn kills() -> u64 {
     let all = std::env::var("TRANSOM_TESTS").is_ok_and(|which| which == "all");

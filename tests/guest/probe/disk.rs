@@ -133,18 +133,27 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
             return;
         };
         let mut room = room.rest();
-        let Some(mut drive) = Drive::new(&mut disk, &job, &mut room) else {
-            let sentence = "a span, depth and block that fit the disk and the memory";
-            session.add(Finding::check("disk", false).text("wants", sentence));
-            return;
+        let kind = disk.kind();
+        let finding = match Drive::new(&mut disk, &job, &mut room) {
+            Some(mut drive) => obey(session, &mut drive, &job, (cpu, &mut room)),
+            None => Finding::check("disk", false)
+                .text("wants", "a span, depth and block that fit the disk and the memory"),
         };
-        let finding = match job.mode {
-            "write" | "verify" | "read" | "fill" => transfer(&mut drive, &job, cpu),
-            "record" => records::write(session, &mut drive, &job),
-            "recall" => records::check(&mut drive, &job, &mut room),
-            _ => Finding::check("disk", false),
-        };
-        session.add(finding.text("mode", job.mode).text("kind", drive.disk.kind()));
+        session.add(finding.text("mode", job.mode).text("kind", kind));
+    }
+}
+
+fn obey(
+    session: &mut Session,
+    drive: &mut Drive,
+    job: &Job,
+    (cpu, room): (&Cpu, &mut Room),
+) -> Finding {
+    match job.mode {
+        "write" | "verify" | "read" | "fill" => transfer(drive, job, cpu),
+        "record" => records::write(session, drive, job),
+        "recall" => records::check(drive, job, room),
+        _ => Finding::check("disk", false).text("wants", "a mode that there is"),
     }
 }
 
