@@ -65,7 +65,7 @@ impl Recorded {
         let block = random.of(&[512, 4096, 12 << 10, 40 << 10]);
         let layout = format!("seed={},block={block},span={}", random.below(1000), block * 2048);
         let folder = tempfile::tempdir().expect("a folder");
-        let (durable, controller) = (0, "virtio-blk");
+        let (durable, controller) = (0, random.of(&["virtio-blk", "nvme"]));
         if disk.extension().is_some_and(|it| it == "qcow2") {
             let clusters = format!("cluster_size={}", random.of(&["4k", "64k"]));
             let words = ["create", "-q", "-f", "qcow2", "-o", &clusters];
@@ -147,6 +147,7 @@ fn kill_often(name: &str, seed: u64) {
         let folder = tempfile::tempdir().expect("a folder");
         let mut disk = Recorded::new(folder.path().join(name), &mut random);
         for _ in 0..LIFE {
+            disk.controller = random.of(&["virtio-blk", "nvme"]);
             let machine = disk.write(&mut random);
             sleep(Duration::from_micros(random.below(WRITES)));
             let more = disk.kill(machine);

@@ -87,10 +87,14 @@ fn every_byte_that_was_written_is_there_after_a_restart() {
     qcow2(&path("disk.qcow2"), &[]);
     qcow2(&path("top.qcow2"), &["-b", "base.img", "-F", "raw"]);
     for name in ["disk.img", "disk.qcow2", "top.qcow2"] {
-        let disk = format!("virtio-blk,path={}", path(name).display());
-        write_and_verify(&disk);
-        let report = verify_again(&disk);
-        assert_eq!(report["ok"], true, "{name}: {report}");
+        // What one controller wrote the other one reads.
+        for [one, other] in [["virtio-blk", "nvme"], ["nvme", "virtio-blk"]] {
+            let disk = |kind| format!("{kind},path={}", path(name).display());
+            write_and_verify(&disk(one));
+            let report = verify_again(&disk(other));
+            assert_eq!(report["ok"], true, "{name}: {report}");
+            assert_eq!(findings(&report, "disk")[0]["kind"], other, "{report}");
+        }
     }
     let base = fs::read(path("base.img")).expect("a file");
     assert!(base.iter().all(|&byte| byte == 0), "a backing file is only read");

@@ -5,6 +5,7 @@ use crate::Session;
 use crate::cpu::Cpu;
 use crate::io::{read64, tsc, write64};
 use crate::memory::{Room, fill, numbers};
+use crate::nvme::Nvme;
 use crate::random::{Random, STEP, mix};
 use crate::records;
 use crate::report::Finding;
@@ -33,12 +34,19 @@ impl Request {
         Self { operation: Operation::Flush, offset: 0, address: 0, length: 0 };
 }
 
+/// What a disk is.
+pub(crate) struct Shape {
+    pub(crate) kind: &'static str,
+    pub(crate) bytes: u64,
+    /// Requests are multiples of this.
+    pub(crate) sector: u64,
+    /// How many requests it takes at once.
+    pub(crate) depth: usize,
+}
+
 /// A disk that is asked by numbers below its depth, and looked at for answers.
 pub(crate) trait Disk {
-    fn kind(&self) -> &'static str;
-    fn bytes(&self) -> u64;
-    /// How many requests it takes at once.
-    fn depth(&self) -> usize;
+    fn shape(&self) -> Shape;
     /// Whether a write is durable when it is done. False: it cannot be had so.
     fn write_through(&mut self, on: bool) -> bool;
     /// Gives it a request, under a number that is free. It need not look before [`Disk::ring`].
@@ -122,19 +130,28 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
         return;
     }
     let mut room = Room::find(start);
-    let Some(mut disk) = VirtioBlk::find().and_then(|at| VirtioBlk::open(at, &mut room, cpu))
-    else {
-        session.add(Finding::check("disk", false).text("kind", "none that works"));
-        return;
-    };
+    if let Some(at) = VirtioBlk::find()
+        && let Some(mut disk) = VirtioBlk::open(at, &mut room, cpu)
+    {
+        return all(session, &mut disk, words, (cpu, &room));
+    }
+    if let Some(at) = Nvme::find()
+        && let Some(mut disk) = Nvme::open(at, &mut room, cpu)
+    {
+        return all(session, &mut disk, words, (cpu, &room));
+    }
+    session.add(Finding::check("disk", false).text("kind", "none that works"));
+}
+
+fn all(session: &mut Session, disk: &mut dyn Disk, words: Words, (cpu, room): (&Cpu, &Room)) {
     for word in words.all("disk") {
         let Some(job) = Job::parse(word) else {
             session.add(Finding::check("disk", false).text("wants", "MODE,KEY=NUMBER,..."));
             return;
         };
         let mut room = room.rest();
-        let kind = disk.kind();
-        let finding = match Drive::new(&mut disk, &job, &mut room) {
+        let kind = disk.shape().kind;
+        let finding = match Drive::new(disk, &job, &mut room) {
             Some(mut drive) => obey(session, &mut drive, &job, (cpu, &mut room)),
             None => Finding::check("disk", false)
                 .text("wants", "a span, depth and block that fit the disk and the memory"),
@@ -176,11 +193,11 @@ pub(crate) struct Drive<'a> {
 impl<'a> Drive<'a> {
     fn new(disk: &'a mut dyn Disk, job: &Job, room: &mut Room) -> Option<Self> {
         let depth = usize::try_from(job.depth).ok()?;
-        let most = disk.depth().min(DEPTH);
-        if !(1..=most).contains(&depth) || job.span > disk.bytes() {
-            return None;
-        }
-        if !disk.write_through(job.through != 0) {
+        let shape = disk.shape();
+        let fits = (1..=shape.depth.min(DEPTH)).contains(&depth)
+            && job.span <= shape.bytes
+            && job.block % shape.sector.max(512) == 0;
+        if !fits || !disk.write_through(job.through != 0) {
             return None;
         }
         let stride = job.block.next_multiple_of(4096);

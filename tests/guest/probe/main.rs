@@ -15,6 +15,7 @@ mod exits;
 mod intrinsics;
 mod io;
 mod memory;
+mod nvme;
 mod pci;
 mod processors;
 mod random;

@@ -2,7 +2,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::cpu::Cpu;
-use crate::disk::{Disk, Operation, Request};
+use crate::disk::{Disk, Operation, Request, Shape};
 use crate::io::{read8, read16, read32, write8, write16, write32, write64};
 use crate::memory::{Room, map_device};
 use crate::pci::Function;
@@ -34,13 +34,15 @@ const STATUS_DRIVER: u8 = 3;
 const STATUS_FEATURES: u8 = 11;
 const STATUS_RUNS: u8 = 15;
 
+const BLK_SIZE: u64 = 1 << 6;
 const FLUSH: u64 = 1 << 9;
 const CONFIG_WCE: u64 = 1 << 11;
 const EVENT_IDX: u64 = 1 << 29;
 const VERSION_1: u64 = 1 << 32;
 
-/// The disk's configuration: sectors, and whether writes may wait in caches.
+/// The disk's configuration: sectors, bytes of a block, and whether writes may wait in caches.
 const CAPACITY: u64 = 0;
+const BLOCK: u64 = 20;
 const WRITEBACK: u64 = 32;
 const SECTOR: u64 = 512;
 
@@ -165,7 +167,7 @@ fn negotiate(common: u64) -> Option<u64> {
         write32(common + DEVICE_FEATURE_SELECT, index);
         u64::from(read32(common + DEVICE_FEATURE)) << (32 * index)
     };
-    let features = (half(0) | half(1)) & (FLUSH | CONFIG_WCE | EVENT_IDX | VERSION_1);
+    let features = (half(0) | half(1)) & (BLK_SIZE | FLUSH | CONFIG_WCE | EVENT_IDX | VERSION_1);
     for index in [0, 1] {
         write32(common + DRIVER_FEATURE_SELECT, index);
         write32(common + DRIVER_FEATURE, (features >> (32 * index)) as u32);
@@ -176,17 +178,15 @@ fn negotiate(common: u64) -> Option<u64> {
 }
 
 impl Disk for VirtioBlk {
-    fn kind(&self) -> &'static str {
-        "virtio-blk"
-    }
-
-    fn bytes(&self) -> u64 {
+    fn shape(&self) -> Shape {
         let [low, high] = [0, 4].map(|at| u64::from(read32(self.device + CAPACITY + at)));
-        (high << 32 | low) * SECTOR
-    }
-
-    fn depth(&self) -> usize {
-        usize::from(self.size / EACH)
+        let told = self.features & BLK_SIZE != 0;
+        Shape {
+            kind: "virtio-blk",
+            bytes: (high << 32 | low) * SECTOR,
+            sector: if told { read32(self.device + BLOCK).into() } else { SECTOR },
+            depth: usize::from(self.size / EACH),
+        }
     }
 
     fn write_through(&mut self, on: bool) -> bool {
