@@ -11,15 +11,15 @@ use transom_tests::program::{PATIENCE, Running, findings, report};
 
 use crate::runs_here;
 
-const SIZE: u64 = 64 << 20;
+const SIZE: u64 = 32 << 20;
 /// Depths, blocks, and what is written so: as much as takes a moment.
 const WAYS: [(u64, u64, u64); 6] = [
-    (1, 512, 256 << 10),
+    (1, 512, 128 << 10),
     (32, 512, 1 << 20),
-    (1, 4096, 2 << 20),
-    (32, 4096, 16 << 20),
-    (1, 128 << 10, 32 << 20),
-    (32, 128 << 10, 64 << 20),
+    (1, 4096, 1 << 20),
+    (32, 4096, 8 << 20),
+    (1, 128 << 10, 8 << 20),
+    (32, 128 << 10, SIZE),
 ];
 
 /// Runs the probe with these words for the disk, until it switches off: its report.
