@@ -138,3 +138,32 @@ fn a_byte_that_changed_on_the_host_is_found() {
     assert_eq!((&report["ok"], &found["verdict"]), (&false.into(), &"fail".into()));
     assert_eq!((&found["mismatches"], &found["first_bad"]), (&2.into(), &"0x12340".into()));
 }
+
+#[test]
+fn words_that_make_no_sense_for_the_disk_are_a_failure() {
+    if !runs_here("words_that_make_no_sense_for_the_disk_are_a_failure") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.img");
+    raw(&path);
+    let disk = |more: &str| format!("virtio-blk,path={}{more}", path.display());
+    for (more, words) in [
+        ("", "disk=write,dept=3"),
+        ("", "disk=wipe"),
+        ("", "disk=write,depth=65"),
+        ("", "disk=write,block=1000"),
+        ("", "disk=write,span=33M"),
+        (",sector=4096", "disk=write,block=512"),
+    ] {
+        let report = run(&disk(more), words);
+        let found = findings(&report, "disk")[0];
+        assert_eq!((&report["ok"], &found["verdict"]), (&false.into(), &"fail".into()), "{words}");
+        assert!(found["wants"].is_string(), "{words}: {found}");
+    }
+    // A disk that cannot be written says so with every request.
+    let report = run(&disk(",readonly=on"), "disk=write,span=64K disk=read,span=64K");
+    let found = findings(&report, "disk");
+    assert_eq!((&found[0]["verdict"], &found[0]["errors"]), (&"fail".into(), &16.into()));
+    assert_eq!(found[1]["verdict"], "pass", "{report}");
+}
