@@ -1,4 +1,4 @@
-//! `disk=MODE,KEY=NUMBER,…`: drives the first disk there is, by polling, and verifies what is on it.
+//! `disk=MODE,KEY=NUMBER,…`: drives the first disk there is, by polling, and verifies its bytes.
 use core::hint::spin_loop;
 
 use crate::Session;

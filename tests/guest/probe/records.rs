@@ -1,7 +1,7 @@
 //! Records for tests of crash consistency: `disk=record` writes them for ever and says which ones
 //! it was told are durable, `disk=recall` finds out whether they are there.
 //!
-//! Record N is one block at a place that N and the seed tell, and so is each byte of it: each sector
+//! Record N is one block: N and the seed tell its place, and each byte of it. Each of its sectors
 //! begins with N, and the rest depends on it. Places come again, so that old is overwritten by new.
 //! Of a record that nobody called durable each sector may be old or new. After a crash the records
 //! after the last durable one are written again, equal to what they were.
