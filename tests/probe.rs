@@ -1,9 +1,14 @@
 //! The probe, started by `vmm run` on this host's own KVM: that a machine runs, resets, pauses and
-//! ends as it is told, that devices work with the kernel's help, and that no access breaks it.
+//! ends as it is told, that devices work with the kernel's help, that no access breaks it, and that
+//! disks keep what they were given.
 #![forbid(unsafe_code)]
 
+#[path = "probe/crash.rs"]
+mod crash;
 #[path = "probe/devices.rs"]
 mod devices;
+#[path = "probe/disk.rs"]
+mod disk;
 #[path = "probe/life.rs"]
 mod life;
 #[path = "probe/machine.rs"]

@@ -49,18 +49,17 @@ impl Machine {
         Ok((words, at))
     }
 
-    /// Waits until all that was said has `text` in it so many times; tells when that was.
+    /// Waits until all that was said has `text` in it so many times; tells when that was, at the
+    /// latest.
     ///
     /// # Errors
     ///
     /// When it will not be said.
     pub fn wait_for(&mut self, text: &str, times: usize) -> Result<Duration> {
-        loop {
-            let (_, at) = self.hear()?;
-            if self.said.matches(text).count() >= times {
-                return Ok(at);
-            }
+        while self.said.matches(text).count() < times {
+            self.hear()?;
         }
+        Ok(self.started.elapsed())
     }
 
     /// The probe's report, which is waited for.
@@ -96,6 +95,29 @@ impl Machine {
             }
         }
         Ok(sum)
+    }
+
+    /// Processor time of the process' threads but those that are the guest's processors.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub fn processor_seconds(&self) -> Result<f64> {
+        let path = format!("/proc/{}/task", self.child.id());
+        let mut nanoseconds = 0.0;
+        for task in fs::read_dir(&path).context(path)? {
+            let task = task?.path();
+            // A thread may end while it is looked at.
+            let read = |file| fs::read_to_string(task.join(file)).unwrap_or_default();
+            // `cpu0` is ours, `CPU 0/KVM` is QEMU's.
+            if read("comm").to_lowercase().starts_with("cpu") {
+                continue;
+            }
+            let text = read("schedstat");
+            let first = text.split_ascii_whitespace().next().unwrap_or("0");
+            nanoseconds += first.parse::<f64>().with_context(|| format!("{text:?}"))?;
+        }
+        Ok(nanoseconds / 1e9)
     }
 
     /// Threads of the process.

@@ -7,6 +7,7 @@
 mod clock;
 mod console;
 mod cpu;
+mod disk;
 mod edu;
 mod end;
 mod entry;
@@ -14,13 +15,16 @@ mod exits;
 mod intrinsics;
 mod io;
 mod memory;
+mod nvme;
 mod pci;
 mod processors;
 mod random;
+mod records;
 mod report;
 mod start;
 mod timer;
 mod torture;
+mod virtio_blk;
 
 use core::fmt::{Arguments, Write};
 use core::panic::PanicInfo;
@@ -70,6 +74,9 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     let mut session = Session { console, report: Report::new(), store: Store::new(text) };
     if words.get("checks") != Some("none") {
         checks(&mut session, &start, words, pm_base);
+    } else if words.get("disk").is_some() {
+        let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
+        disk::run(&mut session, &start, &cpu, words);
     }
     session.report.json(&mut session.console).ok();
     end::end(words, pm_base)
@@ -85,6 +92,7 @@ fn checks(session: &mut Session, start: &Start, words: Words, pm_base: u16) {
     }
     pci::check(session, pm_base);
     edu::check(session, &cpu);
+    disk::run(session, start, &cpu, words);
     if words.get("bench") == Some("exits") {
         exits::measure(session, &cpu);
     }

@@ -130,6 +130,66 @@ struct Directory {
 const DIRECTORIES: usize = 8;
 static mut HIGH: [Directory; DIRECTORIES] = [Directory { _entries: [0; 512] }; DIRECTORIES];
 
+/// A range of memory for a check to use: whole pages of RAM that nothing else lives in.
+pub(crate) struct Room {
+    next: u64,
+    end: u64,
+}
+
+impl Room {
+    /// The largest range below 4 GiB, from where the image and what the loader gave lie behind us.
+    pub(crate) fn find(start: &Start) -> Self {
+        const FIRST: u64 = 4 << 20;
+        let free = |range: &Range| {
+            let end = range.base.saturating_add(range.length).min(LOW);
+            let mut next = range.base.max(FIRST).next_multiple_of(PAGE);
+            while next < end && start.uses(next, end - next) {
+                next += FIRST;
+            }
+            Self { next: next.min(end), end }
+        };
+        let ranges = start.ranges().filter(|range| range.kind == RAM && range.base < LOW);
+        let largest = ranges.map(|range| free(&range)).max_by_key(|room| room.end - room.next);
+        largest.unwrap_or(Self { next: 0, end: 0 })
+    }
+
+    /// Takes so many bytes, as whole pages of zeros.
+    pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
+        let end = self.next.checked_add(bytes.next_multiple_of(PAGE))?;
+        if end > self.end {
+            return None;
+        }
+        let at = core::mem::replace(&mut self.next, end);
+        fill(at, bytes.next_multiple_of(PAGE), 0);
+        Some(at)
+    }
+
+    /// What is left, for a check that gives all of it back.
+    pub(crate) fn rest(&self) -> Self {
+        Self { ..*self }
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// Sets all bytes of a range of [`Room`].
+pub(crate) fn fill(address: u64, bytes: u64, value: u8) {
+    // SAFETY: memory that a loader gave us, and that no variable of ours lives in.
+    unsafe { core::ptr::write_bytes(address as *mut u8, value, bytes as usize) };
+}
+
+/// A range of [`Room`] as numbers that no device writes to.
+pub(crate) fn numbers(address: u64, count: u64) -> &'static mut [u64] {
+    // SAFETY: whole pages that are mapped, of zeros at first, and given to one check at a time.
+    unsafe { core::slice::from_raw_parts_mut(address as *mut u64, count as usize) }
+}
+
+/// Makes device memory accessible, if the tables reach it.
+pub(crate) fn map_device(address: u64, length: u64, cpu: &Cpu) -> bool {
+    let range = Range { base: address, length, kind: 0 };
+    address != 0 && map(&range, cpu).length == length
+}
+
 /// Makes the range accessible, as far as the tables reach, and returns that part of it.
 fn map(range: &Range, cpu: &Cpu) -> Range {
     let reach = LOW + if cpu.gib_pages { 508 * GIB } else { DIRECTORIES as u64 * GIB };

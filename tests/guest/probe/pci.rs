@@ -31,27 +31,42 @@ impl Function {
         out32(ADDRESS, address);
     }
 
+    /// The first functions of the devices on bus 0.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..32).map(|device| Self { device, function: 0 }).filter(|at| at.exists())
+    }
+
     /// The function of bus 0 with this vendor and device.
     pub(crate) fn find(id: u32) -> Option<Self> {
-        (0..32).map(|device| Self { device, function: 0 }).find(|at| at.read(0) == id)
+        Self::all().find(|at| at.read(0) == id)
+    }
+
+    /// The registers of all capabilities of a kind.
+    pub(crate) fn capabilities(self, kind: u8) -> impl Iterator<Item = u8> {
+        const LIST: u32 = 1 << 20;
+        let next = |pointer: u32| Some(pointer as u8 & 0xfc).filter(|&at| at >= 0x40);
+        let first = if self.read(COMMAND) & LIST == 0 { None } else { next(self.read(0x34)) };
+        let list = core::iter::successors(first, move |&at| next(self.read(at) >> 8));
+        // A list that bites its tail ends, too.
+        list.take(48).filter(move |&at| self.read(at) as u8 == kind)
     }
 
     /// The register of the first capability of a kind.
     pub(crate) fn capability(self, kind: u8) -> Option<u8> {
-        const LIST: u32 = 1 << 20;
-        let mut at = if self.read(COMMAND) & LIST == 0 { 0 } else { self.read(0x34) as u8 & 0xfc };
-        // A list that bites its tail ends, too.
-        for _ in 0..48 {
-            if at < 0x40 {
-                return None;
-            }
-            let header = self.read(at);
-            if header as u8 == kind {
-                return Some(at);
-            }
-            at = (header >> 8) as u8 & 0xfc;
-        }
-        None
+        self.capabilities(kind).next()
+    }
+
+    /// Where a BAR of memory is.
+    pub(crate) fn memory(self, bar: u8) -> u64 {
+        let register = 0x10 + 4 * bar;
+        let low = self.read(register);
+        let high = if low & 6 == 4 { self.read(register + 4) } else { 0 };
+        u64::from(high) << 32 | u64::from(low & !0xf)
+    }
+
+    /// Switches it on, without interrupts by its pin: answers to memory, reads and writes memory.
+    pub(crate) fn switch_on(self) {
+        self.write_command(0x406);
     }
 
     pub(crate) fn read(self, register: u8) -> u32 {

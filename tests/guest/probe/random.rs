@@ -1,15 +1,22 @@
 //! Repeatable pseudo-random numbers: splitmix64 for the seed, xorshift64* for the rest.
 
+/// The step of splitmix64: numbers that follow each other by it are mixed well.
+pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The mixing of splitmix64: each bit of the result depends on all of `z`.
+pub(crate) fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 /// A generator; equal seeds give equal sequences.
 pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         // Zero is the one state that xorshift cannot leave.
-        Self((z ^ (z >> 31)).max(1))
+        Self(mix(seed.wrapping_add(STEP)).max(1))
     }
 
     pub(crate) fn next(&mut self) -> u64 {

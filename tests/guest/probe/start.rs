@@ -91,7 +91,12 @@ pub(crate) struct Words(pub(crate) &'static str);
 impl Words {
     /// The value of the first word with this key.
     pub(crate) fn get(self, key: &str) -> Option<&'static str> {
-        self.0.split_ascii_whitespace().find_map(|word| {
+        self.all(key).next()
+    }
+
+    /// The values of all words with this key.
+    pub(crate) fn all(self, key: &str) -> impl Iterator<Item = &'static str> {
+        self.0.split_ascii_whitespace().filter_map(move |word| {
             let (name, value) = word.split_once('=')?;
             (name == key).then_some(value)
         })

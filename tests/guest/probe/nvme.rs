@@ -1,0 +1,299 @@
+//! NVMe (NVM Express 1.4): one pair of I/O queues, polled, with doorbells in memory where they are
+//! offered (5.7, Doorbell Buffer Config).
+use core::sync::atomic::{Ordering, fence};
+
+use crate::cpu::Cpu;
+use crate::disk::{DEPTH, Disk, Operation, Request, Shape};
+use crate::io::{read8, read16, read32, read64, tsc, write32, write64};
+use crate::memory::{Room, map_device};
+use crate::pci::Function;
+
+/// Mass storage, non-volatile memory, NVM Express.
+const CLASS: u32 = 0x01_0802;
+const BAR_SIZE: u64 = 0x2000;
+const PAGE: u64 = 4096;
+
+const CAP: u64 = 0x00;
+const CC: u64 = 0x14;
+const CSTS: u64 = 0x1c;
+const AQA: u64 = 0x24;
+const ASQ: u64 = 0x28;
+const ACQ: u64 = 0x30;
+const DOORBELLS: u64 = 0x1000;
+/// CC: enabled, entries of 64 and of 16 bytes.
+const RUN: u32 = 1 | 6 << 16 | 4 << 20;
+const READY: u32 = 1;
+const PATIENCE_MS: u64 = 30_000;
+
+const CREATE_SQ: u32 = 0x01;
+const CREATE_CQ: u32 = 0x05;
+const IDENTIFY: u32 = 0x06;
+const DOORBELL_BUFFER: u32 = 0x7c;
+/// Identify: a namespace, the controller.
+const NAMESPACE: u32 = 0;
+const CONTROLLER: u32 = 1;
+/// Of the controller: bits of optional admin commands, and that of doorbells in memory.
+const OACS: u64 = 256;
+const OACS_DOORBELLS: u16 = 1 << 8;
+
+const FLUSH: u32 = 0;
+const WRITE: u32 = 1;
+const READ: u32 = 2;
+const FUA: u32 = 1 << 30;
+
+const ADMIN_ENTRIES: u32 = 16;
+/// More than are under way, so that only every now and then a completion has to be given back.
+const ENTRIES: u32 = 128;
+const UNTOLD: u32 = 32;
+
+/// A pair of queues.
+struct Queues {
+    number: u64,
+    entries: u32,
+    submission: u64,
+    completion: u64,
+    tail: u32,
+    head: u32,
+    phase: bool,
+    /// Completions that were not given back yet.
+    untold: u32,
+}
+
+impl Queues {
+    fn new(number: u64, entries: u32, room: &mut Room) -> Option<Self> {
+        let submission = room.take(64 * u64::from(entries))?;
+        let completion = room.take(16 * u64::from(entries))?;
+        Some(Self {
+            number,
+            entries,
+            submission,
+            completion,
+            tail: 0,
+            head: 0,
+            phase: true,
+            untold: 0,
+        })
+    }
+
+    fn put(&mut self, command: &[u32; 16]) {
+        let at = self.submission + 64 * u64::from(self.tail);
+        for (index, dword) in command.iter().enumerate() {
+            write32(at + 4 * index as u64, *dword);
+        }
+        self.tail = (self.tail + 1) % self.entries;
+    }
+
+    /// Identifier and status of a command that has ended.
+    fn done(&mut self) -> Option<(u16, u32)> {
+        let last = read32(self.completion + 16 * u64::from(self.head) + 12);
+        if (last >> 16 & 1 == 1) != self.phase {
+            return None;
+        }
+        fence(Ordering::Acquire);
+        self.head = (self.head + 1) % self.entries;
+        self.phase ^= self.head == 0;
+        self.untold += 1;
+        Some((last as u16, last >> 17))
+    }
+}
+
+/// A controller, and its first namespace.
+pub(crate) struct Nvme {
+    bar: u64,
+    /// Bytes from one doorbell to the next.
+    step: u64,
+    /// Doorbells in memory, and where the controller says which ones it wants to hear.
+    shadow: Option<[u64; 2]>,
+    admin: Queues,
+    io: Queues,
+    /// A list of pages for each request, and of which buffer it is.
+    lists: u64,
+    listed: [u64; DEPTH],
+    block_shift: u32,
+    bytes: u64,
+    durable: bool,
+}
+
+impl Nvme {
+    /// The first one on bus 0.
+    pub(crate) fn find() -> Option<Function> {
+        Function::all().find(|at| at.read(8) >> 8 == CLASS)
+    }
+
+    /// Takes the controller over from whoever had it.
+    pub(crate) fn open(function: Function, room: &mut Room, cpu: &Cpu) -> Option<Self> {
+        function.switch_on();
+        let bar = function.memory(0);
+        if !map_device(bar, BAR_SIZE, cpu) {
+            return None;
+        }
+        let mut disk = Self {
+            bar,
+            step: 4 << (read64(bar + CAP) >> 32 & 0xf),
+            shadow: None,
+            admin: Queues::new(0, ADMIN_ENTRIES, room)?,
+            io: Queues::new(1, ENTRIES, room)?,
+            lists: room.take(PAGE * DEPTH as u64)?,
+            listed: [0; DEPTH],
+            block_shift: 0,
+            bytes: 0,
+            durable: false,
+        };
+        disk.enable(cpu)?;
+        disk.identify(room, cpu)?;
+        let both = (ENTRIES - 1) << 16 | 1;
+        let [submission, completion] = [disk.io.submission, disk.io.completion];
+        // Contiguous, without interrupts; and the completions go to the queue 1.
+        disk.ask(CREATE_CQ, (0, [completion, 0]), [both, 1], cpu)?;
+        disk.ask(CREATE_SQ, (0, [submission, 0]), [both, 1 << 16 | 1], cpu)?;
+        Some(disk)
+    }
+
+    fn enable(&mut self, cpu: &Cpu) -> Option<()> {
+        let bar = self.bar;
+        write32(bar + CC, 0);
+        wait(cpu, || read32(bar + CSTS) & READY == 0)?;
+        write32(bar + AQA, (ADMIN_ENTRIES - 1) << 16 | (ADMIN_ENTRIES - 1));
+        for (register, address) in [(ASQ, self.admin.submission), (ACQ, self.admin.completion)] {
+            write32(bar + register, address as u32);
+            write32(bar + register + 4, (address >> 32) as u32);
+        }
+        write32(bar + CC, RUN);
+        wait(cpu, || read32(bar + CSTS) & READY != 0)
+    }
+
+    fn identify(&mut self, room: &mut Room, cpu: &Cpu) -> Option<()> {
+        let page = room.take(PAGE)?;
+        self.ask(IDENTIFY, (1, [page, 0]), [NAMESPACE, 0], cpu)?;
+        let format = u64::from(read8(page + 26) & 0xf);
+        self.block_shift = read32(page + 128 + 4 * format) >> 16 & 0xff;
+        if !(9..=12).contains(&self.block_shift) {
+            return None;
+        }
+        self.bytes = read64(page) << self.block_shift;
+        self.ask(IDENTIFY, (0, [page, 0]), [CONTROLLER, 0], cpu)?;
+        if read16(page + OACS) & OACS_DOORBELLS != 0 {
+            let places = [room.take(PAGE)?, room.take(PAGE)?];
+            self.ask(DOORBELL_BUFFER, (0, places), [0, 0], cpu)?;
+            self.shadow = Some(places);
+        }
+        Some(())
+    }
+
+    /// An admin command for a namespace, with two addresses and two dwords of its own.
+    fn ask(
+        &mut self,
+        opcode: u32,
+        (namespace, data): (u32, [u64; 2]),
+        own: [u32; 2],
+        cpu: &Cpu,
+    ) -> Option<()> {
+        self.admin.put(&command(opcode, namespace, data, [own[0], own[1], 0]));
+        // The admin queue's doorbells are always heard.
+        write32(self.bar + DOORBELLS, self.admin.tail);
+        let mut status = None;
+        wait(cpu, || {
+            status = self.admin.done();
+            status.is_some()
+        })?;
+        write32(self.bar + DOORBELLS + self.step, self.admin.head);
+        status.filter(|(_, status)| status & 0x7ff == 0).map(|_| ())
+    }
+
+    /// Writes a doorbell, in memory first, and as a register where the controller wants to hear it.
+    fn bell(&self, index: u64, value: u32) {
+        let register = self.bar + DOORBELLS + index * self.step;
+        let Some([shadow, events]) = self.shadow else { return write32(register, value) };
+        let at = index * self.step;
+        let before = read32(shadow + at);
+        write32(shadow + at, value);
+        fence(Ordering::SeqCst);
+        let [before, value, event] = [before, value, read32(events + at)].map(|it| it as u16);
+        if value.wrapping_sub(event).wrapping_sub(1) < value.wrapping_sub(before) {
+            write32(register, value.into());
+        }
+    }
+
+    /// The second address of a request's data: a page, or a list of pages.
+    fn second(&mut self, tag: usize, request: &Request) -> u64 {
+        let list = self.lists + PAGE * tag as u64;
+        match u64::from(request.length) {
+            0..=PAGE => 0,
+            length if length <= 2 * PAGE => request.address + PAGE,
+            _ => {
+                // As long as any request can be; buffers stay where they are.
+                if self.listed[tag] != request.address {
+                    for page in 1..256 {
+                        write64(list + 8 * (page - 1), request.address + PAGE * page);
+                    }
+                    self.listed[tag] = request.address;
+                }
+                list
+            }
+        }
+    }
+}
+
+/// What comes first in a command, and the three dwords that are its own.
+fn command(opcode: u32, namespace: u32, data: [u64; 2], own: [u32; 3]) -> [u32; 16] {
+    let [first, second] = data.map(|it| [it as u32, (it >> 32) as u32]);
+    let mut command = [0; 16];
+    (command[0], command[1]) = (opcode, namespace);
+    command[6..8].copy_from_slice(&first);
+    command[8..10].copy_from_slice(&second);
+    command[10..13].copy_from_slice(&own);
+    command
+}
+
+fn wait(cpu: &Cpu, mut until: impl FnMut() -> bool) -> Option<()> {
+    let start = tsc();
+    while !until() {
+        if cpu.nanoseconds(tsc() - start) > PATIENCE_MS * 1_000_000 {
+            return None;
+        }
+    }
+    Some(())
+}
+
+impl Disk for Nvme {
+    fn shape(&self) -> Shape {
+        Shape { kind: "nvme", bytes: self.bytes, sector: 1 << self.block_shift, depth: DEPTH }
+    }
+
+    fn write_through(&mut self, on: bool) -> bool {
+        self.durable = on;
+        true
+    }
+
+    fn put(&mut self, tag: usize, request: &Request) {
+        let opcode = match request.operation {
+            Operation::Read => READ,
+            Operation::Write => WRITE,
+            Operation::Flush => FLUSH,
+        };
+        let identified = opcode | (tag as u32) << 16;
+        let data = [request.address, self.second(tag, request)];
+        let first = request.offset >> self.block_shift;
+        let blocks = (request.length >> self.block_shift).wrapping_sub(1) & 0xffff;
+        let durable = self.durable && request.operation == Operation::Write;
+        let own = match request.operation {
+            Operation::Flush => [0; 3],
+            _ => [first as u32, (first >> 32) as u32, blocks | if durable { FUA } else { 0 }],
+        };
+        self.io.put(&command(identified, 1, data, own));
+    }
+
+    fn ring(&mut self) {
+        fence(Ordering::Release);
+        self.bell(2 * self.io.number, self.io.tail);
+    }
+
+    fn done(&mut self) -> Option<(usize, bool)> {
+        let (tag, status) = self.io.done()?;
+        if self.io.untold >= UNTOLD {
+            self.io.untold = 0;
+            self.bell(2 * self.io.number + 1, self.io.head);
+        }
+        Some((usize::from(tag), status & 0x7ff == 0))
+    }
+}

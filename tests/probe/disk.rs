@@ -1,0 +1,169 @@
+//! Disks of every kind keep every byte: the probe writes a pattern, and reads it back.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use serde_json::Value;
+use transom_tests::image::qemu_img;
+use transom_tests::program::{PATIENCE, Running, findings, report};
+
+use crate::runs_here;
+
+const SIZE: u64 = 32 << 20;
+/// Depths, blocks, and what is written so: as much as takes a moment.
+const WAYS: [(u64, u64, u64); 6] = [
+    (1, 512, 128 << 10),
+    (32, 512, 1 << 20),
+    (1, 4096, 1 << 20),
+    (32, 4096, 8 << 20),
+    (1, 128 << 10, 8 << 20),
+    (32, 128 << 10, SIZE),
+];
+
+/// Runs the probe with these words for the disk, until it switches off: its report.
+fn run(disk: &str, words: &str) -> Value {
+    let words = format!("checks=none {words} then=poweroff");
+    let mut machine = Running::vmm(&["run", "--device", disk, "--cmdline", &words]).expect("vmm");
+    let status = machine.wait(PATIENCE).expect("an end");
+    let output = machine.stdout.text();
+    assert_eq!(status, 0, "{disk}: {words}: {output}{}", machine.stderr.text());
+    report(&output).expect("a report")
+}
+
+fn raw(path: &Path) {
+    File::create(path).and_then(|file| file.set_len(SIZE)).expect("a disk");
+}
+
+fn qcow2(path: &Path, more: &[&str]) {
+    let size = SIZE.to_string();
+    let words = [&["create", "-q", "-f", "qcow2"], more].concat();
+    qemu_img(&words, path, &[&size]).expect("an image");
+}
+
+/// Writes and verifies in every way, each over what the one before has left.
+fn write_and_verify(disk: &str) {
+    let mut words = String::new();
+    for (seed, (depth, block, span)) in WAYS.into_iter().enumerate() {
+        for mode in ["write", "verify"] {
+            let way = format!("seed={seed},depth={depth},block={block},span={span}");
+            write!(words, "disk={mode},{way} ").expect("a string takes all");
+        }
+    }
+    let report = run(disk, &words);
+    let found = findings(&report, "disk");
+    assert_eq!(found.len(), 2 * WAYS.len(), "{disk}: {report}");
+    for (found, (depth, block, span)) in found.chunks(2).zip(WAYS) {
+        for found in found {
+            assert_eq!(found["verdict"], "pass", "{disk}: {found}");
+            assert_eq!((&found["depth"], &found["block"]), (&depth.into(), &block.into()));
+            assert_eq!(found["requests"], span / block, "{disk}: {found}");
+            assert_eq!(found["bytes"], span, "{disk}: {found}");
+            assert_eq!((&found["mismatches"], &found["errors"]), (&0.into(), &0.into()));
+            assert!(found["microseconds"].as_u64() > Some(0), "{disk}: {found}");
+        }
+        assert_eq!((&found[0]["mode"], &found[1]["mode"]), (&"write".into(), &"verify".into()));
+    }
+}
+
+/// Verifies the last way once more, after a restart.
+fn verify_again(disk: &str) -> Value {
+    let (depth, block, span) = WAYS[WAYS.len() - 1];
+    let seed = WAYS.len() - 1;
+    run(disk, &format!("disk=verify,seed={seed},depth={depth},block={block},span={span}"))
+}
+
+/// On a raw file, in a qcow2 image, and in one that stands on another.
+#[test]
+fn every_byte_that_was_written_is_there_after_a_restart() {
+    if !runs_here("every_byte_that_was_written_is_there_after_a_restart") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    raw(&path("disk.img"));
+    raw(&path("base.img"));
+    qcow2(&path("disk.qcow2"), &[]);
+    qcow2(&path("top.qcow2"), &["-b", "base.img", "-F", "raw"]);
+    for name in ["disk.img", "disk.qcow2", "top.qcow2"] {
+        // What one controller wrote the other one reads.
+        for [one, other] in [["virtio-blk", "nvme"], ["nvme", "virtio-blk"]] {
+            let disk = |kind| format!("{kind},path={}", path(name).display());
+            write_and_verify(&disk(one));
+            let report = verify_again(&disk(other));
+            assert_eq!(report["ok"], true, "{name}: {report}");
+            assert_eq!(findings(&report, "disk")[0]["kind"], other, "{report}");
+        }
+    }
+    let base = fs::read(path("base.img")).expect("a file");
+    assert!(base.iter().all(|&byte| byte == 0), "a backing file is only read");
+}
+
+#[test]
+fn an_overlay_keeps_every_byte_until_the_machine_ends() {
+    if !runs_here("an_overlay_keeps_every_byte_until_the_machine_ends") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.img");
+    raw(&path);
+    let disk = format!("virtio-blk,path={},overlay=on", path.display());
+    write_and_verify(&disk);
+    let report = verify_again(&disk);
+    let found = findings(&report, "disk")[0];
+    assert_eq!((&report["ok"], &found["mismatches"]), (&false.into(), &(SIZE / 8).into()));
+}
+
+#[test]
+fn a_byte_that_changed_on_the_host_is_found() {
+    if !runs_here("a_byte_that_changed_on_the_host_is_found") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.img");
+    raw(&path);
+    let disk = format!("virtio-blk,path={}", path.display());
+    let way = "seed=9,depth=8,block=4096,span=1M";
+    let report = run(&disk, &format!("disk=write,{way} disk=verify,{way}"));
+    assert_eq!(report["ok"], true, "{report}");
+    let file = File::options().read(true).write(true).open(&path).expect("the disk");
+    let mut byte = [0];
+    for offset in [0x12343_u64, 0xabcd1] {
+        file.read_exact_at(&mut byte, offset).expect("a byte");
+        file.write_all_at(&[!byte[0]], offset).expect("a byte");
+    }
+    let report = run(&disk, &format!("disk=verify,{way}"));
+    let found = findings(&report, "disk")[0];
+    assert_eq!((&report["ok"], &found["verdict"]), (&false.into(), &"fail".into()));
+    assert_eq!((&found["mismatches"], &found["first_bad"]), (&2.into(), &"0x12340".into()));
+}
+
+#[test]
+fn words_that_make_no_sense_for_the_disk_are_a_failure() {
+    if !runs_here("words_that_make_no_sense_for_the_disk_are_a_failure") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.img");
+    raw(&path);
+    let disk = |more: &str| format!("virtio-blk,path={}{more}", path.display());
+    for (more, words) in [
+        ("", "disk=write,dept=3"),
+        ("", "disk=wipe"),
+        ("", "disk=write,depth=65"),
+        ("", "disk=write,block=1000"),
+        ("", "disk=write,span=33M"),
+        (",sector=4096", "disk=write,block=512"),
+    ] {
+        let report = run(&disk(more), words);
+        let found = findings(&report, "disk")[0];
+        assert_eq!((&report["ok"], &found["verdict"]), (&false.into(), &"fail".into()), "{words}");
+        assert!(found["wants"].is_string(), "{words}: {found}");
+    }
+    // A disk that cannot be written says so with every request.
+    let report = run(&disk(",readonly=on"), "disk=write,span=64K disk=read,span=64K");
+    let found = findings(&report, "disk");
+    assert_eq!((&found[0]["verdict"], &found[0]["errors"]), (&"fail".into(), &16.into()));
+    assert_eq!(found[1]["verdict"], "pass", "{report}");
+}
