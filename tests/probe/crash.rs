@@ -249,7 +249,7 @@ fn wait_for(disk: &Recorded, state: &str) {
     let mut client = connect(&disk.socket()).expect("a control socket");
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let status = client.ask(control::Command::Status).expect("a status");
+        let status = client.ask(&control::Command::Status).expect("a status");
         if status["state"] == state {
             return;
         }
