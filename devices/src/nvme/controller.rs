@@ -18,7 +18,7 @@ use super::queues::{
 };
 use super::server::Server;
 use super::{DOORBELLS, Registers, Shared};
-use crate::backend::disk::{Operation, Request};
+use crate::backend::disk::{self, Operation, Request};
 use crate::bus::Window;
 use crate::memory::NoMemory;
 
@@ -253,7 +253,7 @@ impl Controller {
                 let fault = done.result.err();
                 return fault.map_or(Ok(()), |fault| bail!("the disk is {fault:?}"));
             }
-            group::wait(channel.as_ref());
+            disk::wait(channel.as_ref());
         }
     }
 

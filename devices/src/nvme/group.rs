@@ -8,7 +8,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
@@ -16,7 +15,7 @@ use super::command::{Command, Completed, Status};
 use super::io::{self, Work};
 use super::log::Mistake;
 use super::queues::{Completion, ENTRIES, Submission, Waker};
-use crate::backend::disk::{Channel, Done, Operation, Request};
+use crate::backend::disk::{self, Channel, Done, Operation, Request};
 use crate::memory::{NoMemory, Piece};
 
 /// Piece lists that are kept for the next commands.
@@ -304,7 +303,7 @@ impl Group {
         if self.reap() || self.submissions.iter().all(|it| it.under_way == 0) {
             return;
         }
-        wait(self.channel.as_ref());
+        disk::wait(self.channel.as_ref());
     }
 
     /// Ends what is under way, and gives back what is to be saved.
@@ -384,15 +383,6 @@ impl Group {
             bells.tail(queue.id).close();
         }
     }
-}
-
-/// Sleeps until something may be done, or for a moment: what comes to wait for room meanwhile makes
-/// nothing readable.
-pub(super) fn wait(channel: &dyn Channel) {
-    let event = channel.event();
-    let mut polled = [PollFd::new(&event, PollFlags::IN)];
-    // A signal is no reason to do anything else than look.
-    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })).ok();
 }
 
 fn tag(slot: u32, part: u64) -> u64 {

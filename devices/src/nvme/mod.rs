@@ -37,6 +37,7 @@ use self::queues::{Doorbells, ENTRIES};
 use crate::backend::disk::{Drive, Image};
 use crate::bus::Window;
 use crate::device::{Access, Build, Device, Place, Region, Saved};
+use crate::fnv;
 use crate::memory::Memory;
 use crate::pci::{Bar, Id, Identity, Interrupt};
 use crate::worker::Worker;
@@ -128,12 +129,6 @@ impl Config {
         let device = Nvme { shared: Arc::new(shared), window, drive, worker: None };
         Ok(slot.carry(Box::new(device)))
     }
-}
-
-/// FNV-1a: the same for the same text, today and in a year.
-fn hash(text: &str, seed: u64) -> u64 {
-    let start = 0xcbf2_9ce4_8422_2325 ^ seed;
-    text.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// A universally unique identifier, of version 8: made by us.
@@ -276,7 +271,7 @@ impl Shared {
     }
 
     fn uuid(&self) -> Uuid {
-        let lanes = [1, 2].map(|lane| hash(&self.serial, lane).to_be_bytes());
+        let lanes = [1, 2].map(|lane| fnv::hash(self.serial.as_bytes(), lane).to_be_bytes());
         let mut bytes: [u8; 16] = std::array::from_fn(|at| lanes[at / 8][at % 8]);
         bytes[6] = bytes[6] & 0xf | 0x80;
         bytes[8] = bytes[8] & 0x3f | 0x80;

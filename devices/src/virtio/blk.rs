@@ -15,7 +15,7 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use super::{Chain, Identity, Queue, Signal, Virtio, on_pci};
-use crate::backend::disk::{Channel, Done, Drive, Fault, Operation, Request};
+use crate::backend::disk::{Channel, Done, Drive, Fault, Operation, Request, wait};
 use crate::device::{Build, Device, Place, Saved};
 use crate::memory::{Memory, Piece};
 use crate::poller::{Poller, Serve};
@@ -373,6 +373,19 @@ impl Server {
 
     /// Waits for what is under way, and leaves what waits for room or for its turn in the queue.
     fn finish(mut self) -> Queue {
+        while self.under_way > 0 {
+            // Each time: what is under way may come to wait for room too.
+            self.withdraw();
+            self.channel.submit();
+            if self.under_way > 0 && !self.answer() {
+                wait(self.channel.as_ref());
+            }
+        }
+        self.queue.notify();
+        self.queue
+    }
+
+    fn withdraw(&mut self) {
         for request in self.channel.withdraw() {
             let head = usize::try_from(request.tag & 0xffff).unwrap_or(usize::MAX);
             if let Some(job) = self.jobs.get_mut(head).and_then(Option::take) {
@@ -380,29 +393,6 @@ impl Server {
                 self.queue.undo(job.chain);
             }
         }
-        self.channel.submit();
-        while self.under_way > 0 {
-            if self.answer() {
-                self.channel.submit();
-            } else {
-                wait(self.channel.event().as_raw_fd());
-            }
-        }
-        self.queue.notify();
-        self.queue
-    }
-}
-
-/// Until a descriptor is readable, or for a moment: it may have been so without need.
-fn wait(fd: RawFd) {
-    use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-
-    let ready = Epoll::new().and_then(|epoll| {
-        epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
-        epoll.wait(100, &mut [EpollEvent::default()])
-    });
-    if ready.is_err() {
-        std::thread::yield_now();
     }
 }
 

@@ -18,6 +18,7 @@ use super::uring::{self, Ring};
 use super::{Channel, Drive, Geometry, Image, qcow2};
 use crate::board::Event;
 use crate::device::Place;
+use crate::fnv;
 use crate::memory::Memory;
 use crate::pci::Address;
 use crate::size::Size;
@@ -195,7 +196,7 @@ impl Config {
     pub fn serial(&self) -> anyhow::Result<String> {
         let Some(serial) = &self.serial else {
             let name = self.path.as_os_str().as_bytes();
-            return Ok(format!("TR{:016X}", fnv1a(name)));
+            return Ok(format!("TR{:016X}", fnv::hash(name, 0)));
         };
         let printable = !serial.is_empty() && serial.bytes().all(|it| matches!(it, b' '..=b'~'));
         ensure!(
@@ -209,12 +210,6 @@ impl Config {
     pub(super) fn is_read_only(&self) -> bool {
         self.readonly || self.overlay
     }
-}
-
-/// The same number for the same name on every host and in every version of ours (FNV-1a).
-fn fnv1a(name: &[u8]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    name.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 /// Opens a disk, locks it, and puts before it what its configuration asks for. `full` is told when

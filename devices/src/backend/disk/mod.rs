@@ -23,6 +23,7 @@ mod uring;
 
 use std::os::fd::BorrowedFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::memory::{Memory, Piece};
@@ -186,4 +187,13 @@ pub trait Channel: Send {
     fn withdraw(&mut self) -> Vec<Request> {
         Vec::new()
     }
+}
+
+/// Sleeps until something may be reaped, or for a moment: what comes to wait for room meanwhile
+/// makes nothing readable.
+pub fn wait(channel: &dyn Channel) {
+    let event = channel.event();
+    let mut polled = [PollFd::new(&event, PollFlags::IN)];
+    // A signal is no reason to do anything else than look.
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })).ok();
 }

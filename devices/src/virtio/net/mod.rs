@@ -28,6 +28,7 @@ use super::{Identity, Queue, Virtio, on_pci};
 use crate::backend::net::link::LEAST_MTU;
 use crate::backend::net::{self, Network, Offloads, Port, Side};
 use crate::device::{Build, Device, Place, Saved};
+use crate::fnv;
 use crate::memory::{Memory, Piece};
 use crate::pci::Address;
 
@@ -103,12 +104,9 @@ impl fmt::Display for Mac {
 }
 
 impl Mac {
-    /// A locally administered address that is always the same for these words (FNV-1a).
+    /// A locally administered address that is always the same for these words.
     fn of(words: &str) -> Self {
-        let hash = words.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let [a, b, c, d, e, ..] = hash.to_be_bytes();
+        let [a, b, c, d, e, ..] = fnv::hash(words.as_bytes(), 0).to_be_bytes();
         Self([0x02, a, b, c, d, e])
     }
 }
