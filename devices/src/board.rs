@@ -12,6 +12,7 @@ use crate::backend::net::link::Links;
 use crate::balloon;
 use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
+use crate::display::Screens;
 use crate::host::Host;
 use crate::input::Hub;
 use crate::line::{Line, Wire};
@@ -50,6 +51,8 @@ pub struct Shared {
     pub buttons: Arc<Buttons>,
     /// Keyboards and mice: devices register here, the screen pushes here.
     pub input: Arc<Hub>,
+    /// What people look at: displays register here.
+    pub screens: Arc<Screens>,
     /// Disks: controllers register here, the operator makes them longer here.
     pub disks: Arc<Disks>,
     /// Network cables: controllers register here, the operator plugs and pulls.
@@ -75,8 +78,9 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let (spaces, buttons, input, disks, links, balloon) = Default::default();
-        let shared = Shared { memory, host, spaces, events, buttons, input, disks, links, balloon };
+        let (spaces, buttons, input, screens, disks, links, balloon) = Default::default();
+        let shared =
+            Shared { memory, host, events, spaces, buttons, input, screens, disks, links, balloon };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -124,6 +128,11 @@ impl Board {
     /// The keyboards and mice, for the screen.
     pub fn input(&self) -> &Arc<Hub> {
         &self.shared.input
+    }
+
+    /// The displays, for viewers.
+    pub fn screens(&self) -> &Arc<Screens> {
+        &self.shared.screens
     }
 
     /// The balloon, for the operator.

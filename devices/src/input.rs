@@ -66,6 +66,39 @@ pub struct Motion {
     pub buttons: u8,
 }
 
+/// Where a pointer is that knows it, and what happened there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Position {
+    /// From the left edge of the screen, 0, to the right, [`Position::MOST`].
+    pub x: u16,
+    /// From the upper edge to the lower.
+    pub y: u16,
+    /// Notches of the wheel, away from the person.
+    pub wheel: i32,
+    /// Notches to the right.
+    pub pan: i32,
+    /// Bit 0 left, 1 right, 2 middle, 3 back, 4 forward.
+    pub buttons: u8,
+}
+
+impl Position {
+    /// The right and the lower edge.
+    pub const MOST: u16 = 0x7fff;
+}
+
+/// The lights of a keyboard, as the guest has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Lights {
+    /// Capitals.
+    pub caps: bool,
+    /// Digits on the right.
+    pub num: bool,
+    /// Whatever that is for.
+    pub scroll: bool,
+}
+
 /// One thing that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -73,12 +106,18 @@ pub enum Event {
     Key(Key, bool),
     /// A relative pointer moved, or its buttons changed.
     Motion(Motion),
+    /// An absolute pointer is there now.
+    Position(Position),
 }
 
 /// An input device, seen from the host's side.
 pub trait Sink: Send + Sync {
     /// Takes the event; false when the guest does not listen to this device, or is parked.
     fn take(&self, event: Event) -> bool;
+    /// A keyboard's lights; nothing while the guest does not listen to this keyboard.
+    fn lights(&self) -> Option<Lights> {
+        None
+    }
 }
 
 /// All input devices of a machine.
@@ -101,6 +140,18 @@ impl Hub {
     /// Moves the pointer; false when no device took it.
     pub fn motion(&self, motion: Motion) -> bool {
         self.push(Event::Motion(motion))
+    }
+
+    /// Moves the pointer to a place; false when no device took it: there is no tablet, or the guest
+    /// does not know it.
+    pub fn position(&self, position: Position) -> bool {
+        self.push(Event::Position(position))
+    }
+
+    /// The lights of the keyboard that keys would go to.
+    pub fn lights(&self) -> Option<Lights> {
+        let sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.iter().rev().find_map(|sink| sink.lights())
     }
 
     fn push(&self, event: Event) -> bool {

@@ -11,6 +11,7 @@ pub mod board;
 pub mod bus;
 pub mod bytes;
 pub mod device;
+pub mod display;
 mod fnv;
 pub mod host;
 pub mod input;

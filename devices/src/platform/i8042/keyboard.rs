@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::scancodes::{BREAK, Modifiers, set1, set2, set3};
 use super::{ACK, Answers, BAT_PASSED, RESEND};
-use crate::input::Key;
+use crate::input::{Key, Lights};
 
 /// What a keyboard of this kind answers to "who are you".
 const ID: [u8; 2] = [0xab, 0x83];
@@ -96,6 +96,12 @@ impl Keyboard {
             self.codes.extend(codes);
         }
         true
+    }
+
+    /// As the guest has set them; nothing while it does not listen.
+    pub(super) fn lights(&self) -> Option<Lights> {
+        let lit = |bit: u32| self.leds >> bit & 1 != 0;
+        self.scanning.then(|| Lights { scroll: lit(0), num: lit(1), caps: lit(2) })
     }
 
     fn codes_of(&self, key: Key, down: bool) -> Vec<u8> {
@@ -264,6 +270,18 @@ mod test {
         assert_eq!(press(&[ALL_MAKE_BREAK, KEY_MAKE, 0x1b], 0x1f), [0x1b]);
         assert_eq!(press(&[], 0x20), [0x23, BREAK, 0x23]);
         assert_eq!(press(&[SCAN_CODE_SET, 1], 0x1e), [0x1e, 0x9e]);
+    }
+
+    #[test]
+    fn tells_its_lights_while_it_listens() {
+        let mut keyboard = Keyboard::default();
+        assert_eq!(keyboard.lights(), Some(Lights::default()));
+        keyboard.write(SET_LEDS);
+        keyboard.write(0b110);
+        let lit = Lights { caps: true, num: true, scroll: false };
+        assert_eq!(keyboard.lights(), Some(lit));
+        keyboard.write(DEFAULTS_AND_DISABLE);
+        assert_eq!(keyboard.lights(), None);
     }
 
     #[test]

@@ -323,11 +323,17 @@ impl Sink for Plug {
             && match event {
                 input::Event::Key(key, down) => chip.state.keyboard.key(key, down),
                 input::Event::Motion(motion) => chip.state.mouse.motion(motion),
+                input::Event::Position(_) => false,
             };
         if taken {
             chip.settle();
         }
         taken
+    }
+
+    fn lights(&self) -> Option<input::Lights> {
+        let chip = self.chip();
+        chip.running.then(|| chip.state.keyboard.lights()).flatten()
     }
 }
 
