@@ -68,7 +68,12 @@ fn create(memory: &Memory, size: Size) -> anyhow::Result<File> {
         }
     }
     let fd = memfd_create("guest-ram", flags).with_context(|| format!("--memory {size}"))?;
-    ftruncate(&fd, size.0).with_context(|| format!("--memory {size}"))?;
+    ftruncate(&fd, size.0).map_err(|error| {
+        let text = format!("--memory {size}");
+        let limit = "memory is a file to the host, and may not be longer than `ulimit -f` says";
+        let limited = error == rustix::io::Errno::FBIG;
+        anyhow::Error::new(error).context(if limited { format!("{text}: {limit}") } else { text })
+    })?;
     if memory.prealloc || memory.hugepages.is_some() {
         // Huge pages are taken now or never: a guest that finds none left is killed.
         fallocate(fd.as_fd(), FallocateFlags::empty(), 0, size.0).with_context(|| {

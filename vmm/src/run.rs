@@ -411,6 +411,8 @@ fn catch_signals(tell: Sender<Notice>, grace: Duration) -> anyhow::Result<()> {
     let event = SIGNALS.get_or_init(|| event);
     // They come to the one thread that waits for them: elsewhere they would interrupt system calls
     // half way, KVM_CREATE_VM among them.
+    // A file that may not grow is an error of one request, not the end.
+    block_signal(libc::SIGXFSZ).ok();
     for signal in ENDING {
         // Whoever started us may have blocked it already.
         block_signal(signal).ok();

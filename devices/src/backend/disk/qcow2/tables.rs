@@ -367,9 +367,10 @@ impl Tables {
         }
         raw.flush()?;
         // Nothing in the file refers to these now. Their counts go down with the next checkpoint.
-        for at in std::mem::take(&mut self.freed) {
+        while let Some(at) = self.freed.pop() {
             if self.count_down(raw, at)? {
-                raw.discard(at, self.cluster())?;
+                // Room that the host does not take back is used again.
+                raw.discard(at, self.cluster()).ok();
             }
         }
         Ok(())
