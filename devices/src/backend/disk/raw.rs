@@ -80,18 +80,23 @@ pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened
         kind.is_file() || kind.is_block_device(),
         "{name} is neither a file nor a block device"
     );
-    let open = || {
-        let file = OpenOptions::new().read(true).write(!read_only).open(path);
+    let claims = kind.is_block_device() && !read_only;
+    let open = |claims: bool| {
+        let file = if claims {
+            lock::claim(path)
+        } else {
+            OpenOptions::new().read(true).write(!read_only).open(path)
+        };
         let found = file.and_then(|file| Ok((file.metadata()?, file)));
         found.map_err(|error| explain(error, path, read_only))
     };
-    let (held, lock) = open()?;
+    let (held, lock) = open(claims)?;
     if read_only {
         lock::shared(&lock, path)?;
     } else {
         lock::exclusive(&lock, path)?;
     }
-    let (found, file) = open()?;
+    let (found, file) = open(false)?;
     ensure!(
         (held.dev(), held.ino()) == (found.dev(), found.ino()),
         "{name} was replaced while it was opened"
@@ -120,6 +125,7 @@ fn explain(error: io::Error, path: &Path, read_only: bool) -> anyhow::Error {
         io::ErrorKind::ReadOnlyFilesystem => {
             anyhow::anyhow!("{name} is on a file system that is read-only: say `readonly`")
         }
+        io::ErrorKind::ResourceBusy => anyhow::Error::new(error),
         _ => anyhow::Error::new(error).context(name.to_string()),
     }
 }
@@ -135,6 +141,7 @@ impl Raw {
         let (path, name) = (config.path.clone(), config.path.display());
         let device = found.file_type().is_block_device();
         let size = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
+        ensure!(size > 0 || !device, "{name} is a device of 0 bytes: nothing is attached to it");
         let read_only = config.is_read_only();
         let direct = direct(&file, config)?;
         let discard = if config.discard && !read_only { discard(&file, &found, size) } else { 0 };
