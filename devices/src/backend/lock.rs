@@ -50,8 +50,8 @@ pub fn claim(device: &Path) -> io::Result<File> {
         match options.read(true).write(true).custom_flags(libc::O_EXCL).open(device) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 if Instant::now() >= end {
-                    let host = "the host, which has it mounted or made it a part of something";
-                    let user = user(device).unwrap_or_else(|| host.to_owned());
+                    let unseen = "the host (mounted, or a part of something) or another container";
+                    let user = user(device).unwrap_or_else(|| unseen.to_owned());
                     let text = format!("{} is in use by {user}", device.display());
                     return Err(io::Error::new(error.kind(), text));
                 }
