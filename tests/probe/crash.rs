@@ -151,6 +151,10 @@ impl Recorded {
         let report = report(&machine.stdout.text()).expect("a report");
         let found = findings(&report, "disk")[0];
         assert_eq!((&report["ok"], &found["durable"]), (&true.into(), &self.durable.into()));
+        if self.disk.extension().is_some_and(|it| it == "qcow2") {
+            // What a kill left to nobody was found, and given back.
+            assert_eq!(check(&self.disk).expect("a sound image"), 0);
+        }
     }
 }
 
