@@ -109,7 +109,11 @@ impl Recorded {
     pub(crate) fn write(&self, random: &mut Random) -> Running {
         let (depth, every) = (random.of(&[1, 4, 32]), random.of(&[1, 3, 8, 50]));
         let through = u8::from(random.below(4) == 0);
-        let way = format!("depth={depth},every={every},through={through}");
+        self.record(&format!("depth={depth},every={every},through={through}"))
+    }
+
+    /// The same, in this way.
+    pub(crate) fn record(&self, way: &str) -> Running {
         let durable = self.durable;
         self.start(&format!("disk=record,{},durable={durable},{way}", self.layout))
     }

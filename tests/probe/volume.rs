@@ -110,16 +110,24 @@ fn mounts_here(test: &str) -> bool {
     complaint.is_none()
 }
 
-/// Waits until the machine waits for room.
-fn wait_until_held(disk: &Recorded) {
+/// Waits until the machine waits for room. One that writes slowly finds none after a while.
+fn wait_until_held(disk: &Recorded, volume: &Volume) {
     let mut client = connect(&disk.socket()).expect("a control socket");
-    let deadline = Instant::now() + PATIENCE;
+    let start = Instant::now();
+    let mut soon = Duration::from_millis(500);
     loop {
         let status = client.ask(&control::Command::Status).expect("a status");
         if status["state"] == "waiting for the host" {
             return;
         }
-        assert!(Instant::now() < deadline, "{}: it does not wait: {status}", disk.disk.display());
+        if start.elapsed() > soon {
+            volume.take();
+            soon += soon;
+        }
+        let (blocks, heard) = progress(disk);
+        let name = disk.disk.display();
+        let what = format!("{name}: it does not wait, with {blocks} blocks and {heard} records");
+        assert!(start.elapsed() < PATIENCE, "{what}, {}: {status}", disk.layout);
         sleep(Duration::from_millis(5));
     }
 }
@@ -161,16 +169,16 @@ fn reach(moment: Moment, disk: &Recorded, volume: &Volume, random: &mut Random) 
     match moment {
         Moment::Before => pause(random, 60),
         Moment::Meanwhile => {
-            wait_until_held(disk);
+            wait_until_held(disk, volume);
             pause(random, 60);
         }
         Moment::AboutToGoOn => {
-            wait_until_held(disk);
+            wait_until_held(disk, volume);
             volume.give(MIB);
             pause(random, 1200);
         }
         Moment::After => {
-            wait_until_held(disk);
+            wait_until_held(disk, volume);
             let before = progress(disk);
             volume.give(MIB);
             wait_until_it_goes_on(disk, before);
@@ -217,8 +225,8 @@ fn live((name, mount): (&str, &str), random: &mut Random, figures: &mut Figures)
         volume.give(random.of(&[0, 64 << 10, MIB]));
     }
     // With all the room there is, none of its requests stays behind.
-    let machine = disk.write(random);
-    wait_until_held(&disk);
+    let machine = disk.record("depth=32,every=8");
+    wait_until_held(&disk, &volume);
     volume.give(SIZE);
     disk.wait_for_more(disk.heard() + WINDOW);
     figures.kills += 1;

@@ -141,7 +141,8 @@ impl Raw {
         let (path, name) = (config.path.clone(), config.path.display());
         let device = found.file_type().is_block_device();
         let size = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
-        ensure!(size > 0 || !device, "{name} is a device of 0 bytes: nothing is attached to it");
+        let empty = device && size == 0;
+        ensure!(!empty, "{name} is a device of 0 bytes: nothing is attached to it");
         let read_only = config.is_read_only();
         let direct = direct(&file, config)?;
         let discard = if config.discard && !read_only { discard(&file, &found, size) } else { 0 };
