@@ -189,8 +189,8 @@ impl Raw {
     }
 
     /// What a failed flush is to the guest. Where writes go through the page cache it is no full
-    /// volume, which would pass: the cache forgets what had no room. Around the cache each write had
-    /// its answer, and what the file system still has to note can be tried again.
+    /// volume, which would pass: the cache forgets what had no room. Around the cache each write
+    /// had its answer, and what the file system still has to note can be tried again.
     pub(super) fn lose(&self, error: io::Error) -> io::Error {
         if self.direct.is_some() && is_full(&error) {
             return error;
