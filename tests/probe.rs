@@ -13,6 +13,8 @@ mod disk;
 mod life;
 #[path = "probe/machine.rs"]
 mod machine;
+#[path = "probe/volume.rs"]
+mod volume;
 
 use transom_tests::program::not_run;
 use vmm::kvm::Situation;

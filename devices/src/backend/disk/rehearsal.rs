@@ -490,11 +490,17 @@ fn qcow2_survives_a_loss_of_power_at_any_point() {
     for (end, model) in durable {
         lose_power(&cut, &before, &journal[..end], &mut dice);
         compare(&open(&buffered(cut.clone()), None).unwrap(), &model);
+        assert!(!check(&cut).contains("leaked"), "{}", check(&cut));
     }
+    let mut leaks = 0;
     for _ in 0..60 {
         let end = usize::try_from(dice.below(journal.len() as u64)).unwrap();
         lose_power(&cut, &before, &journal[..end], &mut dice);
+        leaks += u32::from(check(&cut).contains("leaked"));
+        drop(open(&buffered(cut.clone()), None).unwrap());
+        assert!(!check(&cut).contains("leaked"), "{}", check(&cut));
     }
+    assert!(leaks > 10, "{leaks}");
 }
 
 /// Makes the file as it may be when the power goes after these events, and checks it.

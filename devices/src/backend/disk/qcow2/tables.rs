@@ -4,7 +4,7 @@
 //! be the last: refcounts before what refers to the clusters, data and second-level tables before
 //! what refers to them, and clusters are given back only when nothing on the disk refers to them.
 //! What is left after a kill, or a loss of power, is an image with clusters that nobody refers to
-//! (leaks), never the reverse.
+//! (leaks), never the reverse. The next one to open it gives them back: see `mend`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -223,8 +223,47 @@ impl Tables {
         Ok(u32::try_from(self.l1.entries.len()).ok())
     }
 
+    /// Both tables that are wholly in memory: where they are, and what is in them.
+    pub(super) fn roots(&self) -> [(u64, Vec<u64>); 2] {
+        [&self.l1, &self.reftable].map(|it| (it.offset, it.entries.clone()))
+    }
+
+    /// How many tables of the second level there may be.
+    pub(super) fn l2_tables(&self) -> usize {
+        self.l1.entries.len()
+    }
+
+    /// The entries of one of them: none if it is not there.
+    pub(super) fn l2_entries(&mut self, raw: &Raw, index: usize) -> io::Result<Vec<u64>> {
+        let Some(at) = self.table_at(self.l1.entries[index])? else { return Ok(Vec::new()) };
+        Ok(self.l2.load(raw, at)?.numbers.to_vec())
+    }
+
+    /// The counts of the block that begins with this cluster, which are zeros if it is not there;
+    /// nothing behind the last block.
+    pub(super) fn counts(&mut self, raw: &Raw, first: u64) -> io::Result<Option<Vec<u64>>> {
+        let per_block = self.cluster() / 2;
+        let index = usize::try_from(first / per_block).unwrap_or(usize::MAX);
+        let Some(entry) = self.reftable.entries.get(index).copied() else { return Ok(None) };
+        let none = || vec![0; usize::try_from(per_block).unwrap_or_default()];
+        let Some(at) = self.table_at(entry)? else { return Ok(Some(none())) };
+        Ok(Some(self.blocks.load(raw, at)?.numbers.to_vec()))
+    }
+
+    /// Sets the count of a cluster whose block is there.
+    pub(super) fn set_count(&mut self, raw: &Raw, number: u64, count: u64) -> io::Result<()> {
+        let per_block = self.cluster() / 2;
+        let index = usize::try_from(number / per_block).unwrap_or(usize::MAX);
+        let entry = self.reftable.entries.get(index).copied().unwrap_or_default();
+        let slot = usize::try_from(number % per_block).unwrap_or_default();
+        match self.table_at(entry)? {
+            Some(block) => self.blocks.set(raw, block, slot, count),
+            None => Ok(()),
+        }
+    }
+
     /// Where a table is that `entry` refers to.
-    fn table_at(&self, entry: u64) -> io::Result<Option<u64>> {
+    pub(super) fn table_at(&self, entry: u64) -> io::Result<Option<u64>> {
         let at = entry & OFFSET;
         if at == 0 {
             Ok(None)
@@ -367,9 +406,10 @@ impl Tables {
         }
         raw.flush()?;
         // Nothing in the file refers to these now. Their counts go down with the next checkpoint.
-        for at in std::mem::take(&mut self.freed) {
+        while let Some(at) = self.freed.pop() {
             if self.count_down(raw, at)? {
-                raw.discard(at, self.cluster())?;
+                // Room that the host does not take back is used again.
+                raw.discard(at, self.cluster()).ok();
             }
         }
         Ok(())
