@@ -20,6 +20,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::signal::Signal;
+use crate::backend::net::vhost;
 use crate::memory::{Memory, NoMemory, Piece};
 
 /// Most pieces of one chain. Linux sends 256 and Windows 514 at once; a host's vector has 1024.
@@ -309,6 +310,11 @@ impl Queue {
         flags.map_or(true, |flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
+    /// Where the device area is.
+    pub fn device_area(&self) -> u64 {
+        self.indices.used_ring()
+    }
+
     /// Asks the driver not to ring: we look ourselves.
     pub fn quiet(&mut self) {
         if let Ok(ram) = self.memory.ram() {
@@ -324,6 +330,47 @@ impl Queue {
         }
         let Ok(ram) = self.memory.ram() else { return false };
         !self.again.is_empty() || self.indices.enable_notification(ram).unwrap_or(false)
+    }
+
+    /// Lends the rings to somebody else; nothing of this queue is asked until they come back. Not
+    /// while chains are out other than the last ones in their order, or the ring is broken.
+    pub fn lend(&mut self) -> Option<vhost::Ring<'_>> {
+        let ram = self.memory.ram().ok().filter(|_| !self.broken)?;
+        let (size, count) = (self.indices.size(), u16::try_from(self.again.len()).ok()?);
+        let (first, mut held) = (self.indices.next_avail().wrapping_sub(count), self.held.clone());
+        for step in 0..count {
+            let entry = u64::from(first.wrapping_add(step) % size);
+            let entry = GuestAddress(self.indices.avail_ring() + 4 + 2 * entry);
+            let head = u16::from_le(ram.load(entry, Ordering::Relaxed).ok()?);
+            let out = held.get_mut(usize::from(head))?;
+            if !std::mem::take(out) {
+                return None;
+            }
+        }
+        if held.contains(&true) {
+            return None;
+        }
+        self.held = held;
+        self.again.clear();
+        self.indices.set_next_avail(first);
+        Some(vhost::Ring {
+            size,
+            descriptors: self.indices.desc_table(),
+            driver: self.indices.avail_ring(),
+            device: self.indices.used_ring(),
+            next: first,
+            bell: &self.bell,
+        })
+    }
+
+    /// Has the rings again, this far.
+    pub fn regain(&mut self, position: vhost::Position) {
+        self.indices.set_next_avail(position.available);
+        self.indices.set_next_used(position.used);
+        self.told = position.used;
+        self.untold = false;
+        // Whether the driver was told of the last ones, only the other one knew.
+        self.signal.used(self.number);
     }
 
     /// Breaks the device: the driver has to reset it. For what no chain can answer.

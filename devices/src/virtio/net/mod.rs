@@ -9,6 +9,7 @@
 
 mod control;
 mod inbox;
+mod lease;
 mod pair;
 mod sleep;
 
@@ -22,10 +23,12 @@ use serde::{Deserialize, Serialize};
 
 use self::control::{Control, Filter};
 use self::inbox::Inbox;
+use self::lease::Lease;
 use self::pair::{Pair, Terms};
 use self::sleep::{Orders, Sleep};
 use super::{Identity, Queue, Virtio, on_pci};
 use crate::backend::net::link::LEAST_MTU;
+use crate::backend::net::vhost::{self, Choice, Vhost};
 use crate::backend::net::{self, Network, Offloads, Port, Side};
 use crate::device::{Build, Device, Place, Saved};
 use crate::fnv;
@@ -54,6 +57,10 @@ pub struct Config {
     /// the other end can do that.
     #[serde(default = "yes")]
     pub offloads: bool,
+    /// Let the kernel serve a tap's rings (vhost-net): `auto`, which is where `/dev/vhost-net` can
+    /// be opened, `on` or `off`. Which it is now, `status` says: so many pairs of queues.
+    #[serde(default)]
+    pub vhost: Choice,
     /// Its PCI slot; the first that is free if there is none given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
@@ -171,7 +178,8 @@ impl Build for Config {
         }
         let side = net::open(&self.to, net::Wish { pairs, mtu: self.mtu })?;
         place.shared().links.add(place.name(), side.link().clone());
-        on_pci(Net::new(&self, &side)?, self.slot, place)
+        let kernel = vhost::open(self.vhost, side.taps()?, &place.shared().memory)?;
+        on_pci(Net::new(&self, &side, kernel)?, self.slot, place)
     }
 }
 
@@ -287,6 +295,8 @@ struct Net {
     features: u64,
     /// Those that no thread has.
     ports: Vec<Option<Box<dyn Port>>>,
+    /// The kernel's ends of them, where it serves the rings.
+    kernel: Vec<Option<Vhost>>,
     threads: Vec<JoinHandle<Option<Pair>>>,
     /// Queues that the driver enabled for no use.
     idle: Vec<Queue>,
@@ -295,7 +305,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(config: &Config, side: &Arc<dyn Side>) -> anyhow::Result<Self> {
+    fn new(config: &Config, side: &Arc<dyn Side>, kernel: Vec<Vhost>) -> anyhow::Result<Self> {
         let words = || {
             let slot = config.slot.map(|slot| slot.to_string()).unwrap_or_default();
             Mac::of(&format!("{} {slot}", config.to))
@@ -316,6 +326,7 @@ impl Net {
             nic: Arc::new(nic),
             features: features(&**side, config),
             ports: side.ports().into_iter().map(Some).collect(),
+            kernel: kernel.into_iter().map(Some).collect(),
             threads: Vec::new(),
             idle: Vec::new(),
             known: (side.link().is_up(), side.link().mtu()),
@@ -341,6 +352,9 @@ impl Net {
         terms: Terms,
     ) -> anyhow::Result<()> {
         let at = usize::from(number);
+        for queue in queues.iter().flatten() {
+            queue.memory().watch(&self.nic.orders[at].bell);
+        }
         let bells = queues.iter().flatten().map(|queue| queue.bell().clone()).collect();
         let sleep = Sleep::new(&self.nic.orders[at], bells)?;
         let (give, take) = mpsc::channel::<Pair>();
@@ -350,6 +364,7 @@ impl Net {
         let thread = thread.context("a thread for a pair of queues")?;
         let port = self.ports[at].take().context("a port for each pair of queues")?;
         let [receive, transmit, control] = queues;
+        let lease = self.lease(at, control.as_ref())?;
         let pair = Pair {
             number,
             receive,
@@ -360,6 +375,7 @@ impl Net {
             terms,
             inbox: Inbox::new(),
             sleep,
+            lease,
             full: false,
             pulled: false,
         };
@@ -367,6 +383,13 @@ impl Net {
         give.send(pair).ok().context("a thread for a pair of queues")?;
         self.threads.push(thread);
         Ok(())
+    }
+
+    /// What the kernel may do for a pair.
+    fn lease(&mut self, at: usize, control: Option<&Queue>) -> anyhow::Result<Option<Lease>> {
+        let Some(vhost) = self.kernel.get_mut(at).and_then(Option::take) else { return Ok(None) };
+        let agreed = (self.nic.side.link(), self.nic.negotiated());
+        Lease::new(vhost, agreed, &self.nic.orders[at], control.map(Queue::bell)).map(Some)
     }
 
     /// Tells the guest of the link, now and from now on.
@@ -445,7 +468,11 @@ impl Virtio for Net {
         for thread in self.threads.drain(..) {
             let Some(pair) = thread.join().expect("a panic ends the process") else { continue };
             queues.extend([pair.receive, pair.transmit, pair.control].into_iter().flatten());
-            self.ports[usize::from(pair.number)] = Some(pair.port);
+            let at = usize::from(pair.number);
+            self.ports[at] = Some(pair.port);
+            if let Some(lease) = pair.lease {
+                self.kernel[at] = Some(lease.into_vhost());
+            }
         }
         self.watch(None);
         queues
@@ -574,7 +601,10 @@ mod test {
             ..Config::default()
         };
         let side: Arc<dyn Side> = lab.clone();
-        bench.board.add("net", |place| on_pci(Net::new(&config, &side)?, Some(AT), place)).unwrap();
+        bench
+            .board
+            .add("net", |place| on_pci(Net::new(&config, &side, Vec::new())?, Some(AT), place))
+            .unwrap();
         bench.board.run(Vec::new()).unwrap();
         (bench, lab, ends)
     }
@@ -938,7 +968,7 @@ mod test {
             let config =
                 Config { to: Network::try_from(to.to_owned()).unwrap(), ..Config::default() };
             let side = net::open(&Network::None, Wish { pairs: 1, mtu: None }).unwrap();
-            Net::new(&Config { pairs: 1, ..config }, &side).unwrap().nic.mac.to_string()
+            Net::new(&Config { pairs: 1, ..config }, &side, Vec::new()).unwrap().nic.mac.to_string()
         };
         assert_eq!(address("tap:vm0"), "02:4e:a3:44:0f:9f");
         assert_ne!(address("tap:vm0"), address("tap:vm1"));
