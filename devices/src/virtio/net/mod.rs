@@ -502,6 +502,7 @@ impl Drop for Net {
 
 #[cfg(test)]
 mod test {
+    use std::io::{self, Write};
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
@@ -511,6 +512,7 @@ mod test {
     use crate::backend::net::link::Link;
     use crate::backend::net::tap::test::{address, in_namespace, ip, packet};
     use crate::backend::net::{HEADER, Stop, Wait, Wish, get, length, put};
+    use crate::device::Kind;
     use crate::testutil::Bench;
     use crate::testutil::driver::{Driver, EVENT_IDX};
 
@@ -979,50 +981,164 @@ mod test {
         assert_eq!(Mac::try_from(text).unwrap().to_string(), "52:54:00:12:34:ab");
     }
 
+    /// The driver of a controller on `vm0`, with these features, and its buffers to receive into.
+    fn on_tap(bench: &Bench, features: u64) -> (Driver<'_>, Vec<(u64, u32)>) {
+        let mut driver = Driver::find(bench, AT);
+        assert!(driver.negotiate(features | EVENT_IDX | CTRL_VQ));
+        (0..3).for_each(|queue| driver.enable(queue, 64));
+        driver.start();
+        assert_eq!(driver.device(10), 1500_u16.to_le_bytes());
+        // The host learns of a cable a moment after it was plugged in.
+        wait("the carrier", || ip("-o link show vm0").contains(" state UP "));
+        let buffers = offer(&mut driver, 60, 3000);
+        (driver, buffers)
+    }
+
+    fn tap_bench(offloads: bool, vhost: Choice) -> Bench {
+        let mut bench = Bench::new(8 << 20);
+        let to = Network::try_from("tap:vm0".to_owned()).unwrap();
+        let slot = Some(AT);
+        let config = Config { to, pairs: 1, offloads, vhost, slot, ..Config::default() };
+        bench.board.add("net", |place| config.build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        bench
+    }
+
+    fn host() -> UdpSocket {
+        let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        socket
+    }
+
+    /// One datagram of the host to the guest; gives its frame.
+    fn to_guest(
+        driver: &mut Driver<'_>,
+        buffers: &[(u64, u32)],
+        socket: &UdpSocket,
+        byte: u8,
+    ) -> Vec<u8> {
+        socket.send_to(&[byte; 1400], "10.9.0.2:9").unwrap();
+        loop {
+            let frame = content(driver, buffers).0;
+            // There are also the host's own for its neighbours.
+            if frame.len() == HEADER + 42 + 1400 {
+                assert_eq!(frame[HEADER + 42..], [byte; 1400]);
+                return frame;
+            }
+        }
+    }
+
+    /// Offers a datagram of the guest.
+    fn send(driver: &mut Driver<'_>, byte: u8) {
+        let sent = packet(&[byte; 999], None);
+        let at = driver.allocate(sent.len() as u64);
+        driver.bench.memory.write(at, &sent).unwrap();
+        driver.offer(1, &[(at, u32::try_from(sent.len()).unwrap(), false)]);
+        driver.kick(1);
+    }
+
+    /// One datagram of the guest to the host.
+    fn to_host(driver: &mut Driver<'_>, socket: &UdpSocket, byte: u8) {
+        send(driver, byte);
+        let mut got = [0; 2000];
+        assert_eq!(socket.recv(&mut got).unwrap(), 999);
+        assert_eq!(got[..999], [byte; 999]);
+        driver.wait(1);
+    }
+
+    /// Who may serve the rings here.
+    fn choices() -> &'static [Choice] {
+        if std::path::Path::new("/dev/vhost-net").exists() {
+            return &[Choice::Off, Choice::On];
+        }
+        writeln!(io::stderr(), "not run here: rings in the kernel: no /dev/vhost-net").unwrap();
+        &[Choice::Off]
+    }
+
     #[test]
     fn a_tap_carries_datagrams_both_ways_with_and_without_offloads() {
         in_namespace(|| {
             ip("tuntap add vm0 mode tap multi_queue");
             address();
-            for (offloads, merge) in [(true, MRG_RXBUF), (true, 0), (false, MRG_RXBUF)] {
-                let mut bench = Bench::new(8 << 20);
-                let to = Network::try_from("tap:vm0".to_owned()).unwrap();
-                let config = Config { to, pairs: 1, offloads, slot: Some(AT), ..Config::default() };
-                bench.board.add("net", |place| config.build(place)).unwrap();
-                bench.board.run(Vec::new()).unwrap();
-                let mut driver = Driver::find(&bench, AT);
-                let agreed = if offloads { CSUM | GUEST_CSUM | GUEST_TSO4 } else { 0 };
-                assert!(driver.negotiate(merge | agreed | EVENT_IDX | CTRL_VQ));
-                (0..3).for_each(|queue| driver.enable(queue, 64));
-                driver.start();
-                assert_eq!(driver.device(10), 1500_u16.to_le_bytes());
-                // The host learns of a cable a moment after it was plugged in.
-                wait("the carrier", || ip("-o link show vm0").contains(" state UP "));
-                let buffers = offer(&mut driver, 60, 3000);
-                let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
-                socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-                for round in 0..20_u8 {
-                    socket.send_to(&[round; 1400], "10.9.0.2:9").unwrap();
-                    let frame = loop {
-                        let frame = content(&mut driver, &buffers).0;
-                        // There are also the host's own for its neighbours.
-                        if frame.len() == HEADER + 42 + 1400 {
-                            break frame;
-                        }
-                    };
-                    assert_eq!(frame[HEADER + 42..], [round; 1400]);
-                    assert_eq!(frame[0] & 1, u8::from(offloads), "a checksum that is not done");
-                    let sent = packet(&[round; 999], None);
-                    let at = driver.allocate(sent.len() as u64);
-                    bench.memory.write(at, &sent).unwrap();
-                    driver.offer(1, &[(at, u32::try_from(sent.len()).unwrap(), false)]);
-                    driver.kick(1);
-                    let mut got = [0; 2000];
-                    assert_eq!(socket.recv(&mut got).unwrap(), 999);
-                    assert_eq!(got[..999], [round; 999]);
-                    driver.wait(1);
+            for vhost in choices() {
+                for (offloads, merge) in [(true, MRG_RXBUF), (true, 0), (false, MRG_RXBUF)] {
+                    let bench = tap_bench(offloads, *vhost);
+                    let agreed = if offloads { CSUM | GUEST_CSUM | GUEST_TSO4 } else { 0 };
+                    let (mut driver, buffers) = on_tap(&bench, merge | agreed);
+                    let socket = host();
+                    for round in 0..20_u8 {
+                        let frame = to_guest(&mut driver, &buffers, &socket, round);
+                        let partial = u8::from(offloads);
+                        assert_eq!(frame[0] & 1, partial, "a checksum that is not done");
+                        to_host(&mut driver, &socket, round);
+                    }
                 }
             }
         });
+    }
+
+    #[test]
+    fn the_kernel_has_the_rings_while_it_may_and_gives_them_back_as_they_are() {
+        in_namespace(|| {
+            if choices().len() == 1 {
+                return;
+            }
+            ip("tuntap add vm0 mode tap multi_queue");
+            address();
+            let bench = tap_bench(true, Choice::On);
+            let link = bench.board.links().find("net").unwrap();
+            let (mut driver, buffers) = on_tap(&bench, MRG_RXBUF | CSUM | GUEST_CSUM);
+            let socket = host();
+            let lent = |count| wait("the rings", || link.in_kernel() == count);
+            let master =
+                |on: u8| bench.write(Kind::Config, AT.config() + 4, &[2 | on << 2, 0, 0, 0]);
+            for round in 0..5_u8 {
+                lent(1);
+                to_guest(&mut driver, &buffers, &socket, round);
+                to_host(&mut driver, &socket, round);
+                // Frames of a cable that was pulled are lost, both ways.
+                link.plug(false);
+                lent(0);
+                send(&mut driver, 0xee);
+                driver.wait(1);
+                socket.send_to(&[0xdd; 1400], "10.9.0.2:9").unwrap();
+                link.plug(true);
+                lent(1);
+                to_host(&mut driver, &socket, round + 100);
+                to_guest(&mut driver, &buffers, &socket, round + 100);
+                master(0);
+                lent(0);
+                master(1);
+                lent(1);
+                let saved = bench.board.park();
+                assert_eq!(link.in_kernel(), 0);
+                bench.board.run(saved).unwrap();
+            }
+            lent(1);
+            // What no descriptor has breaks the device, whoever reads it.
+            driver.publish(1, 999);
+            driver.kick(1);
+            wait("the device to break", || driver.status() & 64 != 0);
+            assert_eq!(link.in_kernel(), 0);
+            driver.set_status(0);
+            assert_eq!(driver.status(), 0);
+            let (mut driver, buffers) = on_tap(&bench, MRG_RXBUF);
+            lent(1);
+            to_guest(&mut driver, &buffers, &socket, 7);
+            driver.set_status(0);
+            assert_eq!(link.in_kernel(), 0, "nothing of it is under way after a reset");
+        });
+    }
+
+    #[test]
+    fn vhost_is_for_taps_alone() {
+        let refused = |choice, to: &str| {
+            let to = Network::try_from(to.to_owned()).unwrap();
+            let config = Config { to, pairs: 1, vhost: choice, ..Config::default() };
+            let mut bench = Bench::new(1 << 20);
+            bench.board.add("net", |place| config.build(place)).err().map(|it| format!("{it:#}"))
+        };
+        assert!(refused(Choice::On, "none").unwrap().contains("taps alone"));
+        assert_eq!(refused(Choice::Auto, "none"), None);
     }
 }
