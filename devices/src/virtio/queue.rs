@@ -427,3 +427,64 @@ fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::
         at = u32::from(descriptor.next());
     }
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::pci::Interrupt;
+
+    /// Four entries: descriptors, the driver's area, the device's.
+    const AT: [u64; 3] = [0x1000, 0x2000, 0x3000];
+
+    /// A queue whose driver offers these heads, of one byte each.
+    fn queue(offered: &[u16], ring: Ring) -> Queue {
+        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap();
+        let memory = Memory::new(Arc::new(ram));
+        for head in 0..4 {
+            let bytes = [&0x8000_u64.to_le_bytes()[..], &[1, 0, 0, 0, 0, 0, 0, 0]].concat();
+            memory.write(AT[0] + 16 * head, &bytes).unwrap();
+        }
+        for (place, head) in (0..).zip(offered) {
+            memory.write(AT[1] + 4 + 2 * place, &head.to_le_bytes()).unwrap();
+        }
+        let index = u16::try_from(offered.len()).unwrap();
+        memory.write(AT[1] + 2, &index.to_le_bytes()).unwrap();
+        let [descriptors, driver, device] = AT;
+        let ring = Ring { size: 4, enabled: true, descriptors, driver, device, ..ring };
+        let interrupt = Interrupt { msix: None, line: None };
+        let signal = Arc::new(Signal::new(interrupt, "test", 1));
+        Queue::new((0, 4), &ring, false, memory, (Arc::new(EventFd::new(0).unwrap()), signal))
+            .unwrap()
+    }
+
+    #[test]
+    fn rings_are_lent_from_the_first_chain_on_that_was_not_used() {
+        let mut queue = queue(&[3, 0, 1], Ring::default());
+        let chains = [(); 3].map(|()| queue.pop().unwrap());
+        assert!(queue.lend().is_none(), "chains are out");
+        let [first, second, third] = chains;
+        queue.push(first, 0);
+        queue.undo(third);
+        assert!(queue.lend().is_none(), "one is out");
+        queue.undo(second);
+        let lent = queue.lend().unwrap();
+        assert_eq!((lent.next, lent.size, lent.device), (1, 4, AT[2]));
+        queue.regain(vhost::Position { available: 2, used: 2 });
+        assert_eq!(queue.pop().unwrap().head(), 1);
+        assert!(queue.pop().is_none());
+        let ring = queue.ring();
+        assert_eq!((ring.next_available, ring.next_used, ring.held), (3, 2, vec![1]));
+    }
+
+    #[test]
+    fn what_was_saved_is_lent_only_if_the_ring_still_holds_it() {
+        let saved =
+            |held: &[u16]| Ring { next_available: 3, held: held.to_vec(), ..Ring::default() };
+        let mut same = queue(&[3, 0, 1], saved(&[0, 1]));
+        assert_eq!(same.lend().map(|lent| lent.next), Some(1));
+        for held in [&[2, 3][..], &[0, 3], &[0, 1, 2]] {
+            assert!(queue(&[3, 0, 1], saved(held)).lend().is_none(), "{held:?}");
+        }
+        assert!(queue(&[3, 1, 1], saved(&[0, 1])).lend().is_none(), "one twice");
+    }
+}
