@@ -128,3 +128,27 @@ impl Memory {
         if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
     }
 }
+
+#[cfg(test)]
+mod test {
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    use super::*;
+
+    #[test]
+    fn who_watches_the_gate_hears_of_each_change_as_long_as_he_is_there() {
+        let memory = Memory::new(Arc::default()).gated();
+        let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        memory.watch(&bell);
+        memory.clone().watch(&bell);
+        for open in [true, true, false] {
+            memory.open(open);
+        }
+        assert_eq!(bell.read().unwrap(), 2);
+        memory.open(false);
+        assert!(bell.read().is_err(), "nothing changed");
+        drop(bell);
+        memory.open(true);
+        assert!(memory.gate.bells.lock().unwrap().is_empty());
+    }
+}

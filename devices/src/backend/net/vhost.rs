@@ -5,8 +5,9 @@
 //! opening on, and has rings between [`Vhost::take`] and [`Vhost::leave`].
 //!
 //! Threats: rings and descriptors are the guest's, and the kernel checks them as it does for any
-//! VMM: what is no RAM of the guest it refuses, and a ring that it cannot read it calls broken. Who
-//! may open the device may do so for a process of their own in any case.
+//! VMM: what is no RAM of the guest it refuses, and a ring that it cannot read it calls broken. It
+//! filters no addresses, so a driver sees all that the tap has, as on a hub. That an interface was
+//! deleted on the host it does not say: frames are lost then until the rings come back.
 
 use std::fs::File;
 use std::io;
@@ -146,20 +147,13 @@ impl Vhost {
         Ok(Self { net, ram, tap, calls, error: Arc::new(event()?), silence: event()? })
     }
 
-    /// Gives the kernel the rings: receiving, sending. It raises `calls` from now on.
+    /// Names the kernel the rings: receiving, sending. It does nothing with them yet.
     ///
     /// # Errors
     ///
-    /// When it refuses them; then it has none.
-    pub fn take(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
-        let taken = self.begin(rings, features & NEEDED);
-        if taken.is_err() {
-            self.end();
-        }
-        taken
-    }
-
-    fn begin(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
+    /// When it refuses them.
+    pub fn prepare(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
+        let features = features & NEEDED;
         self.net.set_features(features).with_context(|| format!("features {features:#x}"))?;
         for (number, ring) in rings.iter().enumerate() {
             let areas = VringConfigData {
@@ -178,16 +172,23 @@ impl Vhost {
             self.net.set_vring_err(number, &self.error).context("an event for errors")?;
             self.net.set_vring_kick(number, ring.bell).context("a doorbell")?;
         }
-        for (number, ring) in rings.iter().enumerate() {
-            self.net.set_backend(number, Some(&self.tap)).context("a tap")?;
-            // For what came while nobody could take it.
-            ring.bell.write(1).ok();
-        }
         Ok(())
     }
 
-    /// Takes all rings from the kernel. Nothing is under way afterwards.
-    fn end(&self) {
+    /// Gives the kernel the rings that were named. It raises `calls` from now on. Whoever asked has
+    /// to ring both doorbells, for what came while nobody could take it.
+    ///
+    /// # Errors
+    ///
+    /// When it refuses them; it may have used one of them until [`Vhost::leave`].
+    pub fn take(&self) -> anyhow::Result<()> {
+        (0..self.calls.len())
+            .try_for_each(|number| self.net.set_backend(number, Some(&self.tap)).context("a tap"))
+    }
+
+    /// Takes the rings back, which are those at these device areas, and says how far they are.
+    /// Nothing is under way afterwards.
+    pub fn leave(&self, devices: [u64; 2]) -> [Position; 2] {
         for number in 0..self.calls.len() {
             if let Err(error) = self.net.set_backend(number, None) {
                 tracing::warn!("vhost-net: queue {number} does not stop: {error}");
@@ -195,11 +196,6 @@ impl Vhost {
             // Whoever serves the ring now hears the bell alone.
             self.net.set_vring_kick(number, &self.silence).ok();
         }
-    }
-
-    /// Takes the rings back, which are those at these device areas, and says how far they are.
-    pub fn leave(&self, devices: [u64; 2]) -> [Position; 2] {
-        self.end();
         [0, 1].map(|number| {
             let used = GuestAddress(devices[number].saturating_add(2));
             // It was memory when the kernel took it, and stays so.

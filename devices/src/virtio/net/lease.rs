@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::sleep::{Orders, Sleep, Wish};
@@ -63,18 +63,26 @@ impl Lease {
     /// Gives the kernel the rings: receiving, sending.
     pub(super) fn begin(&mut self, [receive, transmit]: [&mut Queue; 2]) {
         let rings = receive.lend().zip(transmit.lend()).context("chains that are out of order");
-        let taken = rings
-            .and_then(|(receive, transmit)| self.vhost.take([receive, transmit], self.features));
-        match taken {
-            Ok(()) => {
-                self.out = true;
-                self.link.count_in_kernel(true);
-            }
-            Err(error) => {
-                tracing::warn!("vhost-net: this process serves the rings instead: {error:#}");
-                self.refused = true;
-            }
+        let named = rings
+            .and_then(|(receive, transmit)| self.vhost.prepare([receive, transmit], self.features));
+        if let Err(error) = named {
+            return self.refuse(&error);
         }
+        self.out = true;
+        self.link.count_in_kernel(true);
+        if let Err(error) = self.vhost.take() {
+            self.refuse(&error);
+            return self.end([receive, transmit]);
+        }
+        for queue in [receive, transmit] {
+            // One that cannot take one more ring is rung already.
+            queue.bell().write(1).ok();
+        }
+    }
+
+    fn refuse(&mut self, error: &anyhow::Error) {
+        tracing::warn!("vhost-net: this process serves the rings instead: {error:#}");
+        self.refused = true;
     }
 
     /// Takes them back.
@@ -97,8 +105,7 @@ impl Lease {
             }
         }
         if heard & 1 << ERROR != 0 {
-            tracing::warn!("vhost-net: a ring cannot be, says the kernel");
-            self.refused = true;
+            self.refuse(&anyhow!("the kernel cannot read a ring"));
         }
     }
 
