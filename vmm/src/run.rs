@@ -385,7 +385,13 @@ fn show_disk(disk: &Drive) -> Value {
 
 /// `up` is whether frames go through: plugged in, and with another end that is there.
 fn show_link(name: &str, link: &Link) -> Value {
-    json!({ "name": name, "up": link.is_up(), "plugged": link.is_plugged(), "mtu": link.mtu() })
+    json!({
+        "name": name,
+        "up": link.is_up(),
+        "plugged": link.is_plugged(),
+        "mtu": link.mtu(),
+        "vhost": link.in_kernel(),
+    })
 }
 
 fn press(buttons: &Buttons) -> anyhow::Result<Value> {
