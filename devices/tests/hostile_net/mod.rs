@@ -8,6 +8,7 @@ use devices::pci::Address;
 use devices::registry::Config;
 use devices::testutil::Bench;
 use devices::testutil::driver::{Driver, EVENT_IDX};
+use devices::testutil::hostile::Deeds;
 use serde_json::json;
 
 const AT: Address = Address::new(3, 0);
@@ -17,45 +18,14 @@ const QUEUES: u16 = 3;
 const ENTRIES: u16 = 32;
 /// CTRL_VQ, with all that is behind it.
 const CONTROL: u64 = 0xbf << 16 | 1 << 5;
-const MRG_RXBUF: u64 = 1 << 15;
-
-/// What is done, by bytes.
-struct Deeds<B>(B);
-
-impl<B: Iterator<Item = u8>> Deeds<B> {
-    fn byte(&mut self) -> Option<u8> {
-        self.0.next()
-    }
-
-    fn short(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
-    }
-
-    /// An address: mostly memory, sometimes its end, rarely anything.
-    fn address(&mut self) -> Option<u64> {
-        let (kind, low) = (self.byte()?, u64::from(self.short()?));
-        Some(match kind {
-            0..200 => low * 16,
-            200..230 => RAM - (low & 0xff),
-            230..250 => u64::MAX - low,
-            _ => low << 40,
-        })
-    }
-
-    fn length(&mut self) -> Option<u32> {
-        let (kind, low) = (self.byte()?, u32::from(self.short()?));
-        Some(match kind {
-            0..150 => low & 0x7ff,
-            150..200 => low & 0x1f,
-            200..240 => low * 4,
-            _ => u32::MAX - low,
-        })
-    }
-}
+/// With MRG_RXBUF and EVENT_IDX.
+const OFFERED: u64 = CONTROL | 1 << 15 | EVENT_IDX;
+/// Where a command is put together.
+const COMMAND: u64 = 0x8000;
 
 /// Does what the bytes say, and then shows that a well-meaning driver is served.
 pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
-    let mut deeds = Deeds(bytes);
+    let mut deeds = Deeds::new(bytes, RAM);
     let (ours, mut peer) = UnixStream::pair().expect("two sockets");
     peer.set_nonblocking(true).expect("a socket");
     let mut bench = Bench::new(usize::try_from(RAM).expect("a megabyte"));
@@ -65,7 +35,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     bench.board.add("net", |place| config.build(place)).expect("the board is empty");
     drop(ours);
     bench.board.run(Vec::new()).expect("power-on");
-    let mut driver = start(&bench, CONTROL | MRG_RXBUF | EVENT_IDX);
+    let mut driver = start(&bench, OFFERED);
     while deed(&mut deeds, &mut driver, &mut peer).is_some() {}
     drop(driver);
     bench.board.reset().expect("power-on again");
@@ -97,43 +67,26 @@ fn deed<'a, B: Iterator<Item = u8>>(
     let (what, bench) = (deeds.byte()?, driver.bench);
     let queue = u16::from(deeds.byte()?) % QUEUES;
     match what {
-        0..100 => {
-            let (index, next) = (u16::from(deeds.byte()?), u16::from(deeds.byte()?));
-            let piece = (deeds.address()?, deeds.length()?);
-            // Most go on to a descriptor that there is, and few are tables.
-            let flags = u16::from(deeds.byte()?) & if next < 240 { 3 } else { 7 };
-            let next = if next < 250 { next % ENTRIES } else { next };
-            driver.describe(queue, index % ENTRIES, piece, (flags, next));
-        }
-        100..140 => {
-            let head = u16::from(deeds.byte()?);
-            driver.publish(queue, if head < 250 { head % ENTRIES } else { head });
-        }
-        140..170 => driver.kick(queue),
+        0..170 => deeds.disturb(driver, queue, ENTRIES)?,
         170..190 => {
             let length = deeds.short()?;
             let length = usize::from(if length < 0xf000 { 14 + length % 3000 } else { length });
             let prefix = u32::try_from(length).ok()?.to_be_bytes();
             peer.write_all(&[&prefix[..], &vec![0xa5; length]].concat()).ok();
         }
-        190..195 => drop(peer.write(&[deeds.byte()?, deeds.byte()?])),
-        195..210 => drop(peer.read(&mut [0; 5000])),
-        210..220 => {
-            let saved = bench.board.park();
-            bench.board.run(saved).expect("what was just saved");
-        }
-        220..225 => bench.board.links().find("net").ok()?.plug(queue == 0),
-        225..230 => drop(bench.memory.write(deeds.address()?, &deeds.short()?.to_le_bytes())),
-        230..240 => {
+        190..200 => drop(peer.write(&[deeds.byte()?, deeds.byte()?])),
+        200..215 => drop(peer.read(&mut [0; 5000])),
+        215..222 => bench.board.links().find("net").ok()?.plug(queue == 0),
+        222..244 => {
             // A command as it should be, but for what it says.
-            let words = [deeds.byte()? % 8, deeds.byte()? % 8, deeds.byte()?, deeds.byte()?];
-            bench.memory.write(0x8000, &words).expect("memory");
-            driver.offer(2, &[(0x8000, 4, false), (0x8010, 1, true)]);
+            let command = [deeds.byte()? % 8, deeds.byte()? % 8, deeds.byte()?, deeds.byte()?];
+            bench.memory.write(COMMAND, &command).expect("memory");
+            let length = u32::from(deeds.byte()?) % 32;
+            driver.offer(2, &[(COMMAND, length, false), (COMMAND + 0x100, 1, true)]);
             driver.kick(2);
         }
-        240..243 => driver.set_status(deeds.byte()?),
         // From the beginning, with fewer or more features.
-        _ => *driver = start(bench, if queue == 0 { CONTROL } else { CONTROL | MRG_RXBUF }),
+        _ => *driver = start(bench, if queue == 0 { CONTROL } else { OFFERED }),
     }
     Some(())
 }

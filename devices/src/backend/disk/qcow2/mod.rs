@@ -847,4 +847,58 @@ mod test {
         assert_eq!(Driver::new(&disk).write(65536, &[1; 512]), Err(Fault::Broken));
         assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [1; 512]);
     }
+
+    /// An image with one table of data and one cluster of it, and its numbers by their places.
+    fn written(path: &Path) -> (Vec<u8>, impl Fn(usize) -> u64 + use<>) {
+        create(path, &[], "1M");
+        let disk = open_disk(&Config::new(path), None).unwrap();
+        Driver::new(&disk).write(0, &[1; 512]).unwrap();
+        drop(disk);
+        let bytes = fs::read(path).unwrap();
+        let copy = bytes.clone();
+        (bytes, move |at| u64::from_be_bytes(copy[at..at + 8].try_into().unwrap()))
+    }
+
+    #[test]
+    fn no_entry_makes_a_guest_erase_or_write_the_header() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("no_entry_makes_a_guest_erase_or_write_the_header") {
+            return;
+        }
+        let path = folder.path().join("disk.qcow2");
+        let (bytes, number) = written(&path);
+        let reftable = usize::try_from(number(48)).unwrap();
+        let l1 = usize::try_from(number(header::L1_OFFSET)).unwrap();
+        let l2 = usize::try_from(number(l1) & !COPIED).unwrap();
+        // The header as a compressed cluster, which would be given back when it is written over;
+        // no block for the first clusters, which would begin where they do.
+        for (at, entry, answer) in [(l2, COMPRESSED, Ok(())), (reftable, 0, Err(Fault::Broken))] {
+            let mut lies = bytes.clone();
+            lies[at..at + 8].copy_from_slice(&entry.to_be_bytes());
+            fs::write(&path, lies).unwrap();
+            let disk: Arc<dyn Image> = open_disk(&Config::new(&path), None).unwrap();
+            let mut driver = Driver::new(&disk);
+            assert_eq!(driver.write(0, &[2; 65536]).and(driver.write(65536, &[2; 512])), answer);
+            (0..2).for_each(|_| driver.flush().unwrap());
+            drop((driver, disk));
+            assert!(fs::read(&path).unwrap()[..512] == bytes[..512], "{entry:#x} at {at:#x}");
+        }
+    }
+
+    #[test]
+    fn refuses_to_search_one_refcount_block_again_and_again() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("refuses_to_search_one_refcount_block_again_and_again") {
+            return;
+        }
+        let path = folder.path().join("disk.qcow2");
+        let (mut bytes, number) = written(&path);
+        let reftable = usize::try_from(number(48)).unwrap();
+        bytes.copy_within(reftable..reftable + 8, reftable + 80);
+        fs::write(&path, bytes).unwrap();
+        assert!(refusal(&path).contains("counts twice"), "{}", refusal(&path));
+        let config = Config { readonly: true, ..Config::new(&path) };
+        let disk = open_disk(&config, None).unwrap();
+        assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [1; 512]);
+    }
 }

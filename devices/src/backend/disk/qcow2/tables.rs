@@ -166,6 +166,14 @@ impl Root {
     }
 }
 
+/// Whether two entries are one table. A block that is everywhere and has nothing free would be
+/// looked through for hours.
+fn has_twins(entries: &[u64]) -> bool {
+    let mut tables: Vec<_> = entries.iter().map(|it| it & OFFSET).filter(|it| *it != 0).collect();
+    tables.sort_unstable();
+    tables.windows(2).any(|pair| pair[0] == pair[1])
+}
+
 /// All of an image's metadata.
 pub(super) struct Tables {
     bits: u32,
@@ -190,6 +198,9 @@ impl Tables {
         }
         let l1 = Root::read(raw, header.l1_offset, header.l1_entries)?;
         let reftable = Root::read(raw, header.reftable_offset, header.reftable_entries)?;
+        if !raw.geometry().read_only && has_twins(&reftable.entries) {
+            return Err(damaged("a refcount block that counts twice"));
+        }
         let (l2, blocks) = (Cache::new(8, cluster), Cache::new(2, cluster));
         let freed = Vec::new();
         Ok(Self { bits: header.cluster_bits, l1, l2, reftable, blocks, hint: 0, freed, end })
@@ -328,6 +339,7 @@ impl Tables {
             };
             let at = number << self.bits;
             let Some(block) = self.table_at(entry)? else {
+                self.check_free(at)?;
                 // The block counts itself, in the first of the clusters that it is for.
                 self.blocks.insert(at);
                 self.end = self.end.max(at + self.cluster());
@@ -341,9 +353,7 @@ impl Tables {
             let first = usize::try_from(number % per_block).unwrap_or_default();
             if let Some(free) = counts[first..].iter().position(|count| *count == 0) {
                 let at = (number + free as u64) << self.bits;
-                if at == 0 || self.is_root(at) {
-                    return Err(damaged("clusters in use that count as free"));
-                }
+                self.check_free(at)?;
                 self.blocks.set(raw, block, first + free, 1)?;
                 self.hint = number + free as u64 + 1;
                 return Ok(at);
@@ -353,10 +363,19 @@ impl Tables {
         }
     }
 
+    fn check_free(&self, at: u64) -> io::Result<()> {
+        if self.is_root(at) {
+            return Err(damaged("clusters in use that count as free"));
+        }
+        Ok(())
+    }
+
+    /// Whether it is the header's cluster, or one of the two tables that begin everything.
     fn is_root(&self, at: u64) -> bool {
-        [&self.l1, &self.reftable]
-            .into_iter()
-            .any(|it| (it.offset..it.offset + it.entries.len() as u64 * 8).contains(&at))
+        at == 0
+            || [&self.l1, &self.reftable]
+                .into_iter()
+                .any(|it| (it.offset..it.offset + it.entries.len() as u64 * 8).contains(&at))
     }
 
     /// Takes back an allocation to which nothing refers, in memory or in the file.
@@ -364,9 +383,12 @@ impl Tables {
         self.count_down(raw, at).map(|_| ())
     }
 
-    /// Gives a cluster back, after the next checkpoint.
+    /// Gives a cluster back, after the next checkpoint. An entry may name the header or a root, and
+    /// so make a guest erase it: those stay.
     pub(super) fn release(&mut self, at: u64) {
-        self.freed.push(at);
+        if !self.is_root(at) {
+            self.freed.push(at);
+        }
     }
 
     /// Returns whether nobody uses it any more.
