@@ -1,4 +1,4 @@
-//! Networks carry every byte: the probe sends frames, a peer sends them back, and they are compared.
+//! Networks carry every byte: the probe sends frames, a peer sends them back, and all is compared.
 
 use std::os::unix::net::UnixListener;
 use std::thread;

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Builder, scope, sleep};
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,9 @@ impl Drop for Namespace {
 ///
 /// When there is no namespace, which needs root, or the body fails.
 pub fn in_namespace(body: impl FnOnce() -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
-    let space = Namespace(format!("transom-{}", std::process::id()));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let space = Namespace(format!("transom-{}-{number}", std::process::id()));
     ip(&format!("netns add {}", space.0))?;
     let path = Path::new("/run/netns").join(&space.0);
     let file = File::open(&path).with_context(|| path.display().to_string())?;

@@ -80,6 +80,7 @@ pub(crate) struct Job {
     pub(crate) durable: u64,
     pub(crate) through: u64,
     by_interrupt: bool,
+    seconds: u64,
 }
 
 impl Job {
@@ -97,6 +98,7 @@ impl Job {
             durable: 0,
             through: 0,
             by_interrupt: false,
+            seconds: 0,
         };
         for word in words {
             let (key, value) = word.split_once('=')?;
@@ -109,6 +111,7 @@ impl Job {
                 "every" => &mut job.every,
                 "durable" => &mut job.durable,
                 "through" => &mut job.through,
+                "seconds" => &mut job.seconds,
                 "wait" => {
                     job.by_interrupt = by_interrupt(value)?;
                     continue;
@@ -118,7 +121,8 @@ impl Job {
             *field = number(value)?;
         }
         let fits = job.block % 512 == 0 && (512..=1 << 20).contains(&job.block);
-        (fits && job.span >= job.block && job.every > 0).then_some(job)
+        let some = job.span == 0 || job.span >= job.block;
+        (fits && some && job.every > 0).then_some(job)
     }
 
     pub(crate) fn places(&self) -> u64 {
@@ -148,10 +152,14 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
 
 fn all(session: &mut Session, disk: &mut dyn Disk, words: Words, (cpu, room): (&Cpu, &Room)) {
     for word in words.all("disk") {
-        let Some(job) = Job::parse(word) else {
+        let Some(mut job) = Job::parse(word) else {
             session.add(Finding::check("disk", false).text("wants", "MODE,KEY=NUMBER,..."));
             return;
         };
+        if job.span == 0 {
+            let bytes = disk.shape().bytes;
+            job.span = bytes - bytes % job.block;
+        }
         let mut room = room.rest();
         let kind = disk.shape().kind;
         if job.by_interrupt && !disk.shape().interrupts {
@@ -211,7 +219,7 @@ impl<'a> Drive<'a> {
         let depth = usize::try_from(job.depth).ok()?;
         let shape = disk.shape();
         let fits = (1..=shape.depth.min(DEPTH)).contains(&depth)
-            && job.span <= shape.bytes
+            && (job.block..=shape.bytes).contains(&job.span)
             && job.block % shape.sector.max(512) == 0;
         if !fits || !disk.write_through(job.through != 0) {
             return None;
@@ -331,7 +339,8 @@ struct Outcome {
 fn transfer(drive: &mut Drive, job: &Job, cpu: &Cpu) -> Finding {
     let count = if job.requests == 0 { job.places() } else { job.requests };
     let start = tsc();
-    let mut outcome = blocks(drive, job, count);
+    let end = start.saturating_add(cpu.counts(job.seconds.min(1 << 20) * 1_000_000));
+    let mut outcome = blocks(drive, job, (count, if job.seconds == 0 { u64::MAX } else { end }));
     let requests = drive.answered;
     let kept = requests.min(LATENCIES) as usize;
     if matches!(job.mode, "write" | "fill") {
@@ -358,7 +367,8 @@ fn transfer(drive: &mut Drive, job: &Job, cpu: &Cpu) -> Finding {
         .number("p99_ns", worst)
 }
 
-fn blocks(drive: &mut Drive, job: &Job, count: u64) -> Outcome {
+/// So many of them, or as many as are begun before the time stamp counter is there.
+fn blocks(drive: &mut Drive, job: &Job, (mut count, end): (u64, u64)) -> Outcome {
     let (pattern, order) = (Pattern::new(job.seed), Order::new(job.seed, job.places()));
     let operation = match job.mode {
         "write" | "fill" => Operation::Write,
@@ -368,6 +378,7 @@ fn blocks(drive: &mut Drive, job: &Job, count: u64) -> Outcome {
     let mut next = 0;
     while drive.answered < count {
         let before = next;
+        count = if tsc() < end { count } else { next };
         while next < count
             && let Some((tag, address)) = drive.free()
         {
@@ -384,6 +395,8 @@ fn blocks(drive: &mut Drive, job: &Job, count: u64) -> Outcome {
         }
         if next > before {
             drive.ring();
+        } else if drive.is_idle() {
+            break;
         }
         let Some((tag, request)) = drive.wait() else { return outcome };
         let mut done = Some((tag, request));
