@@ -14,6 +14,9 @@ use super::tables::{COMPRESSED, Tables, damaged};
 /// Of a counted cluster: a table entry that is not compressed refers to it.
 const PLAIN: u16 = 1 << 15;
 
+/// Most clusters to count, whatever length a file claims: 16 TiB of the usual size.
+const MOST: u64 = 1 << 28;
+
 /// How often each cluster of the file is referred to.
 struct References {
     counts: Vec<u16>,
@@ -63,7 +66,9 @@ impl Tables {
 
     fn references(&mut self, raw: &Raw, header: &Header) -> io::Result<References> {
         let cluster = self.cluster();
-        let clusters = usize::try_from(self.end.div_ceil(cluster)).unwrap_or(usize::MAX);
+        let clusters = self.end.div_ceil(cluster);
+        let counted = usize::try_from(clusters).ok().filter(|_| clusters <= MOST);
+        let clusters = counted.ok_or_else(|| damaged("more clusters than can be counted here"))?;
         let mut found = References { counts: vec![0; clusters], bits: header.cluster_bits };
         found.add(0, cluster, PLAIN)?;
         for (offset, entries) in self.roots() {
