@@ -43,6 +43,13 @@ impl References {
         let count = count.copied().unwrap_or_default();
         (u64::from(count & !PLAIN), count & PLAIN != 0)
     }
+
+    /// Whether any of these clusters is referred to.
+    fn any(&self, from: u64, to: u64) -> bool {
+        let most = self.counts.len();
+        let index = |number: u64| usize::try_from(number).map_or(most, |it| it.min(most));
+        self.counts[index(from)..index(to)].iter().any(|count| *count > 0)
+    }
 }
 
 impl Tables {
@@ -95,23 +102,28 @@ impl Tables {
     /// The clusters that count too high, and how high they should.
     fn excess(&mut self, raw: &Raw, references: &References) -> io::Result<Vec<(u64, u64)>> {
         let mut excess = Vec::new();
-        let mut counted = 0;
-        while let Some(counts) = self.counts(raw, counted)? {
-            for count in counts {
-                let (wanted, plain) = references.of(counted);
+        let (blocks, per_block) = self.count_blocks();
+        for block in 0..blocks {
+            let first = block * per_block;
+            let Some(counts) = self.counts(raw, block)? else {
+                if references.any(first, first + per_block) {
+                    return Err(damaged("clusters in use that are not counted"));
+                }
+                continue;
+            };
+            for (number, count) in (first..).zip(counts) {
+                let (wanted, plain) = references.of(number);
                 if count < wanted {
                     return Err(damaged("clusters in use that count as free"));
                 }
                 // An entry says whether its cluster is its own: that would have to change as well.
                 if count > wanted && !(plain && wanted > 0) {
-                    excess.push((counted, wanted));
+                    excess.push((number, wanted));
                 }
-                counted += 1;
             }
         }
-        let beyond = usize::try_from(counted).unwrap_or(usize::MAX);
-        if references.counts.iter().skip(beyond).any(|count| *count > 0) {
-            return Err(damaged("clusters in use that are not counted"));
+        if references.any(blocks * per_block, u64::MAX) {
+            return Err(damaged("clusters in use that cannot be counted"));
         }
         Ok(excess)
     }

@@ -250,14 +250,16 @@ impl Tables {
         Ok(self.l2.load(raw, at)?.numbers.to_vec())
     }
 
-    /// The counts of the block that begins with this cluster, which are zeros if it is not there;
-    /// nothing behind the last block.
-    pub(super) fn counts(&mut self, raw: &Raw, first: u64) -> io::Result<Option<Vec<u64>>> {
-        let per_block = self.cluster() / 2;
-        let index = usize::try_from(first / per_block).unwrap_or(usize::MAX);
-        let Some(entry) = self.reftable.entries.get(index).copied() else { return Ok(None) };
-        let none = || vec![0; usize::try_from(per_block).unwrap_or_default()];
-        let Some(at) = self.table_at(entry)? else { return Ok(Some(none())) };
+    /// How many blocks of counts there may be, and of how many clusters each is.
+    pub(super) fn count_blocks(&self) -> (u64, u64) {
+        (self.reftable.entries.len() as u64, self.cluster() / 2)
+    }
+
+    /// The counts of one of them, if it is there.
+    pub(super) fn counts(&mut self, raw: &Raw, block: u64) -> io::Result<Option<Vec<u64>>> {
+        let index = usize::try_from(block).unwrap_or(usize::MAX);
+        let entry = self.reftable.entries.get(index).copied().unwrap_or_default();
+        let Some(at) = self.table_at(entry)? else { return Ok(None) };
         Ok(Some(self.blocks.load(raw, at)?.numbers.to_vec()))
     }
 
