@@ -1,7 +1,7 @@
 //! Networks under Linux: four controllers in one guest, two on taps, one on a tap that the kernel
-//! serves (vhost-net) where it can, and one on passt, with addresses by DHCP, whole packets of other
-//! sizes, offloads on and off, several pairs of queues, cables that are pulled, and data that comes
-//! back as it went.
+//! serves where it can (vhost-net), and one on passt, with addresses by DHCP, whole packets of
+//! other sizes, offloads on and off, several pairs of queues, cables that are pulled, and data that
+//! comes back as it went.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File, Permissions};

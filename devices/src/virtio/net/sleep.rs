@@ -71,8 +71,8 @@ impl Sleep {
         Ok(Self { epoll, bells, port: None })
     }
 
-    /// Sleeps until a bell rings, the port has what is wished for, or is due. Says which bells rang:
-    /// a bit for each, in their order.
+    /// Sleeps until a bell rings, the port has what is wished for, or is due. Says which bells
+    /// rang: a bit for each, in their order.
     pub(super) fn until(&mut self, wait: &Wait<'_>, wish: Wish) -> u8 {
         self.watch(wait, wish);
         let left = wait.due.map(|due| due.saturating_duration_since(Instant::now()));
