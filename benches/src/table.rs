@@ -81,7 +81,10 @@ pub fn rows_table(title: &str, unit: &str, rows: &[(&str, &str)], all: &[Samples
     for ((name, note), samples) in rows.iter().zip(all).filter(|(_, samples)| !samples.is_empty()) {
         let it = Spread::of(samples);
         let cells = [it.median, it.least, it.ninth, it.most, it.median / ours];
-        line(name, cells.map(|number| format!("{number:.2}")), note);
+        // Of nothing there is no multiple.
+        let text =
+            |number: f64| if number.is_finite() { format!("{number:.2}") } else { "-".into() };
+        line(name, cells.map(text), note);
     }
     text
 }
