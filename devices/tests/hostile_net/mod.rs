@@ -20,11 +20,17 @@ const ENTRIES: u16 = 32;
 const CONTROL: u64 = 0xbf << 16 | 1 << 5;
 /// With MRG_RXBUF and EVENT_IDX.
 const OFFERED: u64 = CONTROL | 1 << 15 | EVENT_IDX;
-/// Where a command is put together.
+/// Where a command is put together, and a frame behind its header, and where one may arrive.
 const COMMAND: u64 = 0x8000;
+const FRAME: u64 = 0xa000;
+const BUFFER: u64 = 0x2_0000;
+const HEADER: u32 = 12;
+/// The bit of the status.
+const NEEDS_RESET: u8 = 64;
 
-/// Does what the bytes say, and then shows that a well-meaning driver is served.
-pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
+/// Does what the bytes say, and then shows that a well-meaning driver is served. Tells how often
+/// frames came out on either side.
+pub(crate) fn run(bytes: impl Iterator<Item = u8>) -> [u32; 2] {
     let mut deeds = Deeds::new(bytes, RAM);
     let (ours, mut peer) = UnixStream::pair().expect("two sockets");
     peer.set_nonblocking(true).expect("a socket");
@@ -36,7 +42,8 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     drop(ours);
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = start(&bench, OFFERED);
-    while deed(&mut deeds, &mut driver, &mut peer).is_some() {}
+    let mut seen = [0; 2];
+    while deed(&mut deeds, &mut driver, (&mut peer, &mut seen)).is_some() {}
     drop(driver);
     bench.board.reset().expect("power-on again");
     let mut driver = start(&bench, CONTROL);
@@ -47,6 +54,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     driver.kick(2);
     assert_eq!(driver.wait(2).length, 1);
     assert_eq!(driver.bytes(words + 3, 1), [0]);
+    seen
 }
 
 fn start(bench: &Bench, features: u64) -> Driver<'_> {
@@ -62,20 +70,43 @@ fn start(bench: &Bench, features: u64) -> Driver<'_> {
 fn deed<'a, B: Iterator<Item = u8>>(
     deeds: &mut Deeds<B>,
     driver: &mut Driver<'a>,
-    peer: &mut UnixStream,
+    (peer, seen): (&mut UnixStream, &mut [u32; 2]),
 ) -> Option<()> {
     let (what, bench) = (deeds.byte()?, driver.bench);
     let queue = u16::from(deeds.byte()?) % QUEUES;
+    // A device that was broken does nothing until it is reset.
+    if what < 200 && driver.status() & NEEDS_RESET != 0 {
+        *driver = start(bench, if queue == 0 { CONTROL } else { OFFERED });
+    }
     match what {
-        0..170 => deeds.disturb(driver, queue, ENTRIES)?,
-        170..190 => {
+        0..90 => deeds.disturb(driver, queue, ENTRIES)?,
+        90..130 => {
+            let length = u32::from(deeds.short()?) % 3000;
+            driver.offer(0, &[(BUFFER, HEADER, true), (BUFFER + 0x1000, length, true)]);
+            driver.kick(0);
+        }
+        130..165 => {
+            // Mostly a header that asks for nothing.
+            let asks = [deeds.byte()?, deeds.byte()?].map(|it| if it < 250 { 0 } else { it });
+            bench.memory.write(FRAME, &asks).expect("memory");
+            let length = u32::from(deeds.short()?) % 2000;
+            driver.offer(1, &[(FRAME, HEADER, false), (FRAME + 0x1000, length, false)]);
+            driver.kick(1);
+        }
+        165..190 => {
             let length = deeds.short()?;
             let length = usize::from(if length < 0xf000 { 14 + length % 3000 } else { length });
             let prefix = u32::try_from(length).ok()?.to_be_bytes();
-            peer.write_all(&[&prefix[..], &vec![0xa5; length]].concat()).ok();
+            peer.write_all(&[&prefix[..], &vec![0xff; length]].concat()).ok();
         }
-        190..200 => drop(peer.write(&[deeds.byte()?, deeds.byte()?])),
-        200..215 => drop(peer.read(&mut [0; 5000])),
+        // What is no frame, after which no other comes: seldom.
+        190..200 if queue == 0 && deeds.byte()? > 200 => {
+            drop(peer.write(&[deeds.byte()?, deeds.byte()?]));
+        }
+        190..215 => {
+            seen[0] += u32::from(peer.read(&mut [0; 5000]).is_ok());
+            seen[1] += u32::from(driver.take(0).is_some_and(|it| it.length > HEADER));
+        }
         215..222 => bench.board.links().find("net").ok()?.plug(queue == 0),
         222..244 => {
             // A command as it should be, but for what it says.

@@ -152,9 +152,9 @@ impl<'a> Driver<'a> {
 }
 
 /// Does to a controller what the bytes say, and then shows that it still serves. The first byte
-/// chooses its disk.
-pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) {
-    let Some(way) = bytes.next() else { return };
+/// chooses its disk. Tells how often something was read, written or flushed without an error.
+pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
+    let Some(way) = bytes.next() else { return 0 };
     let mut fields = WAYS[usize::from(way) % WAYS.len()](folder);
     fields["slot"] = json!("02.0");
     let config =
@@ -164,7 +164,8 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) {
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = Driver::start(&bench, true);
     let mut deeds = Deeds::new(bytes, RAM);
-    while deed(&mut deeds, &mut driver).is_some() {}
+    let mut served = 0;
+    while deed(&mut deeds, &mut driver, &mut served).is_some() {}
     bench.board.reset().expect("power-on again");
     let mut driver = Driver::start(&bench, false);
     // IDENTIFY: the controller.
@@ -179,6 +180,7 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) {
         std::thread::yield_now();
     };
     assert_eq!(status, 0);
+    served
 }
 
 /// A command from its namespace on: its data, and its dwords 10 to 12.
@@ -195,14 +197,21 @@ fn dwords(space: u32, (first, second): (u64, u64), own: (u32, u32, u32)) -> [u32
 }
 
 /// One thing; none when the bytes are used up.
-fn deed<B: Iterator<Item = u8>>(deeds: &mut Deeds<B>, driver: &mut Driver<'_>) -> Option<()> {
+fn deed<B: Iterator<Item = u8>>(
+    deeds: &mut Deeds<B>,
+    driver: &mut Driver<'_>,
+    served: &mut u32,
+) -> Option<()> {
     let (what, bench) = (deeds.byte()?, driver.bench);
     let queue = u16::from(deeds.byte()?) % QUEUES;
     match what {
         0..20 => create(deeds, driver, queue)?,
         20..120 => command(deeds, driver, queue)?,
         120..150 => driver.ring(queue),
-        150..180 => drop(driver.reap(queue)),
+        150..180 => {
+            let done = driver.reap(queue) == Some(0);
+            *served += u32::from(done && queue > 0);
+        }
         180..190 => driver.bell(u16::from(deeds.byte()? % 20), u32::from(deeds.byte()? % 80)),
         190..210 => drop(bench.memory.write(deeds.address()?, &deeds.word()?.to_le_bytes())),
         210..220 => {

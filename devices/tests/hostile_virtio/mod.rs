@@ -22,6 +22,9 @@ const DATA: u64 = 0x9000;
 /// Bytes of a disk.
 const DISK: u64 = 1 << 20;
 
+/// The bit of the status.
+const NEEDS_RESET: u8 = 64;
+
 type Bytes<'a> = dyn Iterator<Item = u8> + 'a;
 type Chain = Vec<(u64, u32, bool)>;
 
@@ -178,9 +181,13 @@ fn deed<'a>(
     let (what, bench) = (deeds.byte()?, driver.bench);
     let queues = u16::try_from(driver.queues.len()).ok()?;
     let queue = u16::from(deeds.byte()?) % queues;
+    // A device that was broken does nothing until it is reset.
+    if what < 200 && driver.status() & NEEDS_RESET != 0 {
+        *driver = start(bench, OWN | EVENT_IDX);
+    }
     match what {
-        0..130 => deeds.disturb(driver, queue, ENTRIES)?,
-        130..205 => {
+        0..110 => deeds.disturb(driver, queue, ENTRIES)?,
+        110..205 => {
             let chain = (kind.ask)(deeds, bench)?;
             driver.offer(queue, &chain);
             driver.kick(queue);

@@ -1,4 +1,4 @@
-//! A qcow2 image that anybody may have made, opened and written; a sound one keeps what was written.
+//! A qcow2 image that anybody may have made, opened and written: a sound one keeps what it got.
 #![no_main]
 
 #[path = "../../../devices/tests/hostile_image/mod.rs"]

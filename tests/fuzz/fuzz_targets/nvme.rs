@@ -11,4 +11,6 @@ use tempfile::TempDir;
 
 static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
 
-fuzz_target!(|bytes: &[u8]| hostile_nvme::run(FOLDER.path(), bytes.iter().copied()));
+fuzz_target!(|bytes: &[u8]| {
+    hostile_nvme::run(FOLDER.path(), bytes.iter().copied());
+});
