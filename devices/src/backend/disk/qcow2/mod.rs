@@ -551,7 +551,7 @@ mod test {
     use std::fs;
 
     use super::super::driver::Driver;
-    use super::super::rehearsal::{Dice, check, create, qemu_img};
+    use super::super::rehearsal::{Dice, check, create, patient, qemu_img};
     use super::super::{Fault, Image, Operation, open as open_disk};
     use super::*;
 
@@ -638,17 +638,15 @@ mod test {
             ("compression_type=zstd", "zstd"),
             ("refcount_bits=64", "have 64 bits"),
         ] {
-            let status = std::process::Command::new("qemu-img")
-                .args(["create", "-q", "-f", "qcow2", "-o", options, "disk.qcow2", "1M"])
-                .current_dir(folder.path())
-                .status();
-            assert!(status.unwrap().success());
+            let mut command = std::process::Command::new("qemu-img");
+            command.args(["create", "-q", "-f", "qcow2", "-o", options, "disk.qcow2", "1M"]);
+            assert!(patient(command.current_dir(folder.path())).status.success());
             assert!(refusal(&image).contains(said), "{options}: {}", refusal(&image));
         }
         create(&image, &[], "1M");
         let snapshot = ["snapshot", "-c", "one"];
         let mut command = std::process::Command::new("qemu-img");
-        assert!(command.args(snapshot).arg(&image).status().unwrap().success());
+        assert!(patient(command.args(snapshot).arg(&image)).status.success());
         assert!(refusal(&image).contains("has 1 snapshots"), "{}", refusal(&image));
         open_disk(&Config { readonly: true, ..Config::new(&image) }, None).unwrap();
         // Not closed by one who counts late, or damaged.
