@@ -1,33 +1,65 @@
-//! A disk in the page cache: time and processor time of a request, by depth and size.
+//! A disk: time and processor time of a request, by controller, depth and size, in the page cache
+//! and around it.
+//!
+//! Words after `--` leave some out: `nvme`, `virtio-blk`, `cached`, `direct`.
 #![forbid(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Rival, rivals};
-use transom_benches::table::{Samples, print, table};
+use transom_benches::table::{Samples, print, rows_table};
 
 const ROUNDS: usize = 5;
 const SPAN_MIB: usize = 256;
+/// As the kernel has it for this architecture.
+const O_DIRECT: i32 = 0o40000;
 
-/// Mode, bytes, depth, requests.
-type Work = (&'static str, &'static str, u64, u64);
+/// What a work is called, bytes, depth, and requests in the page cache and around it.
+type Work = (&'static str, &'static str, u64, [u64; 2]);
 
 /// Writes come last, so that nothing that is being written disturbs a read.
 const WORKS: [Work; 6] = [
-    ("read", "4K", 1, 20_000),
-    ("read", "4K", 32, 200_000),
-    ("read", "128K", 32, 8000),
-    ("fill", "4K", 1, 20_000),
-    ("fill", "4K", 32, 200_000),
-    ("fill", "128K", 32, 8000),
+    ("read", "4K", 1, [20_000, 2000]),
+    ("read", "4K", 32, [200_000, 20_000]),
+    ("read", "128K", 32, [8000, 2000]),
+    ("fill", "4K", 1, [20_000, 2000]),
+    ("fill", "4K", 32, [200_000, 20_000]),
+    ("fill", "128K", 32, [8000, 2000]),
 ];
 
+/// A controller, and whether the page cache is left out.
+#[derive(Clone, Copy)]
+struct Way {
+    controller: &'static str,
+    direct: bool,
+}
+
+const WAYS: [Way; 4] = [
+    Way { controller: "virtio-blk", direct: false },
+    Way { controller: "nvme", direct: false },
+    Way { controller: "virtio-blk", direct: true },
+    Way { controller: "nvme", direct: true },
+];
+
+impl Way {
+    fn cache(self) -> &'static str {
+        if self.direct { "direct" } else { "cached" }
+    }
+
+    fn requests(self, work: &Work) -> u64 {
+        work.3[usize::from(self.direct)]
+    }
+}
+
 /// What one run tells of one work, in microseconds.
+#[derive(Clone, Copy)]
 struct Figures {
     /// At depth 1 the median of their latencies, else the time from one to the next.
     each: f64,
@@ -44,16 +76,35 @@ fn main() -> Result<()> {
     for _ in 0..SPAN_MIB {
         file.write_all(&[0x5a; 1 << 20]).context("a disk")?;
     }
-    let empty = || vec![[Samples::new(), Samples::new()]; all.len()];
-    let mut samples = WORKS.map(|_| empty());
+    file.sync_all().context("a disk")?;
+    let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
+    let named = |way: &Way| words.iter().all(|it| [way.controller, way.cache()].contains(&&**it));
+    for way in WAYS.into_iter().filter(named) {
+        if way.direct && OpenOptions::new().read(true).custom_flags(O_DIRECT).open(&disk).is_err() {
+            eprintln!("not compared: direct, {} cannot", folder.path().display());
+            continue;
+        }
+        compare(way, &all, &disk)?;
+    }
+    Ok(())
+}
+
+/// Measures all in turn, and the host itself where `fio` is there and there is no cache.
+fn compare(way: Way, all: &[Rival], disk: &Path) -> Result<()> {
+    let mut rows: Vec<_> = all.iter().map(|rival| (rival.name, rival.note)).collect();
+    let fio = way.direct && Command::new("fio").arg("--version").output().is_ok();
+    if fio {
+        rows.push(("fio", "on the host, without any guest"));
+    }
+    let mut samples = WORKS.map(|_| vec![[Samples::new(), Samples::new()]; rows.len()]);
     for round in 0..=ROUNDS {
-        for (index, rival) in all.iter().enumerate() {
-            let figures = run(rival, &disk).context(rival.name)?;
+        for (index, (name, _)) in rows.iter().enumerate() {
+            let figures = match all.get(index) {
+                Some(rival) => run(rival, way, disk).context(*name)?,
+                None => WORKS.iter().map(|work| host(work, way, disk)).collect::<Result<_>>()?,
+            };
             // The first round warms up caches.
-            if round == 0 {
-                continue;
-            }
-            for (samples, it) in samples.iter_mut().zip(figures) {
+            for (samples, it) in samples.iter_mut().zip(figures).filter(|_| round > 0) {
                 samples[index][0].push(it.each);
                 samples[index][1].push(it.processor);
             }
@@ -61,37 +112,49 @@ fn main() -> Result<()> {
     }
     for ((mode, block, depth, _), samples) in WORKS.iter().zip(&samples) {
         let name = if *mode == "fill" { "write" } else { mode };
+        let (controller, cache) = (way.controller, way.cache());
         for (column, what) in ["time", "processor time of the host's side"].iter().enumerate() {
             let samples: Vec<_> = samples.iter().map(|it| it[column].clone()).collect();
-            let title = format!("{name}, {block}, depth {depth}: {what} for each");
-            print(&format!("{}\n", table(&title, "us", &all, &samples)));
+            let title = format!("{controller}, {cache}, {name}, {block}, depth {depth}: {what}");
+            print(&format!(
+                "{}\n",
+                rows_table(&format!("{title} for each"), "us", &rows, &samples)
+            ));
         }
     }
     Ok(())
 }
 
-/// The program with its best: io_uring, a thread of its own that polls, the host's page cache.
-fn command(rival: &Rival, words: &str, disk: &Path) -> Result<Command> {
+/// The program with its best: io_uring, a thread of its own that polls where it can have one.
+fn command(rival: &Rival, words: &str, way: Way, disk: &Path) -> Result<Command> {
     let mut command = rival.command(words)?;
     let disk = disk.display();
     if rival.name == "vmm" {
-        command.arg("--device").arg(format!("virtio-blk,path={disk},direct=off"));
+        let direct = if way.direct { "on" } else { "off" };
+        command.args(["--device", &format!("{},path={disk},direct={direct}", way.controller)]);
+        return Ok(command);
+    }
+    let cache = if way.direct { "none" } else { "writeback" };
+    let drive = format!("if=none,id=disk,format=raw,aio=io_uring,cache={cache},file={disk}");
+    command.args(["-name", "bench,debug-threads=on", "-drive", &drive]);
+    if way.controller == "nvme" {
+        // QEMU serves it by its main thread.
+        command.args(["-device", "nvme,serial=bench,drive=disk"]);
     } else {
-        let drive = "if=none,id=disk,format=raw,aio=io_uring,cache=writeback";
-        command.args(["-name", "bench,debug-threads=on", "-object", "iothread,id=io"]);
-        command.arg("-drive").arg(format!("{drive},file={disk}"));
+        command.args(["-object", "iothread,id=io"]);
         command.args(["-device", "virtio-blk-pci,drive=disk,iothread=io"]);
     }
     Ok(command)
 }
 
-fn run(rival: &Rival, disk: &Path) -> Result<Vec<Figures>> {
-    let words = WORKS.map(|(mode, block, depth, requests)| {
-        let way = format!("depth={depth},block={block},requests={requests}");
-        format!("disk={mode},{way},span={SPAN_MIB}M")
+fn run(rival: &Rival, way: Way, disk: &Path) -> Result<Vec<Figures>> {
+    let words = WORKS.map(|work| {
+        let (mode, block, depth, _) = work;
+        let requests = way.requests(&work);
+        format!("disk={mode},depth={depth},block={block},requests={requests},span={SPAN_MIB}M")
     });
     let words = format!("checks=none then=halt {}", words.join(" "));
-    let mut machine = Machine::start(&mut command(rival, &words, disk)?)?;
+    let mut machine = Machine::start(&mut command(rival, &words, way, disk)?)?;
     machine.wait_for("loops_per_us", 1)?;
     let mut times = vec![machine.processor_seconds()?];
     for count in 1..=WORKS.len() {
@@ -113,4 +176,31 @@ fn run(rival: &Rival, disk: &Path) -> Result<Vec<Figures>> {
         Ok(Figures { each, processor: used * 1e6 / requests })
     });
     figures.collect()
+}
+
+/// The same by `fio`, with the best that it has.
+fn host(work: &Work, way: Way, disk: &Path) -> Result<Figures> {
+    let (mode, block, depth, _) = work;
+    let requests = way.requests(work);
+    let mut fio = Command::new("fio");
+    fio.args(["--name=host", "--output-format=json", "--direct=1", "--ioengine=io_uring"]);
+    fio.arg(format!("--filename={}", disk.display()));
+    fio.arg(format!("--rw={}", if *mode == "read" { "randread" } else { "randwrite" }));
+    fio.arg(format!("--bs={block}")).arg(format!("--iodepth={depth}"));
+    // So much, however often the file is gone through.
+    let bytes = block.trim_end_matches('K').parse::<u64>()? * 1024 * requests;
+    fio.arg(format!("--size={SPAN_MIB}M")).arg(format!("--io_size={bytes}")).arg("--norandommap");
+    let output = fio.output().context("fio")?;
+    ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).context("fio's JSON")?;
+    let job = &told["jobs"][0];
+    let part = &job[if *mode == "read" { "read" } else { "write" }];
+    let number = |value: &Value| value.as_f64().context("a number of fio's");
+    let (count, milliseconds) = (number(&part["total_ios"])?, number(&part["runtime"])?);
+    let each = match depth {
+        1 => number(&part["clat_ns"]["percentile"]["50.000000"])? / 1e3,
+        _ => milliseconds * 1e3 / count,
+    };
+    let percent = number(&job["usr_cpu"])? + number(&job["sys_cpu"])?;
+    Ok(Figures { each, processor: percent / 100.0 * milliseconds * 1e3 / count })
 }

@@ -8,6 +8,8 @@ mod mistakes;
 mod papers;
 #[path = "command_line/rights.rs"]
 mod rights;
+#[path = "command_line/sharing.rs"]
+mod sharing;
 #[path = "command_line/views.rs"]
 mod views;
 

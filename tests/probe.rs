@@ -1,6 +1,6 @@
 //! The probe, started by `vmm run` on this host's own KVM: that a machine runs, resets, pauses and
-//! ends as it is told, that devices work with the kernel's help, that no access breaks it, and that
-//! disks keep what they were given.
+//! ends as it is told, that devices work with the kernel's help, that no access breaks it, that
+//! disks keep what they were given, and that frames come back as they went.
 #![forbid(unsafe_code)]
 
 #[path = "probe/crash.rs"]
@@ -9,10 +9,16 @@ mod crash;
 mod devices;
 #[path = "probe/disk.rs"]
 mod disk;
+#[path = "probe/doctor.rs"]
+mod doctor;
 #[path = "probe/life.rs"]
 mod life;
 #[path = "probe/machine.rs"]
 mod machine;
+#[path = "probe/net.rs"]
+mod net;
+#[path = "probe/volume.rs"]
+mod volume;
 
 use transom_tests::program::not_run;
 use vmm::kvm::Situation;

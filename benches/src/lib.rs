@@ -3,3 +3,4 @@
 pub mod machine;
 pub mod rival;
 pub mod table;
+pub mod tap;

@@ -103,14 +103,27 @@ impl Machine {
     ///
     /// When the process is gone.
     pub fn processor_seconds(&self) -> Result<f64> {
+        // `cpu0` is ours, `CPU 0/KVM` is QEMU's.
+        self.seconds(|name| !name.to_lowercase().starts_with("cpu"))
+    }
+
+    /// Processor time of all threads.
+    ///
+    /// # Errors
+    ///
+    /// When the process is gone.
+    pub fn all_seconds(&self) -> Result<f64> {
+        self.seconds(|_| true)
+    }
+
+    fn seconds(&self, counts: impl Fn(&str) -> bool) -> Result<f64> {
         let path = format!("/proc/{}/task", self.child.id());
         let mut nanoseconds = 0.0;
         for task in fs::read_dir(&path).context(path)? {
             let task = task?.path();
             // A thread may end while it is looked at.
             let read = |file| fs::read_to_string(task.join(file)).unwrap_or_default();
-            // `cpu0` is ours, `CPU 0/KVM` is QEMU's.
-            if read("comm").to_lowercase().starts_with("cpu") {
+            if !counts(&read("comm")) {
                 continue;
             }
             let text = read("schedstat");

@@ -59,7 +59,8 @@ const KNOWN: &[Known] = &[
     ),
 ];
 
-/// The programs that are here, ours first; says which are not. `but` leaves some out.
+/// The programs that are here, ours first; says which are not. `but` leaves some out. A program is
+/// where its variable says (`TRANSOM_CLOUD_HYPERVISOR`, …), or else in `PATH`.
 ///
 /// # Errors
 ///
@@ -71,9 +72,14 @@ pub fn rivals(folder: &TempDir, but: &[&str]) -> Result<Vec<Rival>> {
         if but.contains(name) {
             continue;
         }
-        let program = if *program == "vmm" { Some(build()?) } else { in_path(program) };
-        let Some(program) = program else {
-            eprintln!("not compared: {name} is not in PATH");
+        let variable = format!("TRANSOM_{}", program.to_uppercase().replace('-', "_"));
+        let found_program = match env::var_os(&variable) {
+            Some(path) => Some(PathBuf::from(path)),
+            None if *program == "vmm" => Some(build()?),
+            None => in_path(program),
+        };
+        let Some(program) = found_program else {
+            eprintln!("not compared: {name} is neither in {variable} nor in PATH");
             continue;
         };
         let places = Places { program, folder: folder.path().to_owned() };

@@ -63,6 +63,12 @@ pub fn interleave(
 
 /// The table as text; ours is the first row, and `x` says how many times ours the others are.
 pub fn table(title: &str, unit: &str, rivals: &[Rival], all: &[Samples]) -> String {
+    let rows: Vec<_> = rivals.iter().map(|rival| (rival.name, rival.note)).collect();
+    rows_table(title, unit, &rows, all)
+}
+
+/// The same of rows that have names and notes.
+pub fn rows_table(title: &str, unit: &str, rows: &[(&str, &str)], all: &[Samples]) -> String {
     let rounds = all.first().map_or(0, Vec::len);
     let mut text = format!("{title} ({unit}, {rounds} rounds in turn)\n");
     let mut line = |name: &str, cells: [String; 5], note: &str| {
@@ -72,10 +78,13 @@ pub fn table(title: &str, unit: &str, rivals: &[Rival], all: &[Samples]) -> Stri
     };
     line("", ["median", "min", "p90", "max", "x ours"].map(str::to_owned), "");
     let ours = all.first().map_or(1.0, |samples| Spread::of(samples).median);
-    for (rival, samples) in rivals.iter().zip(all) {
+    for ((name, note), samples) in rows.iter().zip(all).filter(|(_, samples)| !samples.is_empty()) {
         let it = Spread::of(samples);
         let cells = [it.median, it.least, it.ninth, it.most, it.median / ours];
-        line(rival.name, cells.map(|number| format!("{number:.2}")), rival.note);
+        // Of nothing there is no multiple.
+        let text =
+            |number: f64| if number.is_finite() { format!("{number:.2}") } else { "-".into() };
+        line(name, cells.map(text), note);
     }
     text
 }

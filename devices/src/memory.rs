@@ -1,17 +1,25 @@
 //! Guest RAM for devices: copies in and out, never a reference, and only while it may be used.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use serde::{Deserialize, Serialize};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
 
 /// A handle to guest RAM. A closed gate (bus mastering off, device parked) makes every access fail,
 /// as does an address that is not RAM: both are the guest's doing.
 #[derive(Clone, Debug)]
 pub struct Memory {
     ram: Arc<GuestMemoryMmap>,
-    gate: Arc<AtomicBool>,
+    gate: Arc<Gate>,
+}
+
+/// Whether memory may be used, and who is told when that changes.
+#[derive(Debug, Default)]
+struct Gate {
+    open: AtomicBool,
+    bells: Mutex<Vec<Weak<EventFd>>>,
 }
 
 /// A range of guest memory that a guest named. It is checked when it is used.
@@ -30,7 +38,8 @@ pub struct NoMemory;
 impl Memory {
     /// The machine's RAM, open.
     pub fn new(ram: Arc<GuestMemoryMmap>) -> Self {
-        Self { ram, gate: Arc::new(AtomicBool::new(true)) }
+        let gate = Gate { open: AtomicBool::new(true), ..Gate::default() };
+        Self { ram, gate: Arc::new(gate) }
     }
 
     /// A handle with a gate of its own, closed.
@@ -41,7 +50,24 @@ impl Memory {
 
     /// Opens or closes the gate for this handle and its clones.
     pub(crate) fn open(&self, open: bool) {
-        self.gate.store(open, Ordering::Release);
+        if self.gate.open.swap(open, Ordering::AcqRel) != open {
+            let mut bells = self.gate.bells.lock().expect("no device panicked");
+            bells.retain(|bell| bell.upgrade().is_some_and(|bell| bell.write(1).is_ok()));
+        }
+    }
+
+    /// Rings this bell whenever the gate is opened or closed from now on, as long as it is there.
+    pub(crate) fn watch(&self, bell: &Arc<EventFd>) {
+        let (bell, mut bells) =
+            (Arc::downgrade(bell), self.gate.bells.lock().expect("no device panicked"));
+        if !bells.iter().any(|other| other.ptr_eq(&bell)) {
+            bells.push(bell);
+        }
+    }
+
+    /// All of it for somebody who heeds the gate himself.
+    pub(crate) fn share(&self) -> Arc<GuestMemoryMmap> {
+        self.ram.clone()
     }
 
     /// The RAM itself, while the gate is open.
@@ -50,7 +76,7 @@ impl Memory {
     ///
     /// When the gate is closed.
     pub fn ram(&self) -> Result<&GuestMemoryMmap, NoMemory> {
-        if self.gate.load(Ordering::Acquire) { Ok(&self.ram) } else { Err(NoMemory) }
+        if self.gate.open.load(Ordering::Acquire) { Ok(&self.ram) } else { Err(NoMemory) }
     }
 
     /// Copies guest memory out.
@@ -100,5 +126,29 @@ impl Memory {
             rest = later;
         }
         if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    use super::*;
+
+    #[test]
+    fn who_watches_the_gate_hears_of_each_change_as_long_as_he_is_there() {
+        let memory = Memory::new(Arc::default()).gated();
+        let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        memory.watch(&bell);
+        memory.clone().watch(&bell);
+        for open in [true, true, false] {
+            memory.open(open);
+        }
+        assert_eq!(bell.read().unwrap(), 2);
+        memory.open(false);
+        assert!(bell.read().is_err(), "nothing changed");
+        drop(bell);
+        memory.open(true);
+        assert!(memory.gate.bells.lock().unwrap().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The fuzzer of the small virtio devices, for as long as a test may take and always the same.
+//! The fuzzers of the virtio devices, for as long as a test may take and always the same.
 
 mod hostile_virtio;
 
@@ -12,12 +12,12 @@ const BYTES: usize = 2000;
 #[test]
 fn no_driver_breaks_or_stops_a_device() {
     let folder = tempfile::tempdir().unwrap();
-    for which in 0..hostile_virtio::KINDS.len() {
+    for kind in hostile_virtio::KINDS {
         for seed in 0..ROUNDS {
             let start = Instant::now();
-            hostile_virtio::run(which, folder.path(), Noise::new(seed).take(BYTES));
+            hostile_virtio::run(kind.name, folder.path(), Noise::new(seed).take(BYTES));
             let took = start.elapsed();
-            assert!(took < Duration::from_secs(5), "kind {which}, seed {seed} took {took:?}");
+            assert!(took < Duration::from_secs(5), "{}, seed {seed} took {took:?}", kind.name);
         }
     }
 }

@@ -22,6 +22,7 @@ const WORDS: &[Mistake] = &[
     (&["run", "--config"], USAGE, &["--config needs a value"]),
     (&["inspect", "--memroy=1G"], USAGE, &["--memroy", "did you mean --memory?"]),
     (&["doctor", "--jsn"], USAGE, &["--jsn", "--json"]),
+    (&["doctor", "--disk"], USAGE, &["--disk needs a value"]),
     (&["help", "rnu"], USAGE, &["rnu"]),
     (&["ctl", "status"], USAGE, &["--control PATH"]),
     (&["ctl", "--control", "gone"], USAGE, &["vmm help ctl"]),

@@ -101,6 +101,35 @@ fn every_byte_that_was_written_is_there_after_a_restart() {
 }
 
 #[test]
+fn answers_reach_one_who_halts_until_they_do() {
+    if !runs_here("answers_reach_one_who_halts_until_they_do") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.img");
+    raw(&path);
+    for kind in ["virtio-blk", "nvme"] {
+        let disk = format!("{kind},path={}", path.display());
+        let mut words = String::new();
+        for way in ["depth=1,span=1M", "depth=16,span=4M"] {
+            for mode in ["write", "verify"] {
+                let word = format!("disk={mode},seed=5,{way},wait=interrupt");
+                write!(words, "{word} ").expect("a string takes all");
+            }
+        }
+        // One who looks is not disturbed.
+        let report = run(&disk, &format!("{words} disk=verify,seed=5,span=4M"));
+        let found = findings(&report, "disk");
+        assert_eq!((&report["ok"], found.len()), (&true.into(), 5), "{report}");
+        for found in &found[..4] {
+            assert!(found["interrupts"].as_u64() > Some(0), "{found}");
+            assert_eq!(found["lost_interrupts"], 0, "{found}");
+        }
+        assert!(found[4]["interrupts"].is_null(), "{}", found[4]);
+    }
+}
+
+#[test]
 fn an_overlay_keeps_every_byte_until_the_machine_ends() {
     if !runs_here("an_overlay_keeps_every_byte_until_the_machine_ends") {
         return;

@@ -226,6 +226,31 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
     assert_eq!(it.machine.wait(Duration::from_secs(1)).expect("an end"), 143);
 }
 
+/// There is no guest yet that could be asked, so there is nothing to wait for.
+#[test]
+fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
+    if !runs_here("a_signal_ends_a_machine_whose_memory_is_still_set_aside") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("control");
+    let path = socket.display().to_string();
+    let words = ["run", "--grace", "100", "--memory", "4G,prealloc", "--control", &path];
+    for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let mut machine = Running::vmm(&words).expect("vmm");
+        // It is made just before.
+        connect(&socket).expect("the control socket");
+        thread::sleep(Duration::from_millis(100));
+        machine.signal(signal).expect("a process");
+        assert_eq!(machine.wait(Duration::from_secs(2)).expect("an end"), status);
+        let said = machine.stderr.text();
+        let parts = ["ended before the guest ran", "of --memory 4G were set aside"];
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        assert_eq!((said.lines().count(), machine.stdout.text().as_str()), (1, ""), "{said}");
+        assert!(!socket.exists(), "the socket is still there");
+    }
+}
+
 #[test]
 fn what_a_killed_machine_leaves_does_not_block_the_next() {
     if !runs_here("what_a_killed_machine_leaves_does_not_block_the_next") {
@@ -257,13 +282,58 @@ fn an_idle_guest_costs_nothing() {
     }
     let mut machine = Running::vmm(&["run", "--cpus", "2", "--cmdline", "then=halt"]).expect("vmm");
     machine.says(LAST, 1).expect("a run");
-    thread::sleep(Duration::from_millis(300));
-    let (start, before) = (Instant::now(), machine.processor_seconds().expect("a process"));
-    thread::sleep(Duration::from_secs(5));
-    let used = machine.processor_seconds().expect("a process") - before;
-    let share = used / start.elapsed().as_secs_f64() * 100.0;
+    let share = share_of_a_core(&machine);
     eprintln!("idle: {share:.4} % of a core");
     assert!(share < 0.2, "an idle guest uses {share:.3} % of a core");
+}
+
+/// All devices of a machine that was busy stop looking for work by themselves.
+#[test]
+fn an_idle_machine_with_all_devices_costs_nothing() {
+    if !runs_here("an_idle_machine_with_all_devices_costs_nothing") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let serial = format!("socket:{}", path("serial"));
+    let port = format!("virtio-serial,name=a,to=socket:{}", path("port"));
+    let words = "checks=none disk=write,span=64M,depth=32 disk=verify,span=64M,depth=32";
+    let others = ["virtio-net,to=none", "virtio-rng", "virtio-balloon,size=256M", &port];
+    // The first one is driven.
+    for kinds in [["virtio-blk", "nvme"], ["nvme", "nvme"]] {
+        let mut all = vec!["--cpus", "2", "--serial", "stdio", "--device", "serial,port=2"];
+        let disks = [(kinds[0], "one"), (kinds[1], "two")].map(|(kind, name)| {
+            File::create(path(name)).and_then(|file| file.set_len(64 << 20)).expect("a disk");
+            format!("{kind},path={}", path(name))
+        });
+        let second = format!("serial,port=3,to={serial}");
+        let devices = disks.iter().map(String::as_str).chain(others).chain([second.as_str()]);
+        all.extend(devices.flat_map(|it| ["--device", it]));
+        let mut it = Controlled::new(&[&all[..], &["--cmdline", words]].concat());
+        it.machine.says(LAST, 1).expect("a run");
+        let report = report(&it.machine.stdout.text()).expect("a report");
+        assert_eq!(report["ok"], true, "{report}");
+        let share = share_of_a_core(&it.machine);
+        eprintln!("idle with all devices, after {}: {share:.4} % of a core", kinds[0]);
+        assert!(share < 0.2, "an idle machine uses {share:.3} % of a core after {}", kinds[0]);
+    }
+}
+
+/// What a process that has come to rest uses of a processor, in percent.
+fn share_of_a_core(machine: &Running) -> f64 {
+    // The 20th number, of which the second may have spaces.
+    let threads = || {
+        let text = machine.proc("stat").expect("a process");
+        let after = text.rsplit_once(')').expect("a name").1.to_owned();
+        after.split_whitespace().nth(17).expect("a number").to_owned()
+    };
+    thread::sleep(Duration::from_millis(1500));
+    let (start, count) = (Instant::now(), threads());
+    let before = machine.processor_seconds().expect("a process");
+    thread::sleep(Duration::from_secs(5));
+    let used = machine.processor_seconds().expect("a process") - before;
+    assert_eq!(threads(), count, "threads that end take their time with them");
+    used / start.elapsed().as_secs_f64() * 100.0
 }
 
 /// The time from the question to the answer, with a guest that computes on all processors.

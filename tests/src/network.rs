@@ -1,15 +1,22 @@
 //! A network of a test's own: a namespace, what serves in it, and transfers between it and a guest.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::num::NonZero;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Builder, scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketType, recvfrom, sendto, sockopt,
+};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::NamedTempFile;
 
@@ -32,7 +39,9 @@ impl Drop for Namespace {
 ///
 /// When there is no namespace, which needs root, or the body fails.
 pub fn in_namespace(body: impl FnOnce() -> anyhow::Result<()> + Send) -> anyhow::Result<()> {
-    let space = Namespace(format!("transom-{}", std::process::id()));
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let space = Namespace(format!("transom-{}-{number}", std::process::id()));
     ip(&format!("netns add {}", space.0))?;
     let path = Path::new("/run/netns").join(&space.0);
     let file = File::open(&path).with_context(|| path.display().to_string())?;
@@ -153,6 +162,86 @@ pub fn checksum(data: &[u8]) -> anyhow::Result<String> {
 
 fn first_word(text: &str) -> anyhow::Result<String> {
     Ok(text.split_whitespace().next().context("no word")?.to_owned())
+}
+
+/// The kind of a frame that the probe wants back (IEEE 802: for experiments).
+const EXPERIMENT: [u8; 2] = [0x88, 0xb5];
+/// Bytes of an Ethernet header.
+const ETHERNET: usize = 14;
+
+/// Turns a frame of the probe round; false if it is none that is to come back.
+fn turn_round(frame: &mut [u8]) -> bool {
+    let mine = frame.len() > ETHERNET && frame[12..ETHERNET] == EXPERIMENT;
+    if mine {
+        let (to, rest) = frame.split_at_mut(6);
+        to.swap_with_slice(&mut rest[..6]);
+    }
+    mine
+}
+
+/// Sends the probe's frames back over a socket as passt has one, until its other end is closed.
+/// `pass` is asked for each by its number: it may change it, or keep it. Gives how many came.
+///
+/// # Errors
+///
+/// When the other end breaks off within a frame.
+pub fn reflect(
+    mut socket: UnixStream,
+    mut pass: impl FnMut(u64, &mut [u8]) -> bool,
+) -> anyhow::Result<u64> {
+    let mut input = BufReader::with_capacity(128 << 10, socket.try_clone()?);
+    let (mut count, mut length, mut answers) = (0, [0; 4], Vec::new());
+    while !input.fill_buf()?.is_empty() {
+        input.read_exact(&mut length)?;
+        let mut frame = vec![0; usize::try_from(u32::from_be_bytes(length))?];
+        input.read_exact(&mut frame).context("the rest of a frame")?;
+        if turn_round(&mut frame) && pass(count, &mut frame) {
+            answers.extend(length);
+            answers.extend(frame);
+        }
+        count += 1;
+        // All that has come is answered at once.
+        if input.buffer().is_empty() {
+            socket.write_all(&std::mem::take(&mut answers))?;
+        }
+    }
+    Ok(count)
+}
+
+/// Sends the probe's frames back on whatever interface of this namespace they came by, while
+/// `body` runs.
+///
+/// # Errors
+///
+/// When there is no packet socket, which needs root, or the body fails.
+pub fn while_reflecting(body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let kind = u32::from(u16::from_ne_bytes(EXPERIMENT));
+    let kind = NonZero::new(kind).map(Protocol::from_raw);
+    let socket = rustix::net::socket(AddressFamily::PACKET, SocketType::RAW, kind)?;
+    let pause = Some(Duration::from_millis(100));
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, pause)?;
+    let ended = AtomicBool::new(false);
+    let echo = || -> anyhow::Result<()> {
+        let mut room = vec![0; 64 << 10];
+        while !ended.load(Ordering::Relaxed) {
+            match recvfrom(&socket, room.as_mut_slice(), RecvFlags::empty()) {
+                // The address is the interface.
+                Ok((count, _, Some(from))) if turn_round(&mut room[..count]) => {
+                    sendto(&socket, &room[..count], SendFlags::empty(), &from)?;
+                }
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error).context("a packet socket"),
+            }
+        }
+        Ok(())
+    };
+    scope(|scope| {
+        let echo = Builder::new().name("echo".into()).spawn_scoped(scope, echo)?;
+        let said = body();
+        ended.store(true, Ordering::Relaxed);
+        let echoed = echo.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        said.and(echoed)
+    })
 }
 
 /// How a guest reaches a server on the host.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Config, OPTIONS};
 use crate::control::{COMMANDS, Client, Command};
+use crate::doctor::Asked;
 use crate::machine::inspect;
 use crate::status::{Failure, Status};
 use crate::{doctor, keyvalue, reference, run};
@@ -34,8 +35,10 @@ const VERBS: &[Verb] = &[
     },
     Verb {
         name: "doctor",
-        usage: "[--json]",
-        help: "Tells what this host can run: status 0 all, 1 the probe alone, 88 nothing.",
+        usage: "[--json] [--disk PATH] [--net TAP]",
+        help: "Tells what this host can run: status 0 all, 1 the probe alone, 88 nothing. Measures \
+               a disk, which is only read, or the volume of a folder, by a file that is written, \
+               compared and deleted; and a tap. What is wrong with one is status 1.",
         run: see_doctor,
     },
     Verb {
@@ -105,10 +108,13 @@ fn inspect_machine(mut words: Vec<String>) -> anyhow::Result<u8> {
 
 fn see_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
     let json = switch(&mut words, "--json");
+    let disk = value(&mut words, "--disk")?.map(PathBuf::from);
+    let net = value(&mut words, "--net")?;
     if let Some(word) = words.first() {
-        return Err(usage(format!("doctor takes --json, not {word}")));
+        let sentence = format!("doctor takes --json, --disk PATH and --net TAP, not {word}");
+        return Err(usage(sentence));
     }
-    let findings = doctor::examine();
+    let findings = doctor::examine(&Asked { disk, net })?;
     print(&findings.show(json)?)?;
     Ok(findings.status())
 }

@@ -1,11 +1,17 @@
-//! `vmm doctor`: what this host can run, and what is missing.
+//! `vmm doctor`: what this host can run, what is missing, and how fast a disk and a tap are.
+
+mod disk;
+mod net;
+mod trial;
 
 use std::fmt::Write as _;
 use std::fs;
+use std::path::PathBuf;
 
 use kvm_ioctls::Kvm;
 use serde::Serialize;
 
+use self::trial::Trial;
 use crate::kvm::{self, CAPABILITIES, Situation};
 use crate::status::Status;
 
@@ -21,6 +27,19 @@ pub struct Findings {
     processors: u64,
     most_processors: u64,
     memory_free_mib: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<Trial>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    net: Option<Trial>,
+}
+
+/// What else is to be looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// A disk, which is only read, or a folder or a new name, where a file is written.
+    pub disk: Option<PathBuf>,
+    /// A tap.
+    pub net: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -37,8 +56,22 @@ struct Found {
     purpose: &'static str,
 }
 
-/// Looks at the host.
-pub fn examine() -> Findings {
+/// Looks at the host, and at the disk and the tap that are asked for.
+///
+/// # Errors
+///
+/// When they cannot be had: why, and the way out.
+pub fn examine(asked: &Asked) -> anyhow::Result<Findings> {
+    let mut findings = look();
+    // Without KVM there is no machine to try them with, and the table says so.
+    if findings.situation != Situation::None {
+        findings.disk = asked.disk.as_deref().map(disk::measure).transpose()?;
+        findings.net = asked.net.as_deref().map(net::measure).transpose()?;
+    }
+    Ok(findings)
+}
+
+fn look() -> Findings {
     let situation = Situation::of_this_host();
     let kvm = kvm::open();
     let checked = kvm
@@ -73,6 +106,8 @@ pub fn examine() -> Findings {
         processors: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
         most_processors: kvm.as_ref().map_or(0, |kvm| kvm.get_max_vcpus() as u64),
         memory_free_mib: free.unwrap_or(0) >> 10,
+        disk: None,
+        net: None,
     }
 }
 
@@ -87,11 +122,13 @@ fn capabilities(kvm: Option<&Kvm>) -> Vec<Found> {
 }
 
 impl Findings {
-    /// 0 when all works that this version has, 1 when the probe alone works, 88 when nothing does.
+    /// 0 when all works that this version has, 1 when the probe alone works or a disk or tap does
+    /// not, 88 when nothing does.
     pub fn status(&self) -> u8 {
+        let broken = [&self.disk, &self.net].into_iter().flatten().any(|trial| !trial.works);
         let status = match self.situation {
-            Situation::Full => Status::Off,
-            Situation::Paravirtual => Status::Failed,
+            Situation::Full if !broken => Status::Off,
+            Situation::Full | Situation::Paravirtual => Status::Failed,
             Situation::None => Status::NoKvm,
         };
         status as u8
@@ -125,6 +162,9 @@ impl Findings {
             "\nHost\n  {} processors (a machine may have {}), {} MiB of memory free",
             self.processors, self.most_processors, self.memory_free_mib
         )?;
+        for (what, trial) in [("Disk", &self.disk), ("Network", &self.net)] {
+            text += &trial.as_ref().map(|trial| trial.show(what)).unwrap_or_default();
+        }
         Ok(text)
     }
 }

@@ -92,6 +92,18 @@ mod test {
     }
 
     #[test]
+    fn a_finding_passes_only_if_all_of_it_is_right() {
+        let said = |finding: Finding| {
+            let mut line = String::new();
+            finding.line(&mut line).expect("a string takes all");
+            line
+        };
+        assert!(said(Finding::check("all", true).and(true)).starts_with("pass  all"));
+        assert!(said(Finding::check("second", true).and(false)).starts_with("fail  second"));
+        assert!(said(Finding::check("first", false).and(true)).starts_with("fail  first"));
+    }
+
+    #[test]
     fn one_failure_fails_the_report_even_when_the_list_is_full() {
         let (mut report, mut lines, mut json) = (Report::new(), String::new(), String::new());
         for _ in 0..100 {

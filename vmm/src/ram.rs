@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Once};
 
 use anyhow::{Context, bail};
@@ -15,6 +15,7 @@ use vm_memory::{
 };
 
 use crate::config::Memory;
+use crate::signals;
 use crate::size::Size;
 
 /// Maps RAM at these addresses.
@@ -68,17 +69,39 @@ fn create(memory: &Memory, size: Size) -> anyhow::Result<File> {
         }
     }
     let fd = memfd_create("guest-ram", flags).with_context(|| format!("--memory {size}"))?;
-    ftruncate(&fd, size.0).with_context(|| format!("--memory {size}"))?;
+    ftruncate(&fd, size.0).map_err(|error| {
+        let text = format!("--memory {size}");
+        let limit = "memory is a file to the host, and may not be longer than `ulimit -f` says";
+        let limited = error == rustix::io::Errno::FBIG;
+        anyhow::Error::new(error).context(if limited { format!("{text}: {limit}") } else { text })
+    })?;
     if memory.prealloc || memory.hugepages.is_some() {
         // Huge pages are taken now or never: a guest that finds none left is killed.
-        fallocate(fd.as_fd(), FallocateFlags::empty(), 0, size.0).with_context(|| {
+        set_aside(fd.as_fd(), memory, size)?;
+    }
+    Ok(File::from(fd))
+}
+
+/// So much at once: a moment's work, and whole pages of any size.
+const AT_ONCE: u64 = 1 << 30;
+const SMALL_AT_ONCE: u64 = 128 << 20;
+
+/// Takes all of it now, which may take long.
+fn set_aside(fd: BorrowedFd<'_>, memory: &Memory, size: Size) -> anyhow::Result<()> {
+    let step = if memory.hugepages.is_some() { AT_ONCE } else { SMALL_AT_ONCE };
+    for start in (0..size.0).step_by(usize::try_from(step)?) {
+        if signals::arrived().is_some() {
+            bail!("{} of --memory {size} were set aside", Size(start));
+        }
+        let length = step.min(size.0 - start);
+        fallocate(fd, FallocateFlags::empty(), start, length).with_context(|| {
             let pages = memory.hugepages.map_or(String::new(), |page| {
                 format!(" (huge pages of {page} are set aside in /proc/sys/vm/nr_hugepages)")
             });
             format!("--memory {size} cannot be set aside{pages}")
         })?;
     }
-    Ok(File::from(fd))
+    Ok(())
 }
 
 /// Tells the host how the mapping is used: hints, refused where they are switched off.

@@ -126,7 +126,7 @@ fn word(of: &str) -> String {
         "Stream" => "stdio|file:PATH|socket:PATH|none".into(),
         "Address" => "SLOT".into(),
         "Format" => "raw|qcow2".into(),
-        "Direct" => "auto|on|off".into(),
+        "Direct" | "Choice" => "auto|on|off".into(),
         "Sector" => "512|4096".into(),
         "u8" | "u16" | "u32" | "u64" | "usize" => "NUMBER".into(),
         other => other.to_uppercase(),

@@ -1,9 +1,7 @@
 //! The life of a machine: from power-on to the exit status.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Once, OnceLock};
-use std::thread::Builder;
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -11,16 +9,13 @@ use devices::backend::disk::Drive;
 use devices::backend::net::link::Link;
 use devices::board::Event;
 use devices::power::Buttons;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
 use serde_json::{Value, json};
-use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
 
 use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::signals;
 use crate::size::Size;
 use crate::status::{Failure, Status};
 use crate::vcpu::Stop;
@@ -53,11 +48,21 @@ const SYSTEM_CRASH: u32 = 3;
 pub fn run(config: Config) -> anyhow::Result<u8> {
     config.check()?;
     let (tell, notices) = mpsc::channel();
-    catch_signals(tell.clone(), Duration::from_secs(config.grace.0.into()))?;
+    let told = tell.clone();
+    let signalled = move |signal| told.send(Notice::Signal(signal)).is_ok();
+    signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
     // First the socket: what is in use there must end us before the guest touches a disk.
     let control = config.control.clone();
     let server = control.map(|path| Server::new(&path, tell.clone())).transpose()?;
-    let mut machine = machine::build(config, tell)?;
+    let mut machine = match (machine::build(config, tell), signals::arrived()) {
+        // There is no guest yet that could be asked.
+        (built, Some(status)) => {
+            let why = built.err().map_or(String::new(), |error| format!(": {error:#}"));
+            tracing::info!("ended before the guest ran{why}");
+            return Ok(status);
+        }
+        (built, None) => built?,
+    };
     // A file that is wrong is said first: it is wrong on every host.
     machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
@@ -380,84 +385,16 @@ fn show_disk(disk: &Drive) -> Value {
 
 /// `up` is whether frames go through: plugged in, and with another end that is there.
 fn show_link(name: &str, link: &Link) -> Value {
-    json!({ "name": name, "up": link.is_up(), "plugged": link.is_plugged(), "mtu": link.mtu() })
+    json!({
+        "name": name,
+        "up": link.is_up(),
+        "plugged": link.is_plugged(),
+        "mtu": link.mtu(),
+        "vhost": link.in_kernel(),
+    })
 }
 
 fn press(buttons: &Buttons) -> anyhow::Result<Value> {
     anyhow::ensure!(buttons.press(), "this machine has no power button");
     Ok(json!({}))
-}
-
-static SIGNALS: OnceLock<OwnedFd> = OnceLock::new();
-
-extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    if let Some(event) = SIGNALS.get() {
-        // One write of a number: what a signal handler may do. Signals of one moment add up, so
-        // each has a byte of its own.
-        let number = 1_u64 << (8 * slot(signal));
-        rustix::io::write(event, &number.to_ne_bytes()).ok();
-    }
-}
-
-const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
-
-fn slot(signal: i32) -> u32 {
-    (0..).zip(ENDING).find(|it| it.1 == signal).map_or(0, |it| it.0)
-}
-
-/// Turns the signals that mean "end" into notices.
-fn catch_signals(tell: Sender<Notice>, grace: Duration) -> anyhow::Result<()> {
-    let event = eventfd(0, EventfdFlags::CLOEXEC).context("an event for signals")?;
-    let event = SIGNALS.get_or_init(|| event);
-    // They come to the one thread that waits for them: elsewhere they would interrupt system calls
-    // half way, KVM_CREATE_VM among them.
-    for signal in ENDING {
-        // Whoever started us may have blocked it already.
-        block_signal(signal).ok();
-        register_signal_handler(signal, on_signal).context("signal handlers")?;
-    }
-    let body = move || {
-        for signal in ENDING {
-            unblock_signal(signal).ok();
-        }
-        let mut number = [0; 8];
-        loop {
-            match rustix::io::read(event, &mut number) {
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(_) => return,
-            }
-            let which = u64::from_ne_bytes(number).trailing_zeros() / 8;
-            let signal = ENDING.get(which as usize).copied().unwrap_or(libc::SIGTERM);
-            if tell.send(Notice::Signal(signal)).is_err() {
-                return;
-            }
-            end_at_last(signal, grace);
-        }
-    };
-    Builder::new().name("signals".into()).spawn(body).context("a thread for signals")?;
-    Ok(())
-}
-
-/// How long stopping may take, once the guest's time is over.
-const AT_LAST: Duration = Duration::from_secs(10);
-
-/// Ends the process whatever holds it up: a terminal or a pipe that nobody reads, a disk that does
-/// not answer. What the guest was told is durable is with the kernel by then.
-fn end_at_last(signal: i32, grace: Duration) {
-    static WATCHING: Once = Once::new();
-    WATCHING.call_once(|| {
-        let body = move || {
-            std::thread::sleep(grace + AT_LAST);
-            devices::backend::stream::restore_terminal();
-            leave(u8::try_from(128 + signal).unwrap_or(u8::MAX));
-        };
-        // Without a thread there is nobody to watch; the orderly way is still there.
-        Builder::new().name("watchdog".into()).spawn(body).ok();
-    });
-}
-
-#[expect(clippy::exit, reason = "the one that should return from main does not come back")]
-fn leave(status: u8) {
-    std::process::exit(status.into());
 }

@@ -2,10 +2,11 @@
 //!
 //! Open file description locks over the whole file: they work over NFS, between containers of one
 //! node, and against QEMU, whose own are of this kind. They end when the file is closed, however
-//! the process ends.
+//! the process ends. The lock of a block device is one of its name: `claim` has the device itself.
 
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,46 @@ pub fn shared(file: &File, path: &Path) -> anyhow::Result<()> {
     take(file, path, libc::F_RDLCK)
 }
 
+/// Opens a block device for writing, for this process alone: whatever its name is in another
+/// container, and not while the host itself uses it. It may be opened again meanwhile, but not so.
+///
+/// # Errors
+///
+/// As the system says; when it is in use, with who uses it.
+pub fn claim(device: &Path) -> io::Result<File> {
+    let end = Instant::now() + GRACE;
+    loop {
+        let mut options = OpenOptions::new();
+        match options.read(true).write(true).custom_flags(libc::O_EXCL).open(device) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                if Instant::now() >= end {
+                    let unseen = "the host (mounted, or a part of something) or another container";
+                    let user = user(device).unwrap_or_else(|| unseen.to_owned());
+                    let text = format!("{} is in use by {user}", device.display());
+                    return Err(io::Error::new(error.kind(), text));
+                }
+                std::thread::sleep(AGAIN);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// A process that may write a block device.
+fn user(device: &Path) -> Option<String> {
+    let wanted = fs::metadata(device).ok()?.rdev();
+    process(|pid| {
+        let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        files.flatten().any(|entry| {
+            let found = fs::metadata(entry.path());
+            let same =
+                found.is_ok_and(|it| it.file_type().is_block_device() && it.rdev() == wanted);
+            // The link has the rights of the open file.
+            same && fs::symlink_metadata(entry.path()).is_ok_and(|it| it.mode() & 0o200 != 0)
+        })
+    })
+}
+
 fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
     // From the start, and as far as a file can reach.
     let whole = libc::flock {
@@ -64,17 +105,19 @@ fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
 
 /// The kernel does not tell whose such a lock is, but each process' files tell which they hold.
 fn holder(file: &File) -> String {
-    let found = file.metadata().ok().and_then(|it| {
-        let processes = fs::read_dir("/proc").ok()?;
-        let mut pids = processes
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
-            .filter(|pid| holds(*pid, it.ino()));
-        let pid = pids.next()?;
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-        Some(format!("process {pid} ({})", name.trim_end()))
-    });
+    let found = file.metadata().ok().and_then(|it| process(|pid| holds(pid, it.ino())));
     // It may be in another container or on another machine, whose processes are not seen here.
     found.unwrap_or_else(|| "another process".to_owned())
+}
+
+/// The first process of which this is true, with its name.
+fn process(is: impl Fn(u32) -> bool) -> Option<String> {
+    let processes = fs::read_dir("/proc").ok()?;
+    let mut pids =
+        processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let pid = pids.find(|pid| is(*pid))?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(format!("process {pid} ({})", name.trim_end()))
 }
 
 fn holds(pid: u32, inode: u64) -> bool {

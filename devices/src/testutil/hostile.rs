@@ -1,7 +1,8 @@
-//! A guest that means no good: accesses made of arbitrary bytes, aimed at what is there.
+//! A guest that means no good: accesses and rings made of arbitrary bytes, aimed at what is there.
 
 use crate::device::{Claim, Kind};
 use crate::testutil::Bench;
+use crate::testutil::driver::Driver;
 
 /// Bytes without end that are the same for the same seed (splitmix64).
 #[derive(Clone, Debug)]
@@ -152,6 +153,91 @@ impl<'a, B: Iterator<Item = u8>> Guest<'a, B> {
             *byte = self.bytes.next()?;
         }
         Some(bytes)
+    }
+}
+
+/// What a hostile driver does, by bytes. All answer with nothing when these are used up.
+pub struct Deeds<B> {
+    bytes: B,
+    ram: u64,
+}
+
+impl<B: Iterator<Item = u8>> Deeds<B> {
+    /// What `bytes` say, in a machine with RAM from 0 to `ram`.
+    pub fn new(bytes: B, ram: u64) -> Self {
+        Self { bytes, ram }
+    }
+
+    /// The next byte.
+    pub fn byte(&mut self) -> Option<u8> {
+        self.bytes.next()
+    }
+
+    /// The next two.
+    pub fn short(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
+    }
+
+    /// The next four.
+    pub fn word(&mut self) -> Option<u32> {
+        Some(u32::from(self.short()?) | u32::from(self.short()?) << 16)
+    }
+
+    /// An address: mostly memory, sometimes its end, rarely anything.
+    pub fn address(&mut self) -> Option<u64> {
+        let (kind, low) = (self.byte()?, u64::from(self.short()?));
+        Some(match kind {
+            0..200 => low * 16 % self.ram,
+            200..230 => self.ram - (low & 0xff),
+            230..250 => u64::MAX - low,
+            _ => low << 40,
+        })
+    }
+
+    /// A length: a message, a header or a buffer, rarely anything.
+    pub fn length(&mut self) -> Option<u32> {
+        let (kind, low) = (self.byte()?, u32::from(self.short()?));
+        Some(match kind {
+            0..50 => 8,
+            50..90 => low & 0x1f,
+            90..200 => low & 0x7ff,
+            200..240 => low * 4,
+            _ => u32::MAX - low,
+        })
+    }
+
+    /// What may be done to every device with rings of so many `entries`: descriptors, chains and
+    /// bells, anything in memory or in the status, and a pause of the machine.
+    ///
+    /// # Panics
+    ///
+    /// When the machine does not run on.
+    pub fn disturb(&mut self, driver: &mut Driver<'_>, queue: u16, entries: u16) -> Option<()> {
+        match self.byte()? {
+            0..120 => {
+                let (index, next) = (u16::from(self.byte()?), u16::from(self.byte()?));
+                let piece = (self.address()?, self.length()?);
+                // Most go on to a descriptor that there is, and few are tables.
+                let flags = u16::from(self.byte()?) & if next < 240 { 3 } else { 7 };
+                let next = if next < 250 { next % entries } else { next };
+                driver.describe(queue, index % entries, piece, (flags, next));
+            }
+            120..180 => {
+                let head = u16::from(self.byte()?);
+                driver.publish(queue, if head < 250 { head % entries } else { head });
+            }
+            180..220 => driver.kick(queue),
+            220..232 => {
+                let saved = driver.bench.board.park();
+                driver.bench.board.run(saved).expect("what was just saved");
+            }
+            232..250 => {
+                let (at, value) = (self.address()?, self.word()?);
+                driver.bench.memory.write(at, &value.to_le_bytes()).ok();
+            }
+            _ => driver.set_status(self.byte()?),
+        }
+        Some(())
     }
 }
 

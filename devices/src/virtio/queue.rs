@@ -20,6 +20,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::signal::Signal;
+use crate::backend::net::vhost;
 use crate::memory::{Memory, NoMemory, Piece};
 
 /// Most pieces of one chain. Linux sends 256 and Windows 514 at once; a host's vector has 1024.
@@ -309,6 +310,11 @@ impl Queue {
         flags.map_or(true, |flags| u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
+    /// Where the device area is.
+    pub fn device_area(&self) -> u64 {
+        self.indices.used_ring()
+    }
+
     /// Asks the driver not to ring: we look ourselves.
     pub fn quiet(&mut self) {
         if let Ok(ram) = self.memory.ram() {
@@ -324,6 +330,47 @@ impl Queue {
         }
         let Ok(ram) = self.memory.ram() else { return false };
         !self.again.is_empty() || self.indices.enable_notification(ram).unwrap_or(false)
+    }
+
+    /// Lends the rings to somebody else; nothing of this queue is asked until they come back. Not
+    /// while chains are out other than the last ones in their order, or the ring is broken.
+    pub fn lend(&mut self) -> Option<vhost::Ring<'_>> {
+        let ram = self.memory.ram().ok().filter(|_| !self.broken)?;
+        let (size, count) = (self.indices.size(), u16::try_from(self.again.len()).ok()?);
+        let (first, mut held) = (self.indices.next_avail().wrapping_sub(count), self.held.clone());
+        for step in 0..count {
+            let entry = u64::from(first.wrapping_add(step) % size);
+            let entry = GuestAddress(self.indices.avail_ring() + 4 + 2 * entry);
+            let head = u16::from_le(ram.load(entry, Ordering::Relaxed).ok()?);
+            let out = held.get_mut(usize::from(head))?;
+            if !std::mem::take(out) {
+                return None;
+            }
+        }
+        if held.contains(&true) {
+            return None;
+        }
+        self.held = held;
+        self.again.clear();
+        self.indices.set_next_avail(first);
+        Some(vhost::Ring {
+            size,
+            descriptors: self.indices.desc_table(),
+            driver: self.indices.avail_ring(),
+            device: self.indices.used_ring(),
+            next: first,
+            bell: &self.bell,
+        })
+    }
+
+    /// Has the rings again, this far.
+    pub fn regain(&mut self, position: vhost::Position) {
+        self.indices.set_next_avail(position.available);
+        self.indices.set_next_used(position.used);
+        self.told = position.used;
+        self.untold = false;
+        // Whether the driver was told of the last ones, only the other one knew.
+        self.signal.used(self.number);
     }
 
     /// Breaks the device: the driver has to reset it. For what no chain can answer.
@@ -378,5 +425,66 @@ fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::
             return Ok(());
         }
         at = u32::from(descriptor.next());
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::pci::Interrupt;
+
+    /// Four entries: descriptors, the driver's area, the device's.
+    const AT: [u64; 3] = [0x1000, 0x2000, 0x3000];
+
+    /// A queue whose driver offers these heads, of one byte each.
+    fn queue(offered: &[u16], ring: Ring) -> Queue {
+        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap();
+        let memory = Memory::new(Arc::new(ram));
+        for head in 0..4 {
+            let bytes = [&0x8000_u64.to_le_bytes()[..], &[1, 0, 0, 0, 0, 0, 0, 0]].concat();
+            memory.write(AT[0] + 16 * head, &bytes).unwrap();
+        }
+        for (place, head) in (0..).zip(offered) {
+            memory.write(AT[1] + 4 + 2 * place, &head.to_le_bytes()).unwrap();
+        }
+        let index = u16::try_from(offered.len()).unwrap();
+        memory.write(AT[1] + 2, &index.to_le_bytes()).unwrap();
+        let [descriptors, driver, device] = AT;
+        let ring = Ring { size: 4, enabled: true, descriptors, driver, device, ..ring };
+        let interrupt = Interrupt { msix: None, line: None };
+        let signal = Arc::new(Signal::new(interrupt, "test", 1));
+        Queue::new((0, 4), &ring, false, memory, (Arc::new(EventFd::new(0).unwrap()), signal))
+            .unwrap()
+    }
+
+    #[test]
+    fn rings_are_lent_from_the_first_chain_on_that_was_not_used() {
+        let mut queue = queue(&[3, 0, 1], Ring::default());
+        let chains = [(); 3].map(|()| queue.pop().unwrap());
+        assert!(queue.lend().is_none(), "chains are out");
+        let [first, second, third] = chains;
+        queue.push(first, 0);
+        queue.undo(third);
+        assert!(queue.lend().is_none(), "one is out");
+        queue.undo(second);
+        let lent = queue.lend().unwrap();
+        assert_eq!((lent.next, lent.size, lent.device), (1, 4, AT[2]));
+        queue.regain(vhost::Position { available: 2, used: 2 });
+        assert_eq!(queue.pop().unwrap().head(), 1);
+        assert!(queue.pop().is_none());
+        let ring = queue.ring();
+        assert_eq!((ring.next_available, ring.next_used, ring.held), (3, 2, vec![1]));
+    }
+
+    #[test]
+    fn what_was_saved_is_lent_only_if_the_ring_still_holds_it() {
+        let saved =
+            |held: &[u16]| Ring { next_available: 3, held: held.to_vec(), ..Ring::default() };
+        let mut same = queue(&[3, 0, 1], saved(&[0, 1]));
+        assert_eq!(same.lend().map(|lent| lent.next), Some(1));
+        for held in [&[2, 3][..], &[0, 3], &[0, 1, 2]] {
+            assert!(queue(&[3, 0, 1], saved(held)).lend().is_none(), "{held:?}");
+        }
+        assert!(queue(&[3, 1, 1], saved(&[0, 1])).lend().is_none(), "one twice");
     }
 }

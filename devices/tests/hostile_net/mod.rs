@@ -8,6 +8,7 @@ use devices::pci::Address;
 use devices::registry::Config;
 use devices::testutil::Bench;
 use devices::testutil::driver::{Driver, EVENT_IDX};
+use devices::testutil::hostile::Deeds;
 use serde_json::json;
 
 const AT: Address = Address::new(3, 0);
@@ -17,45 +18,20 @@ const QUEUES: u16 = 3;
 const ENTRIES: u16 = 32;
 /// CTRL_VQ, with all that is behind it.
 const CONTROL: u64 = 0xbf << 16 | 1 << 5;
-const MRG_RXBUF: u64 = 1 << 15;
+/// With MRG_RXBUF and EVENT_IDX.
+const OFFERED: u64 = CONTROL | 1 << 15 | EVENT_IDX;
+/// Where a command is put together, and a frame behind its header, and where one may arrive.
+const COMMAND: u64 = 0x8000;
+const FRAME: u64 = 0xa000;
+const BUFFER: u64 = 0x2_0000;
+const HEADER: u32 = 12;
+/// The bit of the status.
+const NEEDS_RESET: u8 = 64;
 
-/// What is done, by bytes.
-struct Deeds<B>(B);
-
-impl<B: Iterator<Item = u8>> Deeds<B> {
-    fn byte(&mut self) -> Option<u8> {
-        self.0.next()
-    }
-
-    fn short(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
-    }
-
-    /// An address: mostly memory, sometimes its end, rarely anything.
-    fn address(&mut self) -> Option<u64> {
-        let (kind, low) = (self.byte()?, u64::from(self.short()?));
-        Some(match kind {
-            0..200 => low * 16,
-            200..230 => RAM - (low & 0xff),
-            230..250 => u64::MAX - low,
-            _ => low << 40,
-        })
-    }
-
-    fn length(&mut self) -> Option<u32> {
-        let (kind, low) = (self.byte()?, u32::from(self.short()?));
-        Some(match kind {
-            0..150 => low & 0x7ff,
-            150..200 => low & 0x1f,
-            200..240 => low * 4,
-            _ => u32::MAX - low,
-        })
-    }
-}
-
-/// Does what the bytes say, and then shows that a well-meaning driver is served.
-pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
-    let mut deeds = Deeds(bytes);
+/// Does what the bytes say, and then shows that a well-meaning driver is served. Tells how often
+/// frames came out on either side.
+pub(crate) fn run(bytes: impl Iterator<Item = u8>) -> [u32; 2] {
+    let mut deeds = Deeds::new(bytes, RAM);
     let (ours, mut peer) = UnixStream::pair().expect("two sockets");
     peer.set_nonblocking(true).expect("a socket");
     let mut bench = Bench::new(usize::try_from(RAM).expect("a megabyte"));
@@ -65,8 +41,9 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     bench.board.add("net", |place| config.build(place)).expect("the board is empty");
     drop(ours);
     bench.board.run(Vec::new()).expect("power-on");
-    let mut driver = start(&bench, CONTROL | MRG_RXBUF | EVENT_IDX);
-    while deed(&mut deeds, &mut driver, &mut peer).is_some() {}
+    let mut driver = start(&bench, OFFERED);
+    let mut seen = [0; 2];
+    while deed(&mut deeds, &mut driver, (&mut peer, &mut seen)).is_some() {}
     drop(driver);
     bench.board.reset().expect("power-on again");
     let mut driver = start(&bench, CONTROL);
@@ -77,6 +54,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     driver.kick(2);
     assert_eq!(driver.wait(2).length, 1);
     assert_eq!(driver.bytes(words + 3, 1), [0]);
+    seen
 }
 
 fn start(bench: &Bench, features: u64) -> Driver<'_> {
@@ -92,48 +70,54 @@ fn start(bench: &Bench, features: u64) -> Driver<'_> {
 fn deed<'a, B: Iterator<Item = u8>>(
     deeds: &mut Deeds<B>,
     driver: &mut Driver<'a>,
-    peer: &mut UnixStream,
+    (peer, seen): (&mut UnixStream, &mut [u32; 2]),
 ) -> Option<()> {
     let (what, bench) = (deeds.byte()?, driver.bench);
     let queue = u16::from(deeds.byte()?) % QUEUES;
+    // A device that was broken does nothing until it is reset.
+    if what < 200 && driver.status() & NEEDS_RESET != 0 {
+        *driver = start(bench, if queue == 0 { CONTROL } else { OFFERED });
+    }
     match what {
-        0..100 => {
-            let (index, next) = (u16::from(deeds.byte()?), u16::from(deeds.byte()?));
-            let piece = (deeds.address()?, deeds.length()?);
-            // Most go on to a descriptor that there is, and few are tables.
-            let flags = u16::from(deeds.byte()?) & if next < 240 { 3 } else { 7 };
-            let next = if next < 250 { next % ENTRIES } else { next };
-            driver.describe(queue, index % ENTRIES, piece, (flags, next));
+        0..90 => deeds.disturb(driver, queue, ENTRIES)?,
+        90..130 => {
+            let length = u32::from(deeds.short()?) % 3000;
+            driver.offer(0, &[(BUFFER, HEADER, true), (BUFFER + 0x1000, length, true)]);
+            driver.kick(0);
         }
-        100..140 => {
-            let head = u16::from(deeds.byte()?);
-            driver.publish(queue, if head < 250 { head % ENTRIES } else { head });
+        130..165 => {
+            // Mostly a header that asks for nothing.
+            let asks = [deeds.byte()?, deeds.byte()?].map(|it| if it < 250 { 0 } else { it });
+            bench.memory.write(FRAME, &asks).expect("memory");
+            let length = u32::from(deeds.short()?) % 2000;
+            driver.offer(1, &[(FRAME, HEADER, false), (FRAME + 0x1000, length, false)]);
+            driver.kick(1);
         }
-        140..170 => driver.kick(queue),
-        170..190 => {
+        165..190 => {
             let length = deeds.short()?;
             let length = usize::from(if length < 0xf000 { 14 + length % 3000 } else { length });
             let prefix = u32::try_from(length).ok()?.to_be_bytes();
-            peer.write_all(&[&prefix[..], &vec![0xa5; length]].concat()).ok();
+            peer.write_all(&[&prefix[..], &vec![0xff; length]].concat()).ok();
         }
-        190..195 => drop(peer.write(&[deeds.byte()?, deeds.byte()?])),
-        195..210 => drop(peer.read(&mut [0; 5000])),
-        210..220 => {
-            let saved = bench.board.park();
-            bench.board.run(saved).expect("what was just saved");
+        // What is no frame, after which no other comes: seldom.
+        190..200 if queue == 0 && deeds.byte()? > 200 => {
+            drop(peer.write(&[deeds.byte()?, deeds.byte()?]));
         }
-        220..225 => bench.board.links().find("net").ok()?.plug(queue == 0),
-        225..230 => drop(bench.memory.write(deeds.address()?, &deeds.short()?.to_le_bytes())),
-        230..240 => {
+        190..215 => {
+            seen[0] += u32::from(peer.read(&mut [0; 5000]).is_ok());
+            seen[1] += u32::from(driver.take(0).is_some_and(|it| it.length > HEADER));
+        }
+        215..222 => bench.board.links().find("net").ok()?.plug(queue == 0),
+        222..244 => {
             // A command as it should be, but for what it says.
-            let words = [deeds.byte()? % 8, deeds.byte()? % 8, deeds.byte()?, deeds.byte()?];
-            bench.memory.write(0x8000, &words).expect("memory");
-            driver.offer(2, &[(0x8000, 4, false), (0x8010, 1, true)]);
+            let command = [deeds.byte()? % 8, deeds.byte()? % 8, deeds.byte()?, deeds.byte()?];
+            bench.memory.write(COMMAND, &command).expect("memory");
+            let length = u32::from(deeds.byte()?) % 32;
+            driver.offer(2, &[(COMMAND, length, false), (COMMAND + 0x100, 1, true)]);
             driver.kick(2);
         }
-        240..243 => driver.set_status(deeds.byte()?),
         // From the beginning, with fewer or more features.
-        _ => *driver = start(bench, if queue == 0 { CONTROL } else { CONTROL | MRG_RXBUF }),
+        _ => *driver = start(bench, if queue == 0 { CONTROL } else { OFFERED }),
     }
     Some(())
 }

@@ -1,11 +1,14 @@
-//! The small virtio devices under a driver that means no good: entropy, balloon, serial ports.
+//! The virtio devices but for the network, each under a driver that means no good.
 
-use std::path::Path;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 
 use devices::pci::Address;
 use devices::registry::Config;
 use devices::testutil::Bench;
 use devices::testutil::driver::{Driver, EVENT_IDX};
+use devices::testutil::hostile::Deeds;
 use serde_json::{Value, json};
 
 const AT: Address = Address::new(3, 0);
@@ -13,78 +16,145 @@ const RAM: u64 = 1 << 20;
 const ENTRIES: u16 = 32;
 /// The features of devices, which each driver may accept or not.
 const OWN: u64 = 0xff_ffff;
+/// Where a request is put together, and where its data is.
+const REQUEST: u64 = 0x8000;
+const DATA: u64 = 0x9000;
+/// Bytes of a disk.
+const DISK: u64 = 1 << 20;
 
-/// A kind, and what it is given beside its slot.
-type Kind = (&'static str, fn(&Path) -> Value);
+/// The bit of the status.
+const NEEDS_RESET: u8 = 64;
+
+type Bytes<'a> = dyn Iterator<Item = u8> + 'a;
+type Chain = Vec<(u64, u32, bool)>;
+
+/// How a device is made in a folder and what its driver asks: requests as they should be, but for
+/// what they say.
+pub(crate) struct Kind {
+    pub(crate) name: &'static str,
+    /// What it is given beside its slot, in all its ways.
+    ways: &'static [fn(&Path) -> Value],
+    ask: fn(&mut Deeds<&mut Bytes<'_>>, &Bench) -> Option<Chain>,
+    /// What every driver may ask in the end, without any feature: of a queue, a chain.
+    last: (u16, &'static [(u64, u32, bool)]),
+}
 
 /// All of them.
 pub(crate) const KINDS: &[Kind] = &[
-    ("virtio-rng", |_| json!({})),
-    ("virtio-balloon", |_| json!({ "size": "512K" })),
-    ("virtio-serial", |_| json!({ "to": "none" })),
-    ("virtio-serial", port),
+    Kind {
+        name: "virtio-rng",
+        ways: &[|_| json!({})],
+        ask: |deeds, _| Some(vec![(DATA, deeds.length()?, true)]),
+        last: (0, &[(DATA, 64, true)]),
+    },
+    Kind {
+        name: "virtio-balloon",
+        ways: &[|_| json!({ "size": "512K" }), |_| json!({ "reporting": false })],
+        ask: pages,
+        last: (1, &[(DATA, 64, false)]),
+    },
+    Kind {
+        name: "virtio-serial",
+        ways: &[
+            |_| json!({ "to": "none" }),
+            |folder| json!({ "to": socket(folder) }),
+            |folder| json!({ "name": "port", "to": socket(folder) }),
+        ],
+        ask: message,
+        last: (1, &[(DATA, 64, false)]),
+    },
+    Kind {
+        name: "virtio-blk",
+        ways: &[
+            |folder| json!({ "path": disk(folder), "queues": 2 }),
+            |folder| json!({ "path": disk(folder), "sector": 4096 }),
+            |folder| json!({ "path": disk(folder), "overlay": true, "iops": 2000 }),
+            |folder| json!({ "path": disk(folder), "readonly": true }),
+        ],
+        ask: request,
+        // FLUSH, of zeros.
+        last: (0, &[(0xff000, 16, false), (0xff010, 1, true)]),
+    },
 ];
 
-fn port(folder: &Path) -> Value {
-    json!({ "name": "port", "to": format!("socket:{}", folder.join("port").display()) })
+fn port(folder: &Path) -> PathBuf {
+    folder.join("port")
 }
 
-/// What is done, by bytes.
-struct Deeds<B>(B);
-
-impl<B: Iterator<Item = u8>> Deeds<B> {
-    fn byte(&mut self) -> Option<u8> {
-        self.0.next()
-    }
-
-    fn short(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes([self.byte()?, self.byte()?]))
-    }
-
-    /// An address: mostly memory, sometimes its end, rarely anything.
-    fn address(&mut self) -> Option<u64> {
-        let (kind, low) = (self.byte()?, u64::from(self.short()?));
-        Some(match kind {
-            0..200 => low * 16,
-            200..230 => RAM - (low & 0xff),
-            230..250 => u64::MAX - low,
-            _ => low << 40,
-        })
-    }
-
-    fn length(&mut self) -> Option<u32> {
-        let (kind, low) = (self.byte()?, u32::from(self.short()?));
-        Some(match kind {
-            0..100 => 8,
-            100..200 => low & 0x7ff,
-            200..240 => low * 4,
-            _ => u32::MAX - low,
-        })
-    }
+fn socket(folder: &Path) -> String {
+    format!("socket:{}", port(folder).display())
 }
 
-/// Does to a device of each kind what the bytes say, and then shows that it still serves.
-pub(crate) fn run(which: usize, folder: &Path, bytes: impl Iterator<Item = u8>) {
-    let (kind, fields) = KINDS[which % KINDS.len()];
-    let mut fields = fields(folder);
+fn disk(folder: &Path) -> PathBuf {
+    let path = folder.join("disk");
+    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    file.expect("a folder to write in").set_len(DISK).expect("a megabyte");
+    path
+}
+
+/// Page frame numbers, or statistics.
+fn pages(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    for at in 0..u64::from(deeds.byte()?) % 8 {
+        let page = deeds.short()? & if deeds.byte()? < 200 { 0x1ff } else { 0xffff };
+        bench.memory.write(REQUEST + 4 * at, &u32::from(page).to_le_bytes()).expect("memory");
+    }
+    let length = deeds.length()?;
+    // A report of free pages is memory that the device may write.
+    Some(vec![(REQUEST, length, length % 3 == 0)])
+}
+
+/// A control message of a port.
+fn message(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    let message = [deeds.byte()? % 3, 0, 0, 0, deeds.byte()? % 9, 0, deeds.byte()? % 2, 0];
+    bench.memory.write(REQUEST, &message).expect("memory");
+    Some(vec![(REQUEST, 8, message[6] == 1 && message[4] == 8)])
+}
+
+/// Type, sector, data and status.
+fn request(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    let (kind, sector) = (deeds.byte()?, u64::from(deeds.byte()?) * 8);
+    let sector = if deeds.byte()? < 230 { sector } else { u64::MAX / 512 - sector };
+    let mut header = u64::from(kind % 16).to_le_bytes().to_vec();
+    header.extend(sector.to_le_bytes());
+    bench.memory.write(REQUEST, &header).expect("memory");
+    // To discard or to zero: a sector, a count and flags.
+    let mut range = sector.to_le_bytes().to_vec();
+    range.extend(deeds.word()?.to_le_bytes());
+    range.extend(u32::from(deeds.byte()? % 4).to_le_bytes());
+    bench.memory.write(DATA, &range).expect("memory");
+    let length = deeds.length()?;
+    let length = if kind < 192 { length.min(0x8000).next_multiple_of(512) } else { length };
+    let length = if kind % 16 > 8 { u32::from(deeds.byte()? % 3) * 16 } else { length };
+    let data = (DATA, length, matches!(kind % 16, 0 | 8));
+    Some(vec![(REQUEST, 16, false), data, (REQUEST + 16, 1, true)])
+}
+
+/// Does to a device of this kind what the bytes say, and then shows that it still serves. The first
+/// byte chooses the way it is made.
+pub(crate) fn run(name: &str, folder: &Path, mut bytes: impl Iterator<Item = u8>) {
+    let kind = KINDS.iter().find(|it| it.name == name).expect("a kind that is here");
+    let Some(way) = bytes.next() else { return };
+    let mut fields = kind.ways[usize::from(way) % kind.ways.len()](folder);
     let named = fields.get("name").is_some();
     fields["slot"] = json!("03.0");
-    let config = Config::of_kind(kind, fields).expect("it is in the registry").expect("its fields");
+    let config = Config::of_kind(name, fields).expect("it is in the registry").expect("its fields");
     let mut bench = Bench::new(usize::try_from(RAM).expect("a megabyte"));
-    bench.board.add(kind, |place| config.build(place)).expect("the board is empty");
+    bench.board.add(name, |place| config.build(place)).expect("the board is empty");
     bench.board.run(Vec::new()).expect("power-on");
-    let mut deeds = Deeds(bytes);
+    let bytes: &mut Bytes<'_> = &mut bytes;
+    let mut deeds = Deeds::new(bytes, RAM);
     let mut driver = start(&bench, EVENT_IDX | OWN);
-    while deed(&mut deeds, &mut driver).is_some() {}
-    drop(driver);
+    let mut peer = None;
+    while deed(&mut deeds, kind, (&mut driver, &mut peer), folder).is_some() {}
+    drop((driver, peer));
     bench.board.reset().expect("power-on again");
+    bench.memory.write(0xff000, &[4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).expect("memory");
     let mut driver = start(&bench, 0);
     assert_eq!(driver.status(), 15);
-    // The entropy device gives, a balloon and a console take; without control queues there is no
-    // port but a console.
-    let (queue, gives) = if kind == "virtio-rng" { (0, true) } else { (1, false) };
-    driver.offer(queue, &[(0x8000, 64, gives)]);
+    let (queue, chain) = kind.last;
+    driver.offer(queue, chain);
     driver.kick(queue);
+    // Without control queues there is no port but a console.
     if !named {
         driver.wait(queue);
     }
@@ -102,41 +172,53 @@ fn start(bench: &Bench, features: u64) -> Driver<'_> {
 }
 
 /// One thing; none when the bytes are used up.
-fn deed<'a, B: Iterator<Item = u8>>(deeds: &mut Deeds<B>, driver: &mut Driver<'a>) -> Option<()> {
+fn deed<'a>(
+    deeds: &mut Deeds<&mut Bytes<'_>>,
+    kind: &Kind,
+    (driver, peer): (&mut Driver<'a>, &mut Option<UnixStream>),
+    folder: &Path,
+) -> Option<()> {
     let (what, bench) = (deeds.byte()?, driver.bench);
     let queues = u16::try_from(driver.queues.len()).ok()?;
     let queue = u16::from(deeds.byte()?) % queues;
+    // A device that was broken does nothing until it is reset.
+    if what < 200 && driver.status() & NEEDS_RESET != 0 {
+        *driver = start(bench, OWN | EVENT_IDX);
+    }
     match what {
-        0..90 => {
-            let (index, next) = (u16::from(deeds.byte()?), u16::from(deeds.byte()?));
-            let piece = (deeds.address()?, deeds.length()?);
-            // Most go on to a descriptor that there is, and few are tables.
-            let flags = u16::from(deeds.byte()?) & if next < 240 { 3 } else { 7 };
-            let next = if next < 250 { next % ENTRIES } else { next };
-            driver.describe(queue, index % ENTRIES, piece, (flags, next));
-        }
-        90..140 => {
-            let head = u16::from(deeds.byte()?);
-            driver.publish(queue, if head < 250 { head % ENTRIES } else { head });
-        }
-        140..180 => driver.kick(queue),
-        180..200 => {
-            // A message of a port as it should be, but for what it says.
-            let message = [deeds.byte()? % 3, 0, 0, 0, deeds.byte()? % 9, 0, deeds.byte()? % 2, 0];
-            bench.memory.write(0x8000, &message).expect("memory");
-            driver.offer(queue, &[(0x8000, 8, false)]);
+        0..110 => deeds.disturb(driver, queue, ENTRIES)?,
+        110..205 => {
+            let chain = (kind.ask)(deeds, bench)?;
+            driver.offer(queue, &chain);
             driver.kick(queue);
         }
-        200..210 => driver.set_device(u64::from(deeds.byte()? % 16), &[deeds.byte()?]),
-        210..220 => {
-            let saved = bench.board.park();
-            bench.board.run(saved).expect("what was just saved");
+        205..215 => driver.set_device(u64::from(deeds.byte()? % 40), &[deeds.byte()?]),
+        215..225 => drop(bench.board.balloon().set(u64::from(deeds.short()?) << 4)),
+        225..230 => {
+            let size = DISK + u64::from(deeds.byte()?) * 512;
+            bench.board.disks().all().iter().for_each(|disk| drop(disk.grow(Some(size))));
         }
-        220..225 => drop(bench.board.balloon().set(u64::from(deeds.short()?) << 4)),
-        225..235 => drop(bench.memory.write(deeds.address()?, &deeds.short()?.to_le_bytes())),
-        235..240 => driver.set_status(deeds.byte()?),
+        230..243 => talk(deeds, peer, folder)?,
         // From the beginning, with fewer or more features.
         _ => *driver = start(bench, u64::from(deeds.short()?) | EVENT_IDX),
+    }
+    Some(())
+}
+
+/// Who is at the other end comes, sends, reads, and goes.
+fn talk(
+    deeds: &mut Deeds<&mut Bytes<'_>>,
+    peer: &mut Option<UnixStream>,
+    folder: &Path,
+) -> Option<()> {
+    match (deeds.byte()?, peer.as_mut()) {
+        (0..20, _) => *peer = None,
+        (_, None) => {
+            *peer = UnixStream::connect(port(folder)).ok();
+            peer.iter().for_each(|it| drop(it.set_nonblocking(true)));
+        }
+        (20..140, Some(peer)) => drop(peer.write(&vec![0x5a; deeds.short()?.into()])),
+        (_, Some(peer)) => drop(peer.read(&mut [0; 5000])),
     }
     Some(())
 }

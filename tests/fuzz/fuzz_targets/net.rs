@@ -6,4 +6,6 @@ mod hostile_net;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| hostile_net::run(bytes.iter().copied()));
+fuzz_target!(|bytes: &[u8]| {
+    hostile_net::run(bytes.iter().copied());
+});

@@ -1,16 +1,17 @@
 //! `disk=MODE,KEY=NUMBER,…`: drives the first disk there is, by polling, and verifies its bytes.
-use core::hint::spin_loop;
-
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::io::{read64, tsc, write64};
+use crate::io::tsc;
 use crate::memory::{Room, fill, numbers};
 use crate::nvme::Nvme;
-use crate::random::{Random, STEP, mix};
+use crate::pattern::Pattern;
+use crate::random::Random;
 use crate::records;
 use crate::report::Finding;
-use crate::start::{Start, Words};
+use crate::start::{Start, Words, number};
+use crate::timer;
 use crate::virtio_blk::VirtioBlk;
+use crate::waiting::{NO_INTERRUPTS, Waiting, by_interrupt, waits_by_interrupt};
 
 /// What a disk is told to do.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub(crate) struct Shape {
     pub(crate) sector: u64,
     /// How many requests it takes at once.
     pub(crate) depth: usize,
+    /// It interrupts where it is asked to.
+    pub(crate) interrupts: bool,
 }
 
 /// A disk that is asked by numbers below its depth, and looked at for answers.
@@ -52,15 +55,16 @@ pub(crate) trait Disk {
     /// Gives it a request, under a number that is free. It need not look before [`Disk::ring`].
     fn put(&mut self, tag: usize, request: &Request);
     fn ring(&mut self);
+    /// Asks for an interrupt with the next answer.
+    fn listen(&mut self);
     /// A request that is done, and whether it went well.
     fn done(&mut self) -> Option<(usize, bool)>;
 }
 
 /// The most requests at once.
 pub(crate) const DEPTH: usize = 64;
-/// A disk that does nothing for so many looks, some ten seconds, will not any more. They do not
-/// count while the machine is paused.
-const PATIENCE: u32 = 1 << 28;
+/// A disk that does nothing for so long will not any more.
+const PATIENCE_SECONDS: u64 = 16;
 /// So many latencies are kept.
 const LATENCIES: u64 = 1 << 16;
 
@@ -75,6 +79,8 @@ pub(crate) struct Job {
     pub(crate) every: u64,
     pub(crate) durable: u64,
     pub(crate) through: u64,
+    by_interrupt: bool,
+    seconds: u64,
 }
 
 impl Job {
@@ -91,6 +97,8 @@ impl Job {
             every: 8,
             durable: 0,
             through: 0,
+            by_interrupt: false,
+            seconds: 0,
         };
         for word in words {
             let (key, value) = word.split_once('=')?;
@@ -103,25 +111,23 @@ impl Job {
                 "every" => &mut job.every,
                 "durable" => &mut job.durable,
                 "through" => &mut job.through,
+                "seconds" => &mut job.seconds,
+                "wait" => {
+                    job.by_interrupt = by_interrupt(value)?;
+                    continue;
+                }
                 _ => return None,
             };
             *field = number(value)?;
         }
         let fits = job.block % 512 == 0 && (512..=1 << 20).contains(&job.block);
-        (fits && job.span >= job.block && job.every > 0).then_some(job)
+        let some = job.span == 0 || job.span >= job.block;
+        (fits && some && job.every > 0).then_some(job)
     }
 
     pub(crate) fn places(&self) -> u64 {
         self.span / self.block
     }
-}
-
-/// A number, perhaps of KiB, MiB or GiB.
-fn number(text: &str) -> Option<u64> {
-    let units = [("K", 10), ("M", 20), ("G", 30)];
-    let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
-    let (digits, shift) = unit.unwrap_or((text, 0));
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// Does what the words say, in their order.
@@ -130,13 +136,14 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
         return;
     }
     let mut room = Room::find(start);
+    let interrupts = waits_by_interrupt(words, "disk") && timer::switch_on().1;
     if let Some(at) = VirtioBlk::find()
-        && let Some(mut disk) = VirtioBlk::open(at, &mut room, cpu)
+        && let Some(mut disk) = VirtioBlk::open(at, &mut room, interrupts, cpu)
     {
         return all(session, &mut disk, words, (cpu, &room));
     }
     if let Some(at) = Nvme::find()
-        && let Some(mut disk) = Nvme::open(at, &mut room, cpu)
+        && let Some(mut disk) = Nvme::open(at, &mut room, interrupts, cpu)
     {
         return all(session, &mut disk, words, (cpu, &room));
     }
@@ -145,14 +152,26 @@ pub(crate) fn run(session: &mut Session, start: &Start, cpu: &Cpu, words: Words)
 
 fn all(session: &mut Session, disk: &mut dyn Disk, words: Words, (cpu, room): (&Cpu, &Room)) {
     for word in words.all("disk") {
-        let Some(job) = Job::parse(word) else {
+        let Some(mut job) = Job::parse(word) else {
             session.add(Finding::check("disk", false).text("wants", "MODE,KEY=NUMBER,..."));
             return;
         };
+        if job.span == 0 {
+            let bytes = disk.shape().bytes;
+            job.span = bytes - bytes % job.block;
+        }
         let mut room = room.rest();
         let kind = disk.shape().kind;
-        let finding = match Drive::new(disk, &job, &mut room) {
-            Some(mut drive) => obey(session, &mut drive, &job, (cpu, &mut room)),
+        if job.by_interrupt && !disk.shape().interrupts {
+            session.add(Finding::check("disk", false).text("wants", NO_INTERRUPTS));
+            return;
+        }
+        let waiting = Waiting::new(job.by_interrupt, PATIENCE_SECONDS, cpu);
+        let finding = match Drive::new(disk, &job, (waiting, &mut room)) {
+            Some(mut drive) => {
+                let finding = obey(session, &mut drive, &job, (cpu, &mut room));
+                drive.waiting.tell(finding)
+            }
             None => Finding::check("disk", false)
                 .text("wants", "a span, depth and block that fit the disk and the memory"),
         };
@@ -188,14 +207,19 @@ pub(crate) struct Drive<'a> {
     asked: [(Request, u64); DEPTH],
     pub(crate) answered: u64,
     pub(crate) errors: u64,
+    waiting: Waiting,
 }
 
 impl<'a> Drive<'a> {
-    fn new(disk: &'a mut dyn Disk, job: &Job, room: &mut Room) -> Option<Self> {
+    fn new(
+        disk: &'a mut dyn Disk,
+        job: &Job,
+        (waiting, room): (Waiting, &mut Room),
+    ) -> Option<Self> {
         let depth = usize::try_from(job.depth).ok()?;
         let shape = disk.shape();
         let fits = (1..=shape.depth.min(DEPTH)).contains(&depth)
-            && job.span <= shape.bytes
+            && (job.block..=shape.bytes).contains(&job.span)
             && job.block % shape.sector.max(512) == 0;
         if !fits || !disk.write_through(job.through != 0) {
             return None;
@@ -211,6 +235,7 @@ impl<'a> Drive<'a> {
             asked: [(Request::FLUSH, 0); DEPTH],
             answered: 0,
             errors: 0,
+            waiting,
             disk,
         })
     }
@@ -247,13 +272,15 @@ impl<'a> Drive<'a> {
 
     /// What is done, waited for; `None` where nothing comes any more.
     pub(crate) fn wait(&mut self) -> Option<(usize, Request)> {
-        for _ in 0..PATIENCE {
-            if let Some(done) = self.done() {
-                return Some(done);
+        let mut waiting = self.waiting;
+        let found = waiting.wait(|ask| {
+            if ask {
+                self.disk.listen();
             }
-            spin_loop();
-        }
-        None
+            self.done()
+        });
+        self.waiting = waiting;
+        found
     }
 
     pub(crate) fn release(&mut self, tag: usize) {
@@ -299,34 +326,6 @@ fn divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
-/// The eight bytes at an offset of the disk.
-struct Pattern(u64);
-
-impl Pattern {
-    fn new(seed: u64) -> Self {
-        Self(mix(seed.wrapping_add(STEP)))
-    }
-
-    fn word(&self, offset: u64) -> u64 {
-        mix(self.0.wrapping_add((offset / 8).wrapping_mul(STEP)))
-    }
-
-    fn write(&self, request: &Request) {
-        for at in (0..u64::from(request.length)).step_by(8) {
-            write64(request.address + at, self.word(request.offset + at));
-        }
-    }
-
-    /// The offsets of the disk that were read wrong.
-    fn wrong(&self, request: &Request) -> impl Iterator<Item = u64> {
-        let Request { offset, address, length, .. } = *request;
-        let words = (0..u64::from(length)).step_by(8);
-        words
-            .filter(move |at| read64(address + at) != self.word(offset + at))
-            .map(move |at| offset + at)
-    }
-}
-
 /// What came of a run.
 struct Outcome {
     /// Words of eight bytes, and the first of them.
@@ -340,7 +339,8 @@ struct Outcome {
 fn transfer(drive: &mut Drive, job: &Job, cpu: &Cpu) -> Finding {
     let count = if job.requests == 0 { job.places() } else { job.requests };
     let start = tsc();
-    let mut outcome = blocks(drive, job, count);
+    let end = start.saturating_add(cpu.counts(job.seconds.min(1 << 20) * 1_000_000));
+    let mut outcome = blocks(drive, job, (count, if job.seconds == 0 { u64::MAX } else { end }));
     let requests = drive.answered;
     let kept = requests.min(LATENCIES) as usize;
     if matches!(job.mode, "write" | "fill") {
@@ -367,7 +367,8 @@ fn transfer(drive: &mut Drive, job: &Job, cpu: &Cpu) -> Finding {
         .number("p99_ns", worst)
 }
 
-fn blocks(drive: &mut Drive, job: &Job, count: u64) -> Outcome {
+/// So many of them, or as many as are begun before the time stamp counter is there.
+fn blocks(drive: &mut Drive, job: &Job, (mut count, end): (u64, u64)) -> Outcome {
     let (pattern, order) = (Pattern::new(job.seed), Order::new(job.seed, job.places()));
     let operation = match job.mode {
         "write" | "fill" => Operation::Write,
@@ -377,13 +378,14 @@ fn blocks(drive: &mut Drive, job: &Job, count: u64) -> Outcome {
     let mut next = 0;
     while drive.answered < count {
         let before = next;
+        count = if tsc() < end { count } else { next };
         while next < count
             && let Some((tag, address)) = drive.free()
         {
             let (offset, length) = (order.place(next) * job.block, job.block as u32);
             let request = Request { operation, offset, address, length };
             match job.mode {
-                "write" => pattern.write(&request),
+                "write" => pattern.write(offset, address, job.block),
                 // What was there before must not pass for what was read.
                 "verify" => fill(address, job.block, 0x5a),
                 _ => {}
@@ -393,12 +395,15 @@ fn blocks(drive: &mut Drive, job: &Job, count: u64) -> Outcome {
         }
         if next > before {
             drive.ring();
+        } else if drive.is_idle() {
+            break;
         }
         let Some((tag, request)) = drive.wait() else { return outcome };
         let mut done = Some((tag, request));
         while let Some((tag, request)) = done {
             if job.mode == "verify" {
-                for offset in pattern.wrong(&request) {
+                let Request { offset, address, .. } = request;
+                for offset in pattern.wrong(offset, address, job.block) {
                     let first = outcome.mismatches == 0 || offset < outcome.first_bad;
                     outcome.first_bad = if first { offset } else { outcome.first_bad };
                     outcome.mismatches += 1;

@@ -2,21 +2,17 @@
 //! doorbell, each told by a message-signalled interrupt. QEMU's has no MSI-X, and is left alone.
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::entry::{DEVICE_VECTOR, device_interrupts, set_interrupts};
+use crate::entry::{device_interrupts, set_interrupts};
 use crate::io::{read_memory, read32, tsc, write_memory, write32};
+use crate::msix;
 use crate::pci::Function;
 use crate::random::Random;
 use crate::report::Finding;
-use crate::timer::LOCAL_APIC;
 
 const ID: u32 = 0x11e8_1234;
 const VERSION: u32 = 0x0100_00ed;
-const MSIX: u8 = 0x11;
-const MSIX_ENABLE: u32 = 1 << 31;
 /// COMMAND: memory, bus master.
 const ON: u32 = 6;
-const BAR_0: u8 = 0x10;
-const APIC_ID: u64 = 0x20;
 
 const LIVENESS: u64 = 0x04;
 const FACTORIAL: u64 = 0x08;
@@ -51,7 +47,7 @@ struct Edu<'a> {
 
 pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
     let Some(function) = Function::find(ID) else { return };
-    let Some(bar) = set_up(function) else {
+    let Some(bar) = set_up(function, cpu) else {
         session.add(Finding::info("edu").flag("msix", false));
         return;
     };
@@ -77,18 +73,9 @@ pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
 }
 
 /// Switches the function and its one interrupt vector on; the address of its registers.
-fn set_up(function: Function) -> Option<u64> {
-    let msix = function.capability(MSIX)?;
+fn set_up(function: Function, cpu: &Cpu) -> Option<u64> {
     function.write_command(ON);
-    let table = function.read(msix + 4);
-    let bar = |index: u8| u64::from(function.read(BAR_0 + 4 * index) & !0xf);
-    let entry = bar(table as u8 & 7) + u64::from(table & !7);
-    let to = LOCAL_APIC as u32 | read32(LOCAL_APIC + APIC_ID) >> 24 << 12;
-    for (field, value) in [(0, to), (4, 0), (8, DEVICE_VECTOR.into()), (12, 0)] {
-        write32(entry + field, value);
-    }
-    function.write(msix, function.read(msix) & 0x3fff_ffff | MSIX_ENABLE);
-    Some(bar(0))
+    msix::switch_on(function, cpu).then(|| function.memory(0))
 }
 
 impl Edu<'_> {

@@ -15,7 +15,10 @@ mod exits;
 mod intrinsics;
 mod io;
 mod memory;
+mod msix;
+mod net;
 mod nvme;
+mod pattern;
 mod pci;
 mod processors;
 mod random;
@@ -24,7 +27,10 @@ mod report;
 mod start;
 mod timer;
 mod torture;
+mod virtio;
 mod virtio_blk;
+mod virtio_net;
+mod waiting;
 
 use core::fmt::{Arguments, Write};
 use core::panic::PanicInfo;
@@ -74,9 +80,10 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     let mut session = Session { console, report: Report::new(), store: Store::new(text) };
     if words.get("checks") != Some("none") {
         checks(&mut session, &start, words, pm_base);
-    } else if words.get("disk").is_some() {
+    } else if words.get("disk").or(words.get("net")).is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         disk::run(&mut session, &start, &cpu, words);
+        net::run(&mut session, &start, &cpu, words);
     }
     session.report.json(&mut session.console).ok();
     end::end(words, pm_base)
@@ -93,6 +100,7 @@ fn checks(session: &mut Session, start: &Start, words: Words, pm_base: u16) {
     pci::check(session, pm_base);
     edu::check(session, &cpu);
     disk::run(session, start, &cpu, words);
+    net::run(session, start, &cpu, words);
     if words.get("bench") == Some("exits") {
         exits::measure(session, &cpu);
     }

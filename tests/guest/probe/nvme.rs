@@ -6,6 +6,7 @@ use crate::cpu::Cpu;
 use crate::disk::{DEPTH, Disk, Operation, Request, Shape};
 use crate::io::{read8, read16, read32, read64, tsc, write32, write64};
 use crate::memory::{Room, map_device};
+use crate::msix;
 use crate::pci::Function;
 
 /// Mass storage, non-volatile memory, NVM Express.
@@ -27,6 +28,9 @@ const PATIENCE_MS: u64 = 30_000;
 
 const CREATE_SQ: u32 = 0x01;
 const CREATE_CQ: u32 = 0x05;
+/// Of a queue.
+const CONTIGUOUS: u32 = 1;
+const INTERRUPTS: u32 = 2;
 const IDENTIFY: u32 = 0x06;
 const DOORBELL_BUFFER: u32 = 0x7c;
 /// Identify: a namespace, the controller.
@@ -112,6 +116,7 @@ pub(crate) struct Nvme {
     block_shift: u32,
     bytes: u64,
     durable: bool,
+    interrupts: bool,
 }
 
 impl Nvme {
@@ -121,7 +126,12 @@ impl Nvme {
     }
 
     /// Takes the controller over from whoever had it.
-    pub(crate) fn open(function: Function, room: &mut Room, cpu: &Cpu) -> Option<Self> {
+    pub(crate) fn open(
+        function: Function,
+        room: &mut Room,
+        interrupts: bool,
+        cpu: &Cpu,
+    ) -> Option<Self> {
         function.switch_on();
         let bar = function.memory(0);
         if !map_device(bar, BAR_SIZE, cpu) {
@@ -138,14 +148,16 @@ impl Nvme {
             block_shift: 0,
             bytes: 0,
             durable: false,
+            interrupts: interrupts && msix::switch_on(function, cpu),
         };
         disk.enable(cpu)?;
         disk.identify(room, cpu)?;
         let both = (ENTRIES - 1) << 16 | 1;
         let [submission, completion] = [disk.io.submission, disk.io.completion];
-        // Contiguous, without interrupts; and the completions go to the queue 1.
-        disk.ask(CREATE_CQ, (0, [completion, 0]), [both, 1], cpu)?;
-        disk.ask(CREATE_SQ, (0, [submission, 0]), [both, 1 << 16 | 1], cpu)?;
+        // Contiguous, with interrupts by the first vector or none; completions go to the queue 1.
+        let way = if disk.interrupts { CONTIGUOUS | INTERRUPTS } else { CONTIGUOUS };
+        disk.ask(CREATE_CQ, (0, [completion, 0]), [both, way], cpu)?;
+        disk.ask(CREATE_SQ, (0, [submission, 0]), [both, 1 << 16 | CONTIGUOUS], cpu)?;
         Some(disk)
     }
 
@@ -214,6 +226,12 @@ impl Nvme {
         }
     }
 
+    /// Tells how far completions were seen.
+    fn give_back(&mut self) {
+        self.io.untold = 0;
+        self.bell(2 * self.io.number + 1, self.io.head);
+    }
+
     /// The second address of a request's data: a page, or a list of pages.
     fn second(&mut self, tag: usize, request: &Request) -> u64 {
         let list = self.lists + PAGE * tag as u64;
@@ -257,7 +275,13 @@ fn wait(cpu: &Cpu, mut until: impl FnMut() -> bool) -> Option<()> {
 
 impl Disk for Nvme {
     fn shape(&self) -> Shape {
-        Shape { kind: "nvme", bytes: self.bytes, sector: 1 << self.block_shift, depth: DEPTH }
+        Shape {
+            kind: "nvme",
+            bytes: self.bytes,
+            sector: 1 << self.block_shift,
+            depth: DEPTH,
+            interrupts: self.interrupts,
+        }
     }
 
     fn write_through(&mut self, on: bool) -> bool {
@@ -288,11 +312,14 @@ impl Disk for Nvme {
         self.bell(2 * self.io.number, self.io.tail);
     }
 
+    fn listen(&mut self) {
+        self.give_back();
+    }
+
     fn done(&mut self) -> Option<(usize, bool)> {
         let (tag, status) = self.io.done()?;
         if self.io.untold >= UNTOLD {
-            self.io.untold = 0;
-            self.bell(2 * self.io.number + 1, self.io.head);
+            self.give_back();
         }
         Some((usize::from(tag), status & 0x7ff == 0))
     }

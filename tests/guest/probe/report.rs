@@ -55,6 +55,11 @@ impl Finding {
         Self::new(name, if right { Verdict::Pass } else { Verdict::Fail })
     }
 
+    /// Wrong, unless this is right, too.
+    pub(crate) fn and(self, right: bool) -> Self {
+        Self { verdict: if right { self.verdict } else { Verdict::Fail }, ..self }
+    }
+
     fn with(mut self, key: &'static str, value: Value) -> Self {
         self.fields[self.used] = (key, value);
         self.used += 1;

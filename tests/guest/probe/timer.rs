@@ -29,6 +29,19 @@ const PATIENCE_US: u64 = 1_000_000;
 
 /// Switches the local APIC on. False when it is not where (or not as) it should be.
 pub(crate) fn enable(session: &mut Session) -> bool {
+    let (base, usable) = switch_on();
+    let [id, version] = if usable { [0x20, 0x30].map(|r| read32(LOCAL_APIC + r)) } else { [0; 2] };
+    session.add(
+        Finding::check("local-apic", usable)
+            .hex("base_msr", base)
+            .number("id", (id >> 24).into())
+            .hex("version", version.into()),
+    );
+    usable
+}
+
+/// The same without a word: what its base register says, and whether it is on.
+pub(crate) fn switch_on() -> (u64, bool) {
     // The 8259s stay quiet.
     out8(0x21, 0xff);
     out8(0xa1, 0xff);
@@ -44,14 +57,20 @@ pub(crate) fn enable(session: &mut Session) -> bool {
             write32(LOCAL_APIC + register, value);
         }
     }
-    let [id, version] = if usable { [0x20, 0x30].map(|r| read32(LOCAL_APIC + r)) } else { [0; 2] };
-    session.add(
-        Finding::check("local-apic", usable)
-            .hex("base_msr", base)
-            .number("id", (id >> 24).into())
-            .hex("version", version.into()),
-    );
-    usable
+    (base, usable)
+}
+
+/// Ticks from now on, every so many microseconds.
+pub(crate) fn tick(cpu: &Cpu, period_us: u64) {
+    let count = frequency(cpu) * period_us / 1_000_000;
+    write32(LOCAL_APIC + LVT_TIMER, PERIODIC | u32::from(TIMER_VECTOR));
+    write32(LOCAL_APIC + INITIAL_COUNT, u32::try_from(count).unwrap_or(u32::MAX).max(1));
+}
+
+/// Ticks no more.
+pub(crate) fn stop() {
+    write32(LOCAL_APIC + LVT_TIMER, MASKED);
+    write32(LOCAL_APIC + INITIAL_COUNT, 0);
 }
 
 /// Runs the timer, first while ring 3 computes, then while the processor is halted.
@@ -78,8 +97,7 @@ pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
     let all = u64::from(arrived());
     let elapsed = cpu.nanoseconds(tsc() - start) / 1000;
     set_interrupts(false);
-    write32(LOCAL_APIC + LVT_TIMER, MASKED);
-    write32(LOCAL_APIC + INITIAL_COUNT, 0);
+    stop();
     // A busy host delays ticks, or delivers some of them at once; it never makes them early.
     let due = all * PERIOD_US;
     let right = (due * 85 / 100..due * 5).contains(&elapsed);

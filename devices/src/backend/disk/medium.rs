@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
+use super::raw::is_full;
 use super::{Fault, Geometry, Operation, Request};
 use crate::memory::Memory;
 
@@ -45,11 +46,8 @@ impl Report {
 
     /// What the guest is told, and in the log what it is not told.
     pub(super) fn fault(&self, request: &Request, error: &io::Error) -> Fault {
-        let errno = Errno::from_io_error(error);
-        match errno {
-            Some(Errno::NOSPC | Errno::DQUOT) if request.operation != Operation::Read => {
-                Fault::Full
-            }
+        match Errno::from_io_error(error) {
+            _ if is_full(error) && request.operation != Operation::Read => Fault::Full,
             Some(Errno::OPNOTSUPP) => Fault::Unsupported,
             _ => {
                 if !self.said.swap(true, Ordering::Relaxed) {

@@ -224,10 +224,11 @@ mod test {
         (told, Arc::new(move |full: Full| tell.lock().unwrap().push(full.full)))
     }
 
-    /// A disk whose volume has no room while `full` is set.
+    /// A disk whose volume has no room while `full` is set, and for which reason.
     struct Tight {
         disk: Overlay,
         full: Arc<Mutex<bool>>,
+        errno: rustix::io::Errno,
     }
 
     impl Medium for Tight {
@@ -239,7 +240,7 @@ mod test {
         }
         fn write(&self, buffer: &[u8], offset: u64, durable: bool) -> std::io::Result<()> {
             if *self.full.lock().unwrap() {
-                return Err(rustix::io::Errno::NOSPC.into());
+                return Err(self.errno.into());
             }
             self.disk.write(buffer, offset, durable)
         }
@@ -258,8 +259,12 @@ mod test {
     }
 
     fn tight() -> (Arc<dyn Image>, Arc<Mutex<bool>>, Told) {
+        refusing(rustix::io::Errno::NOSPC)
+    }
+
+    fn refusing(errno: rustix::io::Errno) -> (Arc<dyn Image>, Arc<Mutex<bool>>, Told) {
         let full = Arc::new(Mutex::new(true));
-        let tight = Tight { disk: Overlay::empty(1 << 20), full: full.clone() };
+        let tight = Tight { disk: Overlay::empty(1 << 20), full: full.clone(), errno };
         let (told, tell) = listener();
         let image = Arc::new(Threaded::new("tight", Arc::new(tight), 1));
         (Arc::new(Patient::new(image, Path::new("tight"), Some(tell))), full, told)
@@ -296,6 +301,22 @@ mod test {
         assert_eq!(two.wait(1)[0].result, Ok(()));
         assert_eq!(*told.lock().unwrap(), [true, false]);
         assert_eq!(one.read(0, 1024).unwrap(), vec![7; 1024]);
+    }
+
+    #[test]
+    fn waits_for_a_quota_as_for_room_but_not_for_a_file_that_may_not_grow() {
+        let (image, full, told) = refusing(rustix::io::Errno::DQUOT);
+        let mut driver = Driver::new(&image);
+        driver.push(WRITE, (0, 512), &[piece(0, 512)]);
+        driver.channel.submit();
+        while told.lock().unwrap().is_empty() {
+            driver.channel.reap(&mut Vec::new());
+        }
+        *full.lock().unwrap() = false;
+        assert_eq!(driver.wait(1)[0].result, Ok(()));
+        let (image, _full, told) = refusing(rustix::io::Errno::FBIG);
+        assert_eq!(Driver::new(&image).write(0, &[1; 512]), Err(Fault::Broken));
+        assert!(told.lock().unwrap().is_empty());
     }
 
     #[test]

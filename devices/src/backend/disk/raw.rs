@@ -80,18 +80,23 @@ pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened
         kind.is_file() || kind.is_block_device(),
         "{name} is neither a file nor a block device"
     );
-    let open = || {
-        let file = OpenOptions::new().read(true).write(!read_only).open(path);
+    let claims = kind.is_block_device() && !read_only;
+    let open = |claims: bool| {
+        let file = if claims {
+            lock::claim(path)
+        } else {
+            OpenOptions::new().read(true).write(!read_only).open(path)
+        };
         let found = file.and_then(|file| Ok((file.metadata()?, file)));
         found.map_err(|error| explain(error, path, read_only))
     };
-    let (held, lock) = open()?;
+    let (held, lock) = open(claims)?;
     if read_only {
         lock::shared(&lock, path)?;
     } else {
         lock::exclusive(&lock, path)?;
     }
-    let (found, file) = open()?;
+    let (found, file) = open(false)?;
     ensure!(
         (held.dev(), held.ino()) == (found.dev(), found.ino()),
         "{name} was replaced while it was opened"
@@ -120,6 +125,7 @@ fn explain(error: io::Error, path: &Path, read_only: bool) -> anyhow::Error {
         io::ErrorKind::ReadOnlyFilesystem => {
             anyhow::anyhow!("{name} is on a file system that is read-only: say `readonly`")
         }
+        io::ErrorKind::ResourceBusy => anyhow::Error::new(error),
         _ => anyhow::Error::new(error).context(name.to_string()),
     }
 }
@@ -135,6 +141,8 @@ impl Raw {
         let (path, name) = (config.path.clone(), config.path.display());
         let device = found.file_type().is_block_device();
         let size = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
+        let empty = device && size == 0;
+        ensure!(!empty, "{name} is a device of 0 bytes: nothing is attached to it");
         let read_only = config.is_read_only();
         let direct = direct(&file, config)?;
         let discard = if config.discard && !read_only { discard(&file, &found, size) } else { 0 };
@@ -180,8 +188,13 @@ impl Raw {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// What a failed flush is to the guest: no full volume, which would pass.
-    pub(super) fn lose(&self, error: &io::Error) -> io::Error {
+    /// What a failed flush is to the guest. Where writes go through the page cache it is no full
+    /// volume, which would pass: the cache forgets what had no room. Around the cache each write
+    /// had its answer, and what the file system still has to note can be tried again.
+    pub(super) fn lose(&self, error: io::Error) -> io::Error {
+        if self.direct.is_some() && is_full(&error) {
+            return error;
+        }
         self.lost.store(true, Ordering::Release);
         io::Error::other(format!("what was written before is lost: {error}"))
     }
@@ -290,7 +303,9 @@ fn discard(file: &File, found: &fs::Metadata, size: u64) -> u32 {
     let unit = unit.unwrap_or(4096).clamp(4096, 1 << 20);
     let behind = size.next_multiple_of(u64::from(unit));
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let works = fallocate(file, punch, behind, u64::from(unit)).is_ok();
+    // Some file systems need room to give room back: that is no reason never to ask again.
+    let tried = fallocate(file, punch, behind, u64::from(unit)).map_err(io::Error::from);
+    let works = tried.is_ok() || tried.is_err_and(|error| is_full(&error));
     if works { unit } else { 0 }
 }
 
@@ -373,7 +388,7 @@ impl Medium for Raw {
         }
         #[cfg(test)]
         self.note(|| Event::Flushed);
-        rustix::fs::fdatasync(&self.file).map_err(|error| self.lose(&error.into()))
+        rustix::fs::fdatasync(&self.file).map_err(|error| self.lose(error.into()))
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -394,6 +409,8 @@ impl Medium for Raw {
                 self.discards.store(false, Ordering::Relaxed);
                 Ok(())
             }
+            // Who waited for room in order to give room back would wait for ever.
+            Err(error) if is_full(&error) => Ok(()),
             other => other,
         }
     }
@@ -428,6 +445,11 @@ impl Medium for Raw {
         self.size.fetch_max(size, Ordering::AcqRel);
         Ok(())
     }
+}
+
+/// No room on the volume, or none for this user.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
 /// Not by this file system or device, or not of such a range.
@@ -553,9 +575,24 @@ mod test {
         let config = Config::new(sparse(&folder, "disk", 4096));
         let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
         raw.flush().unwrap();
-        let error = raw.lose(&Errno::NOSPC.into());
-        assert_eq!(Errno::from_io_error(&error), None, "not to be taken for a full volume");
+        let error = raw.lose(Errno::IO.into());
+        assert_eq!(Errno::from_io_error(&error), None);
         raw.flush().unwrap_err();
         raw.flush().unwrap_err();
+    }
+
+    #[test]
+    fn a_flush_waits_for_room_only_where_the_host_keeps_what_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        for errno in [Errno::NOSPC, Errno::DQUOT] {
+            for direct in [Direct::Auto, Direct::Off] {
+                let config = Config { direct, ..Config::new(sparse(&folder, "disk", 4096)) };
+                let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
+                let around = raw.direct().is_some();
+                let error = raw.lose(errno.into());
+                assert_eq!(Errno::from_io_error(&error), around.then_some(errno));
+                assert_eq!(raw.flush().is_ok(), around);
+            }
+        }
     }
 }

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::medium::{Medium, Report};
-use super::raw::{Raw, zeroing};
+use super::raw::{Raw, is_full, zeroing};
 use super::threads::Threaded;
 use super::{Channel, Done, Fault, Image, Operation, Request};
 use crate::memory::Memory;
@@ -338,9 +338,11 @@ impl Ring {
             let error = io::Error::from_raw_os_error(-result);
             return match Errno::from_raw_os_error(-result) {
                 Errno::INTR | Errno::AGAIN => Err(Next::Again),
-                _ if flushes => Ok(Err(self.report.fault(&slot.request, &self.raw.lose(&error)))),
+                _ if flushes => Ok(Err(self.report.fault(&slot.request, &self.raw.lose(error)))),
                 Errno::INVAL if moves && self.raw.direct().is_some() => Err(Next::Aside),
                 Errno::OPNOTSUPP | Errno::INVAL if !moves => Err(Next::Aside),
+                // As `Raw::discard` does.
+                _ if operation == Operation::Discard && is_full(&error) => Ok(Ok(())),
                 _ => Ok(Err(self.report.fault(&slot.request, &error))),
             };
         };

@@ -1,6 +1,7 @@
 //! The state of a cable: whether it is plugged in at both ends, and the longest packet that fits.
 //! The controller's guest, the peer and the operator share it.
 
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{bail, ensure};
@@ -48,6 +49,8 @@ pub type Watch = Box<dyn Fn() + Send>;
 pub struct Link {
     state: Mutex<State>,
     watch: Mutex<Option<Watch>>,
+    /// Pairs of queues that the kernel serves.
+    in_kernel: AtomicU16,
 }
 
 /// What can change.
@@ -64,7 +67,18 @@ impl Link {
     /// A cable with a peer, plugged in.
     pub fn new(mtu: Option<u16>) -> Self {
         let state = State { plugged: true, connected: true, mtu };
-        Self { state: Mutex::new(state), watch: Mutex::default() }
+        Self { state: Mutex::new(state), watch: Mutex::default(), in_kernel: AtomicU16::new(0) }
+    }
+
+    /// How many pairs of queues the kernel serves now (vhost-net), and not this process.
+    pub fn in_kernel(&self) -> u16 {
+        self.in_kernel.load(Ordering::Relaxed)
+    }
+
+    /// One more pair of queues is the kernel's, or one less.
+    pub(crate) fn count_in_kernel(&self, more: bool) {
+        let one = if more { 1 } else { u16::MAX };
+        self.in_kernel.fetch_add(one, Ordering::Relaxed);
     }
 
     /// Whether frames go through.

@@ -11,8 +11,10 @@ pub mod inherited;
 pub mod link;
 pub mod passt;
 pub mod tap;
+pub mod vhost;
 
 use std::fmt;
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -150,6 +152,10 @@ pub trait Side: Send + Sync {
     fn link(&self) -> &Arc<Link>;
     /// A way for each pair of queues, once.
     fn ports(&self) -> Vec<Box<dyn Port>>;
+    /// A file for each port that the kernel can serve in our place, where that is so.
+    fn taps(&self) -> anyhow::Result<Vec<File>> {
+        Ok(Vec::new())
+    }
 }
 
 /// Why no frame went through.

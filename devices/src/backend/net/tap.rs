@@ -479,6 +479,11 @@ impl Side for Tap {
         };
         self.queues.iter().map(|queue| Box::new(port(queue)) as Box<dyn Port>).collect()
     }
+
+    fn taps(&self) -> anyhow::Result<Vec<File>> {
+        let file = |queue: &Arc<Queue>| queue.fd.try_clone().map(File::from);
+        self.queues.iter().map(file).collect::<io::Result<_>>().context("a tap for the kernel")
+    }
 }
 
 /// One queue.

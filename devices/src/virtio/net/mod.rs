@@ -9,6 +9,7 @@
 
 mod control;
 mod inbox;
+mod lease;
 mod pair;
 mod sleep;
 
@@ -22,10 +23,12 @@ use serde::{Deserialize, Serialize};
 
 use self::control::{Control, Filter};
 use self::inbox::Inbox;
+use self::lease::Lease;
 use self::pair::{Pair, Terms};
 use self::sleep::{Orders, Sleep};
 use super::{Identity, Queue, Virtio, on_pci};
 use crate::backend::net::link::LEAST_MTU;
+use crate::backend::net::vhost::{self, Choice, Vhost};
 use crate::backend::net::{self, Network, Offloads, Port, Side};
 use crate::device::{Build, Device, Place, Saved};
 use crate::fnv;
@@ -54,6 +57,10 @@ pub struct Config {
     /// the other end can do that.
     #[serde(default = "yes")]
     pub offloads: bool,
+    /// Let the kernel serve a tap's rings (vhost-net): `auto`, which is where `/dev/vhost-net` can
+    /// be opened, `on` or `off`. Which it is now, `status` says: so many pairs of queues.
+    #[serde(default)]
+    pub vhost: Choice,
     /// Its PCI slot; the first that is free if there is none given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
@@ -171,7 +178,8 @@ impl Build for Config {
         }
         let side = net::open(&self.to, net::Wish { pairs, mtu: self.mtu })?;
         place.shared().links.add(place.name(), side.link().clone());
-        on_pci(Net::new(&self, &side)?, self.slot, place)
+        let kernel = vhost::open(self.vhost, side.taps()?, &place.shared().memory)?;
+        on_pci(Net::new(&self, &side, kernel)?, self.slot, place)
     }
 }
 
@@ -287,6 +295,8 @@ struct Net {
     features: u64,
     /// Those that no thread has.
     ports: Vec<Option<Box<dyn Port>>>,
+    /// The kernel's ends of them, where it serves the rings.
+    kernel: Vec<Option<Vhost>>,
     threads: Vec<JoinHandle<Option<Pair>>>,
     /// Queues that the driver enabled for no use.
     idle: Vec<Queue>,
@@ -295,7 +305,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(config: &Config, side: &Arc<dyn Side>) -> anyhow::Result<Self> {
+    fn new(config: &Config, side: &Arc<dyn Side>, kernel: Vec<Vhost>) -> anyhow::Result<Self> {
         let words = || {
             let slot = config.slot.map(|slot| slot.to_string()).unwrap_or_default();
             Mac::of(&format!("{} {slot}", config.to))
@@ -316,6 +326,7 @@ impl Net {
             nic: Arc::new(nic),
             features: features(&**side, config),
             ports: side.ports().into_iter().map(Some).collect(),
+            kernel: kernel.into_iter().map(Some).collect(),
             threads: Vec::new(),
             idle: Vec::new(),
             known: (side.link().is_up(), side.link().mtu()),
@@ -341,6 +352,9 @@ impl Net {
         terms: Terms,
     ) -> anyhow::Result<()> {
         let at = usize::from(number);
+        for queue in queues.iter().flatten() {
+            queue.memory().watch(&self.nic.orders[at].bell);
+        }
         let bells = queues.iter().flatten().map(|queue| queue.bell().clone()).collect();
         let sleep = Sleep::new(&self.nic.orders[at], bells)?;
         let (give, take) = mpsc::channel::<Pair>();
@@ -350,6 +364,7 @@ impl Net {
         let thread = thread.context("a thread for a pair of queues")?;
         let port = self.ports[at].take().context("a port for each pair of queues")?;
         let [receive, transmit, control] = queues;
+        let lease = self.lease(at, control.as_ref())?;
         let pair = Pair {
             number,
             receive,
@@ -360,6 +375,7 @@ impl Net {
             terms,
             inbox: Inbox::new(),
             sleep,
+            lease,
             full: false,
             pulled: false,
         };
@@ -367,6 +383,13 @@ impl Net {
         give.send(pair).ok().context("a thread for a pair of queues")?;
         self.threads.push(thread);
         Ok(())
+    }
+
+    /// What the kernel may do for a pair.
+    fn lease(&mut self, at: usize, control: Option<&Queue>) -> anyhow::Result<Option<Lease>> {
+        let Some(vhost) = self.kernel.get_mut(at).and_then(Option::take) else { return Ok(None) };
+        let agreed = (self.nic.side.link(), self.nic.negotiated());
+        Lease::new(vhost, agreed, &self.nic.orders[at], control.map(Queue::bell)).map(Some)
     }
 
     /// Tells the guest of the link, now and from now on.
@@ -445,7 +468,11 @@ impl Virtio for Net {
         for thread in self.threads.drain(..) {
             let Some(pair) = thread.join().expect("a panic ends the process") else { continue };
             queues.extend([pair.receive, pair.transmit, pair.control].into_iter().flatten());
-            self.ports[usize::from(pair.number)] = Some(pair.port);
+            let at = usize::from(pair.number);
+            self.ports[at] = Some(pair.port);
+            if let Some(lease) = pair.lease {
+                self.kernel[at] = Some(lease.into_vhost());
+            }
         }
         self.watch(None);
         queues
@@ -475,6 +502,7 @@ impl Drop for Net {
 
 #[cfg(test)]
 mod test {
+    use std::io::{self, Write};
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
@@ -484,6 +512,7 @@ mod test {
     use crate::backend::net::link::Link;
     use crate::backend::net::tap::test::{address, in_namespace, ip, packet};
     use crate::backend::net::{HEADER, Stop, Wait, Wish, get, length, put};
+    use crate::device::Kind;
     use crate::testutil::Bench;
     use crate::testutil::driver::{Driver, EVENT_IDX};
 
@@ -574,7 +603,10 @@ mod test {
             ..Config::default()
         };
         let side: Arc<dyn Side> = lab.clone();
-        bench.board.add("net", |place| on_pci(Net::new(&config, &side)?, Some(AT), place)).unwrap();
+        bench
+            .board
+            .add("net", |place| on_pci(Net::new(&config, &side, Vec::new())?, Some(AT), place))
+            .unwrap();
         bench.board.run(Vec::new()).unwrap();
         (bench, lab, ends)
     }
@@ -938,7 +970,7 @@ mod test {
             let config =
                 Config { to: Network::try_from(to.to_owned()).unwrap(), ..Config::default() };
             let side = net::open(&Network::None, Wish { pairs: 1, mtu: None }).unwrap();
-            Net::new(&Config { pairs: 1, ..config }, &side).unwrap().nic.mac.to_string()
+            Net::new(&Config { pairs: 1, ..config }, &side, Vec::new()).unwrap().nic.mac.to_string()
         };
         assert_eq!(address("tap:vm0"), "02:4e:a3:44:0f:9f");
         assert_ne!(address("tap:vm0"), address("tap:vm1"));
@@ -949,50 +981,164 @@ mod test {
         assert_eq!(Mac::try_from(text).unwrap().to_string(), "52:54:00:12:34:ab");
     }
 
+    /// The driver of a controller on `vm0`, with these features, and its buffers to receive into.
+    fn on_tap(bench: &Bench, features: u64) -> (Driver<'_>, Vec<(u64, u32)>) {
+        let mut driver = Driver::find(bench, AT);
+        assert!(driver.negotiate(features | EVENT_IDX | CTRL_VQ));
+        (0..3).for_each(|queue| driver.enable(queue, 64));
+        driver.start();
+        assert_eq!(driver.device(10), 1500_u16.to_le_bytes());
+        // The host learns of a cable a moment after it was plugged in.
+        wait("the carrier", || ip("-o link show vm0").contains(" state UP "));
+        let buffers = offer(&mut driver, 60, 3000);
+        (driver, buffers)
+    }
+
+    fn tap_bench(offloads: bool, vhost: Choice) -> Bench {
+        let mut bench = Bench::new(8 << 20);
+        let to = Network::try_from("tap:vm0".to_owned()).unwrap();
+        let slot = Some(AT);
+        let config = Config { to, pairs: 1, offloads, vhost, slot, ..Config::default() };
+        bench.board.add("net", |place| config.build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        bench
+    }
+
+    fn host() -> UdpSocket {
+        let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        socket
+    }
+
+    /// One datagram of the host to the guest; gives its frame.
+    fn to_guest(
+        driver: &mut Driver<'_>,
+        buffers: &[(u64, u32)],
+        socket: &UdpSocket,
+        byte: u8,
+    ) -> Vec<u8> {
+        socket.send_to(&[byte; 1400], "10.9.0.2:9").unwrap();
+        loop {
+            let frame = content(driver, buffers).0;
+            // There are also the host's own for its neighbours.
+            if frame.len() == HEADER + 42 + 1400 {
+                assert_eq!(frame[HEADER + 42..], [byte; 1400]);
+                return frame;
+            }
+        }
+    }
+
+    /// Offers a datagram of the guest.
+    fn send(driver: &mut Driver<'_>, byte: u8) {
+        let sent = packet(&[byte; 999], None);
+        let at = driver.allocate(sent.len() as u64);
+        driver.bench.memory.write(at, &sent).unwrap();
+        driver.offer(1, &[(at, u32::try_from(sent.len()).unwrap(), false)]);
+        driver.kick(1);
+    }
+
+    /// One datagram of the guest to the host.
+    fn to_host(driver: &mut Driver<'_>, socket: &UdpSocket, byte: u8) {
+        send(driver, byte);
+        let mut got = [0; 2000];
+        assert_eq!(socket.recv(&mut got).unwrap(), 999);
+        assert_eq!(got[..999], [byte; 999]);
+        driver.wait(1);
+    }
+
+    /// Who may serve the rings here.
+    fn choices() -> &'static [Choice] {
+        if std::path::Path::new("/dev/vhost-net").exists() {
+            return &[Choice::Off, Choice::On];
+        }
+        writeln!(io::stderr(), "not run here: rings in the kernel: no /dev/vhost-net").unwrap();
+        &[Choice::Off]
+    }
+
     #[test]
     fn a_tap_carries_datagrams_both_ways_with_and_without_offloads() {
         in_namespace(|| {
             ip("tuntap add vm0 mode tap multi_queue");
             address();
-            for (offloads, merge) in [(true, MRG_RXBUF), (true, 0), (false, MRG_RXBUF)] {
-                let mut bench = Bench::new(8 << 20);
-                let to = Network::try_from("tap:vm0".to_owned()).unwrap();
-                let config = Config { to, pairs: 1, offloads, slot: Some(AT), ..Config::default() };
-                bench.board.add("net", |place| config.build(place)).unwrap();
-                bench.board.run(Vec::new()).unwrap();
-                let mut driver = Driver::find(&bench, AT);
-                let agreed = if offloads { CSUM | GUEST_CSUM | GUEST_TSO4 } else { 0 };
-                assert!(driver.negotiate(merge | agreed | EVENT_IDX | CTRL_VQ));
-                (0..3).for_each(|queue| driver.enable(queue, 64));
-                driver.start();
-                assert_eq!(driver.device(10), 1500_u16.to_le_bytes());
-                // The host learns of a cable a moment after it was plugged in.
-                wait("the carrier", || ip("-o link show vm0").contains(" state UP "));
-                let buffers = offer(&mut driver, 60, 3000);
-                let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
-                socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-                for round in 0..20_u8 {
-                    socket.send_to(&[round; 1400], "10.9.0.2:9").unwrap();
-                    let frame = loop {
-                        let frame = content(&mut driver, &buffers).0;
-                        // There are also the host's own for its neighbours.
-                        if frame.len() == HEADER + 42 + 1400 {
-                            break frame;
-                        }
-                    };
-                    assert_eq!(frame[HEADER + 42..], [round; 1400]);
-                    assert_eq!(frame[0] & 1, u8::from(offloads), "a checksum that is not done");
-                    let sent = packet(&[round; 999], None);
-                    let at = driver.allocate(sent.len() as u64);
-                    bench.memory.write(at, &sent).unwrap();
-                    driver.offer(1, &[(at, u32::try_from(sent.len()).unwrap(), false)]);
-                    driver.kick(1);
-                    let mut got = [0; 2000];
-                    assert_eq!(socket.recv(&mut got).unwrap(), 999);
-                    assert_eq!(got[..999], [round; 999]);
-                    driver.wait(1);
+            for vhost in choices() {
+                for (offloads, merge) in [(true, MRG_RXBUF), (true, 0), (false, MRG_RXBUF)] {
+                    let bench = tap_bench(offloads, *vhost);
+                    let agreed = if offloads { CSUM | GUEST_CSUM | GUEST_TSO4 } else { 0 };
+                    let (mut driver, buffers) = on_tap(&bench, merge | agreed);
+                    let socket = host();
+                    for round in 0..20_u8 {
+                        let frame = to_guest(&mut driver, &buffers, &socket, round);
+                        let partial = u8::from(offloads);
+                        assert_eq!(frame[0] & 1, partial, "a checksum that is not done");
+                        to_host(&mut driver, &socket, round);
+                    }
                 }
             }
         });
+    }
+
+    #[test]
+    fn the_kernel_has_the_rings_while_it_may_and_gives_them_back_as_they_are() {
+        in_namespace(|| {
+            if choices().len() == 1 {
+                return;
+            }
+            ip("tuntap add vm0 mode tap multi_queue");
+            address();
+            let bench = tap_bench(true, Choice::On);
+            let link = bench.board.links().find("net").unwrap();
+            let (mut driver, buffers) = on_tap(&bench, MRG_RXBUF | CSUM | GUEST_CSUM);
+            let socket = host();
+            let lent = |count| wait("the rings", || link.in_kernel() == count);
+            let master =
+                |on: u8| bench.write(Kind::Config, AT.config() + 4, &[2 | on << 2, 0, 0, 0]);
+            for round in 0..5_u8 {
+                lent(1);
+                to_guest(&mut driver, &buffers, &socket, round);
+                to_host(&mut driver, &socket, round);
+                // Frames of a cable that was pulled are lost, both ways.
+                link.plug(false);
+                lent(0);
+                send(&mut driver, 0xee);
+                driver.wait(1);
+                socket.send_to(&[0xdd; 1400], "10.9.0.2:9").unwrap();
+                link.plug(true);
+                lent(1);
+                to_host(&mut driver, &socket, round + 100);
+                to_guest(&mut driver, &buffers, &socket, round + 100);
+                master(0);
+                lent(0);
+                master(1);
+                lent(1);
+                let saved = bench.board.park();
+                assert_eq!(link.in_kernel(), 0);
+                bench.board.run(saved).unwrap();
+            }
+            lent(1);
+            // What no descriptor has breaks the device, whoever reads it.
+            driver.publish(1, 999);
+            driver.kick(1);
+            wait("the device to break", || driver.status() & 64 != 0);
+            assert_eq!(link.in_kernel(), 0);
+            driver.set_status(0);
+            assert_eq!(driver.status(), 0);
+            let (mut driver, buffers) = on_tap(&bench, MRG_RXBUF);
+            lent(1);
+            to_guest(&mut driver, &buffers, &socket, 7);
+            driver.set_status(0);
+            assert_eq!(link.in_kernel(), 0, "nothing of it is under way after a reset");
+        });
+    }
+
+    #[test]
+    fn vhost_is_for_taps_alone() {
+        let refused = |choice, to: &str| {
+            let to = Network::try_from(to.to_owned()).unwrap();
+            let config = Config { to, pairs: 1, vhost: choice, ..Config::default() };
+            let mut bench = Bench::new(1 << 20);
+            bench.board.add("net", |place| config.build(place)).err().map(|it| format!("{it:#}"))
+        };
+        assert!(refused(Choice::On, "none").unwrap().contains("taps alone"));
+        assert_eq!(refused(Choice::Auto, "none"), None);
     }
 }

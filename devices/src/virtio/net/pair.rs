@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::Nic;
 use super::control::OK;
 use super::inbox::Inbox;
+use super::lease::Lease;
 use super::sleep::{Orders, Sleep, Wish};
 use crate::backend::net::{Port, Stop, put};
 use crate::poller::AWAKE;
@@ -48,6 +49,8 @@ pub(super) struct Pair {
     pub(super) terms: Terms,
     pub(super) inbox: Inbox,
     pub(super) sleep: Sleep,
+    /// The kernel may serve the rings.
+    pub(super) lease: Option<Lease>,
     /// The peer takes nothing now.
     pub(super) full: bool,
     /// The cable was pulled.
@@ -68,15 +71,67 @@ impl Pair {
             }
             self.quiet();
         }
+        if self.is_lent() {
+            self.regain();
+        }
         if let Some(queue) = &mut self.receive {
             self.inbox.undo(queue);
         }
         self
     }
 
+    /// Whether the kernel has the rings. They are not ours to touch then.
+    fn is_lent(&self) -> bool {
+        self.lease.as_ref().is_some_and(Lease::is_out)
+    }
+
+    /// Whether the kernel should have them.
+    fn is_for_kernel(&self) -> bool {
+        let possible = self.lease.as_ref().is_some_and(Lease::is_possible);
+        possible
+            && self.transmit.is_some()
+            && self.receive.as_ref().is_some_and(|queue| queue.memory().ram().is_ok())
+            && self.number < self.nic.active.load(Ordering::Acquire)
+            && self.nic.side.link().is_plugged()
+    }
+
+    /// Gives the kernel the rings, or takes them back, as it should be now.
+    fn settle(&mut self) {
+        match (self.is_lent(), self.is_for_kernel()) {
+            (true, false) => self.regain(),
+            (false, true) => self.lend(),
+            _ => {}
+        }
+    }
+
+    fn lend(&mut self) {
+        // What came while the cable was pulled goes first.
+        self.is_open();
+        let (Some(receive), Some(transmit)) = (&mut self.receive, &mut self.transmit) else {
+            return;
+        };
+        self.inbox.undo(receive);
+        self.full = false;
+        if let Some(lease) = &mut self.lease {
+            lease.begin([receive, transmit]);
+        }
+    }
+
+    fn regain(&mut self) {
+        if let (Some(lease), Some(receive), Some(transmit)) =
+            (&mut self.lease, &mut self.receive, &mut self.transmit)
+        {
+            lease.end([receive, transmit]);
+        }
+    }
+
     /// Does what there is to do; false if there was nothing.
     fn serve(&mut self) -> bool {
+        self.settle();
         let answered = self.answer();
+        if self.is_lent() {
+            return answered;
+        }
         let sent = self.send();
         let received = self.accept();
         answered || sent || received
@@ -96,14 +151,17 @@ impl Pair {
 
     /// Asks the driver not to ring. Buffers to receive into are only missed when there are none.
     fn quiet(&mut self) {
-        let queues = [&mut self.receive, &mut self.transmit, &mut self.control];
+        let own = !self.is_lent();
+        let (receive, transmit) = (self.receive.as_mut(), self.transmit.as_mut());
+        let queues = [receive.filter(|_| own), transmit.filter(|_| own), self.control.as_mut()];
         queues.into_iter().flatten().for_each(Queue::quiet);
     }
 
     /// Asks the driver to ring for what it gives us to do. True when something came meanwhile.
     fn listen(&mut self) -> bool {
-        let receive = self.receive.as_mut().filter(|_| self.inbox.is_hungry());
-        let transmit = self.transmit.as_mut().filter(|_| !self.full);
+        let own = !self.is_lent();
+        let receive = self.receive.as_mut().filter(|_| own && self.inbox.is_hungry());
+        let transmit = self.transmit.as_mut().filter(|_| own && !self.full);
         let queues = [receive, transmit, self.control.as_mut()];
         queues.into_iter().flatten().any(Queue::listen)
     }
@@ -185,6 +243,14 @@ impl Pair {
 
     /// Sleeps until there may be something to do; says how long.
     fn sleep(&mut self) -> Duration {
+        if let (Some(lease), Some(receive), Some(transmit)) =
+            (&mut self.lease, &mut self.receive, &mut self.transmit)
+            && lease.is_out()
+        {
+            lease.sleep([receive, transmit]);
+            // There is nothing to look for that the kernel does not see first.
+            return Duration::MAX;
+        }
         let receive = self.is_open() && !self.inbox.is_hungry();
         let wait = self.port.wait();
         let wish = Wish { receive, send: self.full || wait.full };

@@ -19,7 +19,7 @@ const EVENTS: usize = 8;
 
 /// How others reach a pair's thread.
 pub(super) struct Orders {
-    bell: Arc<EventFd>,
+    pub(super) bell: Arc<EventFd>,
     /// It is to end.
     pub(super) stop: AtomicBool,
 }
@@ -71,8 +71,9 @@ impl Sleep {
         Ok(Self { epoll, bells, port: None })
     }
 
-    /// Sleeps until a bell rings, the port has what is wished for, or is due.
-    pub(super) fn until(&mut self, wait: &Wait<'_>, wish: Wish) {
+    /// Sleeps until a bell rings, the port has what is wished for, or is due. Says which bells
+    /// rang: a bit for each, in their order.
+    pub(super) fn until(&mut self, wait: &Wait<'_>, wish: Wish) -> u8 {
         self.watch(wait, wish);
         let left = wait.due.map(|due| due.saturating_duration_since(Instant::now()));
         // A millisecond late rather than many times too early.
@@ -80,12 +81,15 @@ impl Sleep {
         let mut events = [EpollEvent::default(); EVENTS];
         // Interrupted or not: everything is looked at.
         let count = self.epoll.wait(left, &mut events).unwrap_or(0);
+        let mut heard = 0;
         for event in &events[..count] {
-            let bell = event.data().checked_sub(PORT + 1).and_then(|it| usize::try_from(it).ok());
-            if let Some(bell) = bell.and_then(|bell| self.bells.get(bell)) {
+            let number = event.data().checked_sub(PORT + 1).and_then(|it| usize::try_from(it).ok());
+            if let Some((number, bell)) = number.and_then(|it| Some((it, self.bells.get(it)?))) {
                 bell.read().ok();
+                heard |= 1 << number;
             }
         }
+        heard
     }
 
     /// Tells the kernel what has changed of the port. One that is not wished for is not known: it

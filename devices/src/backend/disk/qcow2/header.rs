@@ -8,6 +8,8 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail, ensure};
 
+use super::tables::COMPRESSED;
+
 /// `backing_file_offset`, and the rest by their offsets.
 const BACKING: usize = 8;
 const BACKING_SIZE: usize = 16;
@@ -19,7 +21,7 @@ pub(super) const L1_OFFSET: usize = 40;
 const REFTABLE: usize = 48;
 const REFTABLE_CLUSTERS: usize = 56;
 const SNAPSHOTS: usize = 60;
-const INCOMPATIBLE: usize = 72;
+pub(super) const INCOMPATIBLE: usize = 72;
 pub(super) const AUTOCLEAR: usize = 88;
 const REFCOUNT_ORDER: usize = 96;
 const LENGTH: usize = 100;
@@ -29,13 +31,17 @@ const VERSION_3: usize = 104;
 /// What is read of the file: the fields, extensions and the backing file's name are within.
 const HEAD: usize = 4096;
 
-/// Header extension: the backing file's format.
+/// Header extensions: the backing file's format, and the names of features.
 const BACKING_FORMAT: u32 = 0xe279_2aca;
+const FEATURE_NAMES: u32 = 0x6803_f857;
 /// QEMU's limits of the two tables, in bytes.
 const MOST_L1: u64 = 32 << 20;
 const MOST_REFTABLE: u64 = 8 << 20;
 /// Names are no longer than this.
 const MOST_NAME: usize = 1023;
+
+/// For an image that is not sound.
+pub(super) const WAY_OUT: &str = "`qemu-img check -r all` mends it, and `readonly` reads it";
 
 /// What an image says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,10 +59,12 @@ pub(super) struct Header {
     pub(super) refcount_order: u32,
     pub(super) backing: Option<String>,
     pub(super) backing_format: Option<String>,
+    /// There are extensions that are not known here, which may have clusters of their own.
+    pub(super) extended: bool,
 }
 
 /// Bits of `incompatible`.
-const DIRTY: u64 = 1;
+pub(super) const DIRTY: u64 = 1;
 const CORRUPT: u64 = 1 << 1;
 const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
@@ -117,6 +125,7 @@ impl Header {
             refcount_order: 4,
             backing: None,
             backing_format: None,
+            extended: false,
         };
         header.read_extensions(head, cluster)?;
         header.backing = backing(head)?;
@@ -144,12 +153,29 @@ impl Header {
         while let Some(data) = head.get(at + 8..) {
             let (kind, length) = (number32(head, at), number32(head, at + 4) as usize);
             let Some(data) = data.get(..length).filter(|_| kind != 0) else { break };
-            if kind == BACKING_FORMAT {
-                self.backing_format = Some(text(data)?);
+            match kind {
+                BACKING_FORMAT => self.backing_format = Some(text(data)?),
+                FEATURE_NAMES => {}
+                _ => self.extended = true,
             }
             at += 8 + length.next_multiple_of(8);
         }
         Ok(())
+    }
+
+    /// Whether it is marked while it is written, so that its next user looks for clusters that a
+    /// kill has left to nobody.
+    pub(super) fn is_marked(&self) -> bool {
+        self.version == 3 && !self.extended
+    }
+
+    /// "Compressed Clusters Descriptor": the offset, and the number of sectors after the first.
+    pub(super) fn packed_at(&self, entry: u64) -> (u64, usize) {
+        let shift = 62 - (self.cluster_bits - 8);
+        let at = entry & ((1 << shift) - 1);
+        let sectors = (entry & (COMPRESSED - 1)) >> shift;
+        let length = (sectors + 1) * 512 - at % 512;
+        (at, usize::try_from(length).unwrap_or_default())
     }
 
     /// Whether it can be read, or even written, here.
@@ -162,11 +188,8 @@ impl Header {
         if !writes {
             return Ok(());
         }
-        ensure!(
-            bits == 0,
-            "it was not closed, or is damaged: `qemu-img check -r all` mends it, and `readonly` \
-             reads it"
-        );
+        ensure!(bits & CORRUPT == 0, "it is damaged: {WAY_OUT}");
+        ensure!(bits == 0 || !self.extended, "it was not closed: {WAY_OUT}");
         ensure!(
             self.snapshots == 0,
             "it has {} snapshots in it: delete them with `qemu-img snapshot -d`, or say `readonly`",

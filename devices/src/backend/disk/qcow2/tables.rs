@@ -4,7 +4,7 @@
 //! be the last: refcounts before what refers to the clusters, data and second-level tables before
 //! what refers to them, and clusters are given back only when nothing on the disk refers to them.
 //! What is left after a kill, or a loss of power, is an image with clusters that nobody refers to
-//! (leaks), never the reverse.
+//! (leaks), never the reverse. The next one to open it gives them back: see `mend`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -166,6 +166,14 @@ impl Root {
     }
 }
 
+/// Whether two entries are one table. A block that is everywhere and has nothing free would be
+/// looked through for hours.
+fn has_twins(entries: &[u64]) -> bool {
+    let mut tables: Vec<_> = entries.iter().map(|it| it & OFFSET).filter(|it| *it != 0).collect();
+    tables.sort_unstable();
+    tables.windows(2).any(|pair| pair[0] == pair[1])
+}
+
 /// All of an image's metadata.
 pub(super) struct Tables {
     bits: u32,
@@ -190,6 +198,9 @@ impl Tables {
         }
         let l1 = Root::read(raw, header.l1_offset, header.l1_entries)?;
         let reftable = Root::read(raw, header.reftable_offset, header.reftable_entries)?;
+        if !raw.geometry().read_only && has_twins(&reftable.entries) {
+            return Err(damaged("a refcount block that counts twice"));
+        }
         let (l2, blocks) = (Cache::new(8, cluster), Cache::new(2, cluster));
         let freed = Vec::new();
         Ok(Self { bits: header.cluster_bits, l1, l2, reftable, blocks, hint: 0, freed, end })
@@ -223,8 +234,49 @@ impl Tables {
         Ok(u32::try_from(self.l1.entries.len()).ok())
     }
 
+    /// Both tables that are wholly in memory: where they are, and what is in them.
+    pub(super) fn roots(&self) -> [(u64, Vec<u64>); 2] {
+        [&self.l1, &self.reftable].map(|it| (it.offset, it.entries.clone()))
+    }
+
+    /// How many tables of the second level there may be.
+    pub(super) fn l2_tables(&self) -> usize {
+        self.l1.entries.len()
+    }
+
+    /// The entries of one of them: none if it is not there.
+    pub(super) fn l2_entries(&mut self, raw: &Raw, index: usize) -> io::Result<Vec<u64>> {
+        let Some(at) = self.table_at(self.l1.entries[index])? else { return Ok(Vec::new()) };
+        Ok(self.l2.load(raw, at)?.numbers.to_vec())
+    }
+
+    /// How many blocks of counts there may be, and of how many clusters each is.
+    pub(super) fn count_blocks(&self) -> (u64, u64) {
+        (self.reftable.entries.len() as u64, self.cluster() / 2)
+    }
+
+    /// The counts of one of them, if it is there.
+    pub(super) fn counts(&mut self, raw: &Raw, block: u64) -> io::Result<Option<Vec<u64>>> {
+        let index = usize::try_from(block).unwrap_or(usize::MAX);
+        let entry = self.reftable.entries.get(index).copied().unwrap_or_default();
+        let Some(at) = self.table_at(entry)? else { return Ok(None) };
+        Ok(Some(self.blocks.load(raw, at)?.numbers.to_vec()))
+    }
+
+    /// Sets the count of a cluster whose block is there.
+    pub(super) fn set_count(&mut self, raw: &Raw, number: u64, count: u64) -> io::Result<()> {
+        let per_block = self.cluster() / 2;
+        let index = usize::try_from(number / per_block).unwrap_or(usize::MAX);
+        let entry = self.reftable.entries.get(index).copied().unwrap_or_default();
+        let slot = usize::try_from(number % per_block).unwrap_or_default();
+        match self.table_at(entry)? {
+            Some(block) => self.blocks.set(raw, block, slot, count),
+            None => Ok(()),
+        }
+    }
+
     /// Where a table is that `entry` refers to.
-    fn table_at(&self, entry: u64) -> io::Result<Option<u64>> {
+    pub(super) fn table_at(&self, entry: u64) -> io::Result<Option<u64>> {
         let at = entry & OFFSET;
         if at == 0 {
             Ok(None)
@@ -289,6 +341,7 @@ impl Tables {
             };
             let at = number << self.bits;
             let Some(block) = self.table_at(entry)? else {
+                self.check_free(at)?;
                 // The block counts itself, in the first of the clusters that it is for.
                 self.blocks.insert(at);
                 self.end = self.end.max(at + self.cluster());
@@ -302,9 +355,7 @@ impl Tables {
             let first = usize::try_from(number % per_block).unwrap_or_default();
             if let Some(free) = counts[first..].iter().position(|count| *count == 0) {
                 let at = (number + free as u64) << self.bits;
-                if at == 0 || self.is_root(at) {
-                    return Err(damaged("clusters in use that count as free"));
-                }
+                self.check_free(at)?;
                 self.blocks.set(raw, block, first + free, 1)?;
                 self.hint = number + free as u64 + 1;
                 return Ok(at);
@@ -314,10 +365,19 @@ impl Tables {
         }
     }
 
+    fn check_free(&self, at: u64) -> io::Result<()> {
+        if self.is_root(at) {
+            return Err(damaged("clusters in use that count as free"));
+        }
+        Ok(())
+    }
+
+    /// Whether it is the header's cluster, or one of the two tables that begin everything.
     fn is_root(&self, at: u64) -> bool {
-        [&self.l1, &self.reftable]
-            .into_iter()
-            .any(|it| (it.offset..it.offset + it.entries.len() as u64 * 8).contains(&at))
+        at == 0
+            || [&self.l1, &self.reftable]
+                .into_iter()
+                .any(|it| (it.offset..it.offset + it.entries.len() as u64 * 8).contains(&at))
     }
 
     /// Takes back an allocation to which nothing refers, in memory or in the file.
@@ -325,9 +385,12 @@ impl Tables {
         self.count_down(raw, at).map(|_| ())
     }
 
-    /// Gives a cluster back, after the next checkpoint.
+    /// Gives a cluster back, after the next checkpoint. An entry may name the header or a root, and
+    /// so make a guest erase it: those stay.
     pub(super) fn release(&mut self, at: u64) {
-        self.freed.push(at);
+        if !self.is_root(at) {
+            self.freed.push(at);
+        }
     }
 
     /// Returns whether nobody uses it any more.
@@ -367,9 +430,10 @@ impl Tables {
         }
         raw.flush()?;
         // Nothing in the file refers to these now. Their counts go down with the next checkpoint.
-        for at in std::mem::take(&mut self.freed) {
+        while let Some(at) = self.freed.pop() {
             if self.count_down(raw, at)? {
-                raw.discard(at, self.cluster())?;
+                // Room that the host does not take back is used again.
+                raw.discard(at, self.cluster()).ok();
             }
         }
         Ok(())

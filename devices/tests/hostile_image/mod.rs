@@ -1,0 +1,327 @@
+//! A qcow2 image that anybody may have made, opened and then written by a guest.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use devices::backend::disk::{self, Channel, Config, Fault, Image, Operation, Request, wait};
+use devices::memory::{Memory, Piece};
+use devices::testutil::Bench;
+use devices::testutil::hostile::{Deeds, Noise};
+
+/// Bytes of the disk, and of the guest's memory.
+const DISK_BYTES: usize = 64 << 10;
+const DISK: u64 = DISK_BYTES as u64;
+const RAM: u64 = 256 << 10;
+/// Bits of table entries.
+const COPIED: u64 = 1 << 63;
+const COMPRESSED: u64 = 1 << 62;
+const ZERO: u64 = 1;
+/// Where the structures are, in clusters: both levels of both kinds of table, data, and a cluster
+/// that is compressed, of two.
+const REFTABLE: usize = 1;
+const REFCOUNTS: usize = 2;
+const L1: usize = 3;
+const L2: usize = 4;
+const FILLED: usize = 5;
+const PACKED: usize = 6;
+const CLUSTERS: usize = 8;
+/// What stands in them, and in the file below.
+const PLAIN: u8 = 0x11;
+const INFLATED: u8 = 0x22;
+const BELOW: u8 = 0x33;
+const BELOW_BYTES: usize = 40 << 10;
+/// Of the header: the backing file's name, and fields that writers change (size, entries of L1,
+/// features that they do not know).
+const NAME: usize = 256;
+const CHANGED: [std::ops::Range<usize>; 3] = [24..32, 36..40, 88..96];
+/// No small disk is longer on the host, whatever it says of itself.
+const MOST: u64 = 64 << 20;
+
+/// An image, and what a guest must read from it.
+struct Made {
+    bytes: Vec<u8>,
+    cluster: usize,
+}
+
+impl Made {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        let end = (at + bytes.len()).min(self.bytes.len());
+        if let Some(to) = self.bytes.get_mut(at..end) {
+            to.copy_from_slice(&bytes[..to.len()]);
+        }
+    }
+
+    /// An image as it should be.
+    fn new(bits: u32, version: u32, backed: bool) -> Self {
+        let cluster = 1_usize << bits;
+        let mut image = Self { bytes: vec![0; cluster * CLUSTERS], cluster };
+        let at = |number: usize| (number * cluster) as u64;
+        image.put(0, b"QFI\xfb");
+        let entries = DISK.div_ceil((cluster * cluster / 8) as u64);
+        let small = [(4, version), (20, bits), (56, 1), (96, 4), (100, 104)];
+        small.iter().for_each(|(at, field)| image.put(*at, &field.to_be_bytes()));
+        image.put(36, &entries.to_be_bytes()[4..]);
+        for (to, field) in [(24, DISK), (40, at(L1)), (48, at(REFTABLE))] {
+            image.put(to, &field.to_be_bytes());
+        }
+        if backed {
+            image.put(8, &(NAME as u64).to_be_bytes());
+            image.put(16, &5_u32.to_be_bytes());
+            image.put(NAME, b"below");
+        }
+        image.put(REFTABLE * cluster, &at(REFCOUNTS).to_be_bytes());
+        (0..CLUSTERS).for_each(|it| image.put(REFCOUNTS * cluster + 2 * it, &[0, 1]));
+        image.put(L1 * cluster, &(at(L2) | COPIED).to_be_bytes());
+        let sectors = (cluster as u64 + 4) / 512;
+        let packed = COMPRESSED | at(PACKED) | sectors << (62 - (bits - 8));
+        let zero = if version == 3 { ZERO } else { 0 };
+        for (slot, entry) in [at(FILLED) | COPIED, packed, zero].into_iter().enumerate() {
+            image.put(L2 * cluster + 8 * slot, &entry.to_be_bytes());
+        }
+        image.put(FILLED * cluster, &vec![PLAIN; cluster]);
+        // A last block that is stored as it is: its length, twice.
+        let length = u16::try_from(cluster).expect("a small cluster");
+        let mut deflated = vec![1];
+        deflated.extend(length.to_le_bytes());
+        deflated.extend((!length).to_le_bytes());
+        deflated.extend(vec![INFLATED; cluster]);
+        image.put(PACKED * cluster, &deflated);
+        image
+    }
+
+    /// One number of it becomes another.
+    fn damage<B: Iterator<Item = u8>>(&mut self, deeds: &mut Deeds<B>) -> Option<()> {
+        let (place, at) = (deeds.byte()?, usize::from(deeds.byte()?));
+        let value = self.number(deeds)?;
+        let (wide, cluster) = (value.to_be_bytes(), self.cluster);
+        match place {
+            0..70 => self.put(at % 28 * 4, &wide[4..]),
+            70..90 => self.put(at % 14 * 8, &wide),
+            90..120 => self.put(L1 * cluster + at % 4 * 8, &wide),
+            120..180 => self.put(L2 * cluster + at % 16 * 8, &wide),
+            180..200 => self.put(REFCOUNTS * cluster + at % 32 * 2, &wide[6..]),
+            200..220 => self.put(REFTABLE * cluster + at % 4 * 8, &wide),
+            220..250 => self.put(at * 256 + usize::from(deeds.byte()?), &wide[7..]),
+            _ => self.bytes.resize(at * 512, 0),
+        }
+        Some(())
+    }
+
+    /// A number as they are in images: mostly of a cluster.
+    fn number<B: Iterator<Item = u8>>(&self, deeds: &mut Deeds<B>) -> Option<u64> {
+        let (kind, low) = (deeds.byte()?, u64::from(deeds.byte()?));
+        let cluster = low % 16 * self.cluster as u64;
+        Some(match kind {
+            0..60 => cluster | COPIED,
+            60..90 => cluster | low >> 4,
+            90..120 => cluster | COMPRESSED | (low >> 4) << 58,
+            120..160 => low,
+            160..180 => 1 << (low % 64),
+            180..200 => u64::MAX << (low % 64),
+            200..220 => cluster << 32 | COPIED,
+            _ => u64::from(deeds.word()?) << 32 | u64::from(deeds.word()?),
+        })
+    }
+
+    /// What is on the disk, of an image that nobody damaged.
+    fn content(&self, backed: bool, version: u32) -> Vec<Option<u8>> {
+        let mut content = vec![Some(0); DISK_BYTES];
+        if backed {
+            content[..BELOW_BYTES].fill(Some(BELOW));
+        }
+        let zero = if version == 3 || !backed { 0 } else { BELOW };
+        for (slot, byte) in [PLAIN, INFLATED, zero].into_iter().enumerate() {
+            content[slot * self.cluster..(slot + 1) * self.cluster].fill(Some(byte));
+        }
+        content
+    }
+}
+
+/// A guest of the disk.
+struct Guest {
+    image: std::sync::Arc<dyn Image>,
+    channel: Box<dyn Channel>,
+    memory: Memory,
+    /// What it must find, byte by byte, where that is known.
+    known: Option<Vec<Option<u8>>>,
+    tag: u64,
+}
+
+impl Guest {
+    fn open(config: &Config, known: Option<Vec<Option<u8>>>) -> anyhow::Result<Self> {
+        let image = disk::open(config, None)?;
+        let memory = Bench::new(usize::try_from(RAM)?).memory;
+        let channel = image.channel(&memory)?;
+        Ok(Self { image, channel, memory, known, tag: 0 })
+    }
+
+    /// One request, to its end.
+    fn ask(&mut self, operation: Operation, offset: u64, length: u32) -> Result<(), Fault> {
+        self.tag += 1;
+        let pieces = match operation {
+            Operation::Read | Operation::Write { .. } => vec![Piece { address: 0, length }],
+            _ => Vec::new(),
+        };
+        let (tag, length) = (self.tag, length.into());
+        self.channel.push(Request { tag, operation, offset, length, pieces });
+        self.channel.submit();
+        let (mut done, start) = (Vec::new(), Instant::now());
+        loop {
+            self.channel.reap(&mut done);
+            if let Some(done) = done.pop() {
+                assert_eq!(done.tag, tag);
+                return done.result;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "{operation:?} does not end");
+            wait(&*self.channel);
+        }
+    }
+
+    fn read(&mut self, offset: u64, length: u32) -> Option<Vec<u8>> {
+        self.ask(Operation::Read, offset, length).ok()?;
+        let mut data = vec![0; length as usize];
+        self.memory.read(0, &mut data).expect("it is RAM");
+        Some(data)
+    }
+
+    /// Reads and compares.
+    fn check(&mut self, offset: u64, length: u32) {
+        let data = self.read(offset, length);
+        let Some(known) = &self.known else { return };
+        let data = data.expect("a sound image is read");
+        let start = usize::try_from(offset).expect("a small disk");
+        let same = data.iter().zip(&known[start..]).all(|(is, was)| was.is_none_or(|it| it == *is));
+        assert!(same, "{length} bytes at {offset:#x} are not what was written");
+    }
+
+    /// What is known from now on of a part of the disk.
+    fn learn(&mut self, offset: u64, length: u32, byte: Option<u8>) {
+        if let Some(known) = &mut self.known {
+            let start = usize::try_from(offset).expect("a small disk");
+            known[start..start + length as usize].fill(byte);
+        }
+    }
+
+    fn deed<B: Iterator<Item = u8>>(&mut self, deeds: &mut Deeds<B>) -> Option<()> {
+        let (what, at, length) = (deeds.byte()?, deeds.byte()?, deeds.byte()?);
+        let size = self.image.geometry().size;
+        let block = self.image.geometry().logical_block;
+        let length = u32::from(length % 16 + 1) * 512;
+        let (offset, length) = (u64::from(at) * 512, length.next_multiple_of(block));
+        let offset = offset.next_multiple_of(block.into());
+        let sound = self.known.is_some();
+        if sound && offset + u64::from(length) > size {
+            return Some(());
+        }
+        let done = match what {
+            0..80 => {
+                self.check(offset, length);
+                return Some(());
+            }
+            80..170 => {
+                let byte = deeds.byte()?;
+                self.memory.write(0, &vec![byte; length as usize]).expect("it is RAM");
+                let done = self.ask(Operation::Write { durable: what % 8 == 0 }, offset, length);
+                self.learn(offset, length, Some(byte));
+                done
+            }
+            170..190 => self.ask(Operation::Flush, 0, 0),
+            190..210 => {
+                self.learn(offset, length, None);
+                self.ask(Operation::Discard, offset, length)
+            }
+            210..245 => {
+                let unmap = what % 2 == 0;
+                let done = self.ask(Operation::WriteZeroes { unmap }, offset, length);
+                self.learn(offset, length, Some(0));
+                done
+            }
+            _ => {
+                self.image.grow(Some(size + u64::from(block) * u64::from(at))).ok();
+                let size = usize::try_from(self.image.geometry().size).unwrap_or(usize::MAX);
+                self.known.iter_mut().for_each(|it| it.resize(size, Some(0)));
+                return Some(());
+            }
+        };
+        assert!(!sound || done.is_ok(), "{what}: {done:?} of a sound image");
+        Some(())
+    }
+}
+
+/// Makes an image as the bytes say, opens it, does to it what they say further, and opens it again.
+pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) {
+    let (Some(way), Some(how), Some(damages)) = (bytes.next(), bytes.next(), bytes.next()) else {
+        return;
+    };
+    let backed = how & 4 != 0;
+    let version = if how & 8 == 0 { 3 } else { 2 };
+    let mut image = Made::new([9, 9, 10, 12][usize::from(how % 4)], version, backed);
+    let path = files(folder);
+    let writes = way & 0x38 != 0;
+    let mut config = Config::new(&path);
+    (config.readonly, config.overlay) = (!writes, way & 0xc0 == 0xc0);
+    config.discard = way & 1 == 0;
+    // Few are nothing but what the bytes say.
+    if how > 250 {
+        image.bytes = bytes.collect();
+        play(&path, &image.bytes, (&config, None), &mut Deeds::new(Noise::new(7).take(200), RAM));
+        return;
+    }
+    let mut deeds = Deeds::new(bytes, RAM);
+    let damages = damages % 12;
+    for _ in 0..damages {
+        if image.damage(&mut deeds).is_none() {
+            return;
+        }
+    }
+    let known = (damages == 0 && writes).then(|| image.content(backed, version));
+    play(&path, &image.bytes, (&config, known), &mut deeds);
+}
+
+/// The image's path; below it there may be another file.
+fn files(folder: &Path) -> PathBuf {
+    let below = folder.join("below");
+    if !below.exists() {
+        fs::write(&below, [BELOW; BELOW_BYTES]).expect("a folder to write in");
+    }
+    folder.join("image.qcow2")
+}
+
+fn play<B: Iterator<Item = u8>>(
+    path: &Path,
+    bytes: &[u8],
+    (config, known): (&Config, Option<Vec<Option<u8>>>),
+    deeds: &mut Deeds<B>,
+) {
+    fs::write(path, bytes).expect("a folder to write in");
+    let sound = known.is_some();
+    let mut guest = match Guest::open(config, known) {
+        Ok(guest) => guest,
+        Err(error) => {
+            assert!(!sound, "a sound image: {error:#}");
+            return;
+        }
+    };
+    while guest.deed(deeds).is_some() {}
+    let known = if config.overlay { None } else { guest.known.take() };
+    drop(guest);
+    let found = fs::metadata(path).expect("it is there");
+    assert!(found.blocks() * 512 < MOST, "{} bytes", found.blocks() * 512);
+    let mut after = [0; 512];
+    fs::File::open(path).and_then(|file| file.read_at(&mut after, 0)).expect("it is there");
+    for at in (0..bytes.len().min(512)).filter(|at| !CHANGED.iter().any(|it| it.contains(at))) {
+        assert_eq!(bytes[at], after[at], "the guest reached byte {at} of the header");
+    }
+    let mut config = config.clone();
+    (config.readonly, config.overlay) = (true, false);
+    let Ok(mut guest) = Guest::open(&config, known) else {
+        assert!(!sound, "a sound image is not opened again");
+        return;
+    };
+    let size = guest.image.geometry().size.min(2 * DISK);
+    for at in (0..size).step_by(512) {
+        guest.check(at, 512);
+    }
+}

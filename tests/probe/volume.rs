@@ -1,0 +1,296 @@
+//! A volume that runs full while the guest writes: the machine waits, goes on by itself when there
+//! is room, and has lost nothing durable when it is killed before, meanwhile or after.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use tempfile::TempDir;
+use transom_tests::program::{PATIENCE, connect, findings, finish, not_run, report, vmm};
+use vmm::control;
+
+use crate::crash::{LIFE, Random, Recorded, kills};
+use crate::runs_here;
+
+const MIB: u64 = 1 << 20;
+/// Of a volume; and of the disk's part that records are in, which has room when all is free.
+const SIZE: u64 = 48 * MIB;
+const SPAN: u64 = 32 * MIB;
+/// What a new volume has left.
+const ROOM: u64 = 2 * MIB;
+/// At most so many records are not durable yet.
+const WINDOW: u64 = 1024;
+
+/// How volumes are mounted: one that knows at once that it is full, and one with a journal, direct
+/// I/O, and blocks that are allocated late.
+const TMPFS: &str = "mount -t tmpfs -o size=48m none \"$1\"";
+const EXT4: &str = "truncate -s 48M \"$0\" && mkfs.ext4 -q -F -m 0 -b 4096 \"$0\" && \
+                    mount -o loop \"$0\" \"$1\"";
+const SMALL_BLOCKS: &str = "truncate -s 48M \"$0\" && mkfs.ext4 -q -F -m 0 -b 1024 \"$0\" && \
+                            mount -o loop \"$0\" \"$1\"";
+
+/// A small file system in a mount namespace of its own, which is gone with the process that made
+/// it, however this test ends. A file takes what the disk shall not have.
+struct Volume {
+    keeper: Child,
+    /// As it is seen from outside of the namespace.
+    place: PathBuf,
+    filler: File,
+    _folder: TempDir,
+}
+
+impl Volume {
+    /// The complaint, if it cannot be had.
+    fn new(mount: &str) -> Result<Self, String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path().join("volume");
+        fs::create_dir(&at).expect("a folder");
+        let script = format!("{mount} && echo mounted && read end");
+        let mut keeper = Command::new("unshare");
+        keeper.args(["--mount", "--propagation", "private", "sh", "-ec", &script]);
+        keeper.arg(folder.path().join("image")).arg(&at);
+        keeper.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut keeper = keeper.spawn().map_err(|error| format!("unshare(1): {error}"))?;
+        let mut line = String::new();
+        BufReader::new(keeper.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        if line != "mounted\n" {
+            let output = keeper.wait_with_output().expect("an end");
+            return Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "));
+        }
+        let inside = at.strip_prefix("/").expect("temporary files are below the root");
+        let place = Path::new("/proc").join(keeper.id().to_string()).join("root").join(inside);
+        let filler = File::create(place.join("filler")).expect("a file");
+        let it = Self { keeper, place, filler, _folder: folder };
+        it.take();
+        it.give(ROOM);
+        Ok(it)
+    }
+
+    /// Room for so much more.
+    fn give(&self, bytes: u64) {
+        let length = self.filler.metadata().expect("the filler").len();
+        self.filler.set_len(length.saturating_sub(bytes)).expect("a shorter filler");
+    }
+
+    /// Takes all the room that there is.
+    fn take(&self) {
+        for step in [MIB, 64 << 10, 4 << 10] {
+            loop {
+                let length = self.filler.metadata().expect("the filler").len();
+                match fallocate(&self.filler, FallocateFlags::empty(), length, step) {
+                    Ok(()) | Err(Errno::INTR) => {}
+                    Err(Errno::NOSPC) => break,
+                    Err(error) => panic!("{}: {error}", self.place.display()),
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        // It reads the end of its input.
+        drop(self.keeper.stdin.take());
+        self.keeper.wait().ok();
+    }
+}
+
+/// Whether volumes can be made here; says so if not.
+fn mounts_here(test: &str) -> bool {
+    let complaint = Volume::new(EXT4).err().or_else(|| Volume::new(TMPFS).err());
+    if let Some(complaint) = &complaint {
+        not_run(test, &format!("a small file system cannot be mounted: {complaint}"));
+    }
+    complaint.is_none()
+}
+
+/// Waits until the machine waits for room. One that writes slowly finds none after a while.
+fn wait_until_held(disk: &Recorded, volume: &Volume) {
+    let mut client = connect(&disk.socket()).expect("a control socket");
+    let start = Instant::now();
+    let mut soon = Duration::from_millis(500);
+    loop {
+        let status = client.ask(&control::Command::Status).expect("a status");
+        if status["state"] == "waiting for the host" {
+            return;
+        }
+        if start.elapsed() > soon {
+            volume.take();
+            soon += soon;
+        }
+        let (blocks, heard) = progress(disk);
+        let name = disk.disk.display();
+        let what = format!("{name}: it does not wait, with {blocks} blocks and {heard} records");
+        assert!(start.elapsed() < PATIENCE, "{what}, {}: {status}", disk.layout);
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a machine that was held has written something since.
+fn wait_until_it_goes_on(disk: &Recorded, (blocks, heard): (u64, u64)) {
+    let deadline = Instant::now() + PATIENCE;
+    while progress(disk) == (blocks, heard) {
+        assert!(Instant::now() < deadline, "{}: it does not go on", disk.disk.display());
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// What its file takes, and what its guest heard is durable.
+fn progress(disk: &Recorded) -> (u64, u64) {
+    (fs::metadata(&disk.disk).expect("the disk").blocks(), disk.heard())
+}
+
+/// When the machine is killed.
+#[derive(Clone, Copy)]
+enum Moment {
+    Before,
+    Meanwhile,
+    /// There is room, which it is about to see.
+    AboutToGoOn,
+    After,
+    /// Room comes and goes.
+    Storm,
+}
+
+const MOMENTS: [Moment; 5] =
+    [Moment::Before, Moment::Meanwhile, Moment::AboutToGoOn, Moment::After, Moment::Storm];
+
+fn pause(random: &mut Random, milliseconds: u64) {
+    sleep(Duration::from_micros(random.below(milliseconds * 1000)));
+}
+
+fn reach(moment: Moment, disk: &Recorded, volume: &Volume, random: &mut Random) {
+    match moment {
+        Moment::Before => pause(random, 60),
+        Moment::Meanwhile => {
+            wait_until_held(disk, volume);
+            pause(random, 60);
+        }
+        Moment::AboutToGoOn => {
+            wait_until_held(disk, volume);
+            volume.give(MIB);
+            pause(random, 1200);
+        }
+        Moment::After => {
+            wait_until_held(disk, volume);
+            let before = progress(disk);
+            volume.give(MIB);
+            wait_until_it_goes_on(disk, before);
+            pause(random, 60);
+        }
+        Moment::Storm => {
+            for _ in 0..5 {
+                pause(random, 150);
+                volume.take();
+                pause(random, 150);
+                volume.give((64 << 10) << random.below(4));
+            }
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Default)]
+struct Figures {
+    kills: u64,
+    records: u64,
+    leaks: u64,
+    /// Kills of a machine that waited for room.
+    held: u64,
+}
+
+/// One disk on one volume, until it is killed for the last time.
+fn live((name, mount): (&str, &str), random: &mut Random, figures: &mut Figures) {
+    let volume = Volume::new(mount).expect("a volume");
+    let mut disk = Recorded::new(volume.place.join(name), random);
+    let block = random.of(&[1024, 4096, 12 << 10, 40 << 10]);
+    disk.layout = format!("seed={},block={block},span={SPAN}", random.below(1000));
+    // With the host's cache a file system may find out late that it is full.
+    disk.options = random.of(&["", "", ",direct=off"]);
+    for _ in 1..LIFE {
+        disk.controller = random.of(&["virtio-blk", "nvme"]);
+        let machine = disk.write(random);
+        let moment = random.of(&MOMENTS);
+        reach(moment, &disk, &volume, random);
+        figures.held += u64::from(matches!(moment, Moment::Meanwhile | Moment::AboutToGoOn));
+        figures.kills += 1;
+        figures.records += disk.kill(machine);
+        // The next one finds some room, or none.
+        volume.give(random.of(&[0, 64 << 10, MIB]));
+    }
+    // With all the room there is, none of its requests stays behind.
+    let machine = disk.record("depth=32,every=8");
+    wait_until_held(&disk, &volume);
+    volume.give(SIZE);
+    disk.wait_for_more(disk.heard() + WINDOW);
+    figures.kills += 1;
+    figures.records += disk.kill(machine);
+    figures.leaks += disk.leaks;
+    disk.end();
+}
+
+fn kill_often(name: &str, seed: u64) {
+    let (mut random, mut figures, start) = (Random(seed), Figures::default(), Instant::now());
+    while figures.kills < kills() {
+        let mount = [EXT4, TMPFS, SMALL_BLOCKS][usize::try_from(figures.kills / LIFE % 3).unwrap()];
+        live((name, mount), &mut random, &mut figures);
+    }
+    let Figures { kills, records, leaks, held } = figures;
+    eprintln!(
+        "{name} on full volumes: {kills} kills, {held} of them while the machine waited, {records} \
+         durable records, {leaks} images with leaked clusters, {:?}",
+        start.elapsed()
+    );
+    assert!(records > kills * 2, "hardly anything was written");
+}
+
+#[test]
+fn no_durable_record_on_a_raw_file_is_lost_by_a_kill_while_its_volume_is_full() {
+    let test = "no_durable_record_on_a_raw_file_is_lost_by_a_kill_while_its_volume_is_full";
+    if runs_here(test) && mounts_here(test) {
+        kill_often("disk.img", 4);
+    }
+}
+
+#[test]
+fn no_durable_record_in_a_qcow2_image_is_lost_by_a_kill_while_its_volume_is_full() {
+    let test = "no_durable_record_in_a_qcow2_image_is_lost_by_a_kill_while_its_volume_is_full";
+    if runs_here(test) && mounts_here(test) {
+        kill_often("disk.qcow2", 5);
+    }
+}
+
+/// Room that never comes is no reason to wait: beyond the limit of a file's size there is none.
+#[test]
+fn a_file_that_may_not_grow_is_an_error_to_the_guest() {
+    if !runs_here("a_file_that_may_not_grow_is_an_error_to_the_guest") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, kind) in [("disk.img", "virtio-blk"), ("disk.qcow2", "nvme")] {
+        for direct in ["auto", "off"] {
+            let disk = Recorded::new(folder.path().join(name), &mut Random(6));
+            let device = format!("{kind},path={},direct={direct}", disk.disk.display());
+            let way = "span=96M,block=64K,depth=8";
+            let words = format!("checks=none disk=write,{way} disk=read,{way} then=poweroff");
+            let mut limited = Command::new("prlimit");
+            limited.arg(format!("--fsize={}", 64 * MIB)).arg(vmm());
+            limited.args(["run", "--memory=64M", "--device", &device, "--cmdline", &words]);
+            let ended = finish(&mut limited).expect("prlimit");
+            assert_eq!(ended.status, 0, "{name}, direct={direct}: {ended:?}");
+            let report = report(&ended.stdout).expect("a report");
+            let found = findings(&report, "disk");
+            let errors = found[0]["errors"].as_u64().expect("a number");
+            assert!((512..=600).contains(&errors), "{name}: {} of 1536", found[0]);
+            assert_eq!(found[1]["verdict"], "pass", "{name}: {}", found[1]);
+            assert_eq!(ended.stderr.matches("File too large").count(), 1, "{}", ended.stderr);
+            assert!(!ended.stderr.contains("full"), "{name}: {}", ended.stderr);
+        }
+    }
+}

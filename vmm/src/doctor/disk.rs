@@ -1,0 +1,125 @@
+//! `vmm doctor --disk PATH`: how fast a disk or a volume is. A disk that exists is only read.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+
+use super::trial::{self, Trial};
+
+/// The file on a volume, if there is room for several of it.
+const MIB: u64 = 256;
+const LEAST_MIB: u64 = 16;
+/// A slow disk is not asked for longer.
+const SECONDS: u64 = 5;
+/// Block, depth and most requests of what is measured.
+const READS: [(&str, u64, u64); 3] = [("128K", 32, 2000), ("4K", 1, 10_000), ("4K", 32, 100_000)];
+
+/// Measures a disk, or the volume that a folder is on.
+///
+/// # Errors
+///
+/// When it cannot be opened: why, and the way out.
+pub(super) fn measure(path: &Path) -> anyhow::Result<Trial> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => on_volume(path, path),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            on_volume(path, parent.unwrap_or(Path::new(".")))
+        }
+        _ => existing(path),
+    }
+}
+
+/// Words for the probe: so much of these reads.
+fn reads(span: &str) -> impl Iterator<Item = String> {
+    READS.into_iter().map(move |(block, depth, requests)| {
+        let way = format!("block={block},depth={depth},requests={requests}");
+        format!("disk=read,{way},span={span},seconds={SECONDS}")
+    })
+}
+
+/// The words of `--device` for a file; a comma would end its name.
+fn device(path: &Path, more: &str) -> anyhow::Result<String> {
+    let text = path.to_str().with_context(|| format!("{} is not text", path.display()))?;
+    ensure!(!text.contains(','), "{text}: a comma in a name ends it here: give it another name");
+    Ok(format!("virtio-blk,path={text}{more}"))
+}
+
+fn existing(path: &Path) -> anyhow::Result<Trial> {
+    let words: Vec<_> = reads("0").collect();
+    let outcome = trial::run(&device(path, ",readonly=on")?, "disk", &words)?;
+    Ok(tell(path, "it was only read", outcome))
+}
+
+/// Writes a file, which nobody else sees and which is gone with this process, and reads it.
+fn on_volume(path: &Path, folder: &Path) -> anyhow::Result<Trial> {
+    let space = rustix::fs::statvfs(folder)
+        .with_context(|| format!("{}: no folder to measure in", folder.display()))?;
+    let free = (space.f_bavail.saturating_mul(space.f_frsize) / 4) >> 20;
+    let mib = free.min(MIB);
+    ensure!(
+        mib >= LEAST_MIB,
+        "{} has too little free space to be measured: {} MiB are wanted",
+        folder.display(),
+        4 * LEAST_MIB
+    );
+    let (file, place) = nameless(folder)?;
+    file.set_len(mib << 20).with_context(|| format!("{mib} MiB in {}", folder.display()))?;
+    let way = format!("block=128K,depth=32,span={mib}M");
+    let both = ["write", "verify"].map(|mode| format!("disk={mode},{way}"));
+    let words: Vec<_> = both.into_iter().chain(reads(&format!("{mib}M"))).collect();
+    let outcome = trial::run(&device(&place, "")?, "disk", &words)?;
+    let says = format!("a file of {mib} MiB was written there, compared, and is gone");
+    Ok(tell(path, &says, outcome))
+}
+
+/// A new file without a name, and how another process can open it.
+fn nameless(folder: &Path) -> anyhow::Result<(File, PathBuf)> {
+    let process = std::process::id();
+    let name = folder.join(format!(".transom-doctor-{process}"));
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(&name);
+    let file = file.with_context(|| format!("{}: a file to measure with", name.display()))?;
+    fs::remove_file(&name).with_context(|| name.display().to_string())?;
+    let place = PathBuf::from(format!("/proc/{process}/fd/{}", file.as_raw_fd()));
+    Ok((file, place))
+}
+
+fn tell(path: &Path, did: &str, outcome: trial::Outcome) -> Trial {
+    let cached = outcome.log.contains("page cache");
+    let cache = if cached { "through the page cache" } else { "around the page cache" };
+    Trial {
+        name: path.display().to_string(),
+        says: format!("{did}; {cache}"),
+        works: outcome.parts.iter().all(trial::Part::works),
+        parts: outcome.parts,
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{Read, Seek, SeekFrom, Write};
+
+    use super::*;
+
+    #[test]
+    fn a_file_to_measure_with_has_no_name_and_can_be_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, place) = nameless(folder.path()).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        File::options().write(true).open(&place).unwrap().write_all(b"seen").unwrap();
+        let mut text = String::new();
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "seen");
+    }
+
+    #[test]
+    fn a_name_that_the_command_line_would_cut_is_refused() {
+        let said = device(Path::new("/a,b"), "").unwrap_err().to_string();
+        assert!(said.contains("comma"), "{said}");
+        assert_eq!(device(Path::new("/a"), ",x=1").unwrap(), "virtio-blk,path=/a,x=1");
+    }
+}

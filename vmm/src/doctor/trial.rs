@@ -1,0 +1,275 @@
+//! A trial: the probe, in a machine of its own, works a device of this host, and tells how it went.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use serde::Serialize;
+use serde_json::Value;
+
+/// How long one part of a trial may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The last thing that the probe tells before it begins.
+const BEGINS: &str = " speed ";
+
+/// What came of a trial.
+#[derive(Debug, Serialize)]
+pub(super) struct Trial {
+    /// The disk or tap that was asked for.
+    pub(super) name: String,
+    /// What was done to it.
+    pub(super) says: String,
+    /// Everything went well.
+    pub(super) works: bool,
+    pub(super) parts: Vec<Part>,
+}
+
+/// One part of it.
+#[derive(Debug, Serialize)]
+pub(super) struct Part {
+    /// `read`, `write`, `verify`, `send` or `arp`.
+    does: String,
+    works: bool,
+    /// Bytes of a block or a frame.
+    size: u64,
+    /// How many at once.
+    depth: u64,
+    count: u64,
+    per_second: f64,
+    mib_per_second: f64,
+    /// From asking to the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    median_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p99_us: Option<f64>,
+    /// Processor time of the host's side for each.
+    processor_us: f64,
+    /// Bytes that were compared with what was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verified_bytes: Option<u64>,
+}
+
+impl Trial {
+    /// For people.
+    pub(super) fn show(&self, what: &str) -> String {
+        let parts: String = self.parts.iter().map(Part::show).collect();
+        format!("\n{what} {}: {}\n{parts}", self.name, self.says)
+    }
+}
+
+impl Part {
+    /// Nothing was wrong.
+    pub(super) fn works(&self) -> bool {
+        self.works
+    }
+
+    /// There was an answer at all.
+    pub(super) fn is_answered(&self) -> bool {
+        self.count > 0
+    }
+
+    fn show(&self) -> String {
+        let mut text = format!(
+            "  {:<7}{:>7} bytes, depth {:>3}: {:>9.0}/s, {:>7.1} MiB/s",
+            self.does, self.size, self.depth, self.per_second, self.mib_per_second
+        );
+        if let Some((median, most)) = self.median_us.zip(self.p99_us) {
+            text += &format!(", latency {median:.1} us, 99 % within {most:.1} us");
+        }
+        text += &format!(", processor {:.1} us each", self.processor_us);
+        if let Some(bytes) = self.verified_bytes.filter(|_| self.works) {
+            text += &format!(", {bytes} bytes are right");
+        }
+        let verdict = if self.works { "" } else { ": FAILED" };
+        text + verdict + "\n"
+    }
+
+    fn of(finding: &Value, processor: Duration) -> Option<Self> {
+        let number = |key: &str| finding[key].as_u64();
+        let does = finding["mode"].as_str()?.to_owned();
+        let size = number("block").or(number("size")).unwrap_or(0);
+        let answered = number("requests").or(number("received").filter(|_| does != "send"));
+        let count = answered.or(number("sent")).unwrap_or(0);
+        let seconds = number("microseconds").unwrap_or(0).max(1) as f64 / 1e6;
+        let latency = |key| {
+            let known = number(key).filter(|nanoseconds| *nanoseconds > 0);
+            known.map(|nanoseconds| tenths(nanoseconds as f64 / 1e3))
+        };
+        let each = count.max(1) as f64;
+        Some(Self {
+            works: finding["verdict"] == "pass",
+            size,
+            depth: number("depth").unwrap_or(0),
+            count,
+            per_second: tenths(count as f64 / seconds),
+            mib_per_second: tenths((count * size) as f64 / seconds / f64::from(1 << 20)),
+            median_us: latency("median_ns"),
+            p99_us: latency("p99_ns"),
+            processor_us: tenths(processor.as_secs_f64() * 1e6 / each),
+            verified_bytes: (does == "verify").then_some(count * size),
+            does,
+        })
+    }
+}
+
+fn tenths(number: f64) -> f64 {
+    (number * 10.0).round() / 10.0
+}
+
+/// What the probe found, and what the machine logged.
+pub(super) struct Outcome {
+    pub(super) parts: Vec<Part>,
+    pub(super) log: String,
+}
+
+/// Runs the probe with this device and these words for it: the findings of this name.
+///
+/// # Errors
+///
+/// When the machine cannot be built: its own sentence. When it stands still.
+pub(super) fn run(device: &str, name: &str, words: &[String]) -> anyhow::Result<Outcome> {
+    let mut machine = Machine::start(device, &words.join(" "))?;
+    let mut times = Vec::new();
+    let mut report = None;
+    let mark = format!("  {name} ");
+    while let Some(line) = machine.hear()? {
+        if line.contains(BEGINS) || line.contains(&mark) {
+            times.push(machine.processor());
+        }
+        if line.starts_with("{\"probe\"") {
+            report = Some(serde_json::from_str::<Value>(&line).context("the probe's report")?);
+        }
+    }
+    let log = machine.end();
+    let Some(report) = report else { bail!(complaint(&log)) };
+    let findings = report["findings"].as_array().into_iter().flatten();
+    let mine = findings.filter(|finding| finding["name"] == name);
+    let used = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
+    let parts: Vec<_> = mine.zip(used).filter_map(|(it, used)| Part::of(it, used)).collect();
+    ensure!(!parts.is_empty(), "the probe cannot drive {device}: {report}");
+    Ok(Outcome { parts, log })
+}
+
+/// What the machine said when it ended early.
+fn complaint(log: &str) -> String {
+    let last = log.lines().rev().find_map(|line| line.strip_prefix("vmm: "));
+    last.unwrap_or("the machine with the probe ended early").to_owned()
+}
+
+/// A machine in a process of its own, which ends with this value.
+struct Machine {
+    child: Child,
+    lines: Receiver<String>,
+    log: Option<thread::JoinHandle<String>>,
+}
+
+impl Machine {
+    fn start(device: &str, words: &str) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("this program")?;
+        let words = format!("checks=none {words} then=poweroff");
+        let mut command = Command::new(program);
+        command.args(["run", "--memory", "128M", "--device", device, "--cmdline", &words]);
+        command.env("VMM_LOG", "info").env_remove("VMM_LOG_FORMAT");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("a machine for the probe")?;
+        let stdout = child.stdout.take().context("a pipe")?;
+        let mut stderr = child.stderr.take().context("a pipe")?;
+        let (tell, lines) = mpsc::channel();
+        thread::spawn(move || {
+            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+            lines.take_while(|line| tell.send(line.clone()).is_ok()).for_each(drop);
+        });
+        let log = thread::spawn(move || {
+            let mut log = Vec::new();
+            stderr.read_to_end(&mut log).ok();
+            String::from_utf8_lossy(&log).into_owned()
+        });
+        Ok(Self { child, lines, log: Some(log) })
+    }
+
+    /// The next line; none when there will be no more.
+    fn hear(&self) -> anyhow::Result<Option<String>> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Ok(Some(line)),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Ok(None),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                bail!("the probe said nothing for {} s: is the device stuck?", PATIENCE.as_secs())
+            }
+        }
+    }
+
+    /// Processor time of its threads but those that are the guest's processors.
+    fn processor(&self) -> Duration {
+        let folder = format!("/proc/{}/task", self.child.id());
+        let tasks = fs::read_dir(folder).into_iter().flatten().flatten();
+        let used = tasks.map(|task| {
+            // A thread may end while it is looked at.
+            let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+            let mine = !read("comm").starts_with("cpu");
+            let text = read("schedstat");
+            let first = text.split_ascii_whitespace().next().filter(|_| mine);
+            first.and_then(|it| it.parse().ok()).unwrap_or(0)
+        });
+        Duration::from_nanos(used.sum())
+    }
+
+    /// Waits for its end; what it logged.
+    fn end(&mut self) -> String {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE && matches!(self.child.try_wait(), Ok(None)) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.child.kill().ok();
+        self.log.take().and_then(|log| log.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_part_is_told_in_what_people_count_in() {
+        let finding = json!({
+            "name": "disk", "verdict": "pass", "mode": "verify", "block": 4096, "depth": 32,
+            "requests": 2048, "microseconds": 500_000, "median_ns": 80_123, "p99_ns": 95_000,
+        });
+        let part = Part::of(&finding, Duration::from_micros(4096)).unwrap();
+        assert_eq!((part.per_second, part.mib_per_second), (4096.0, 16.0));
+        assert_eq!((part.median_us, part.processor_us), (Some(80.1), 2.0));
+        assert_eq!(part.verified_bytes, Some(8 << 20));
+        assert!(part.show().contains("8388608 bytes are right"), "{}", part.show());
+        let bad = Part { works: false, ..part };
+        assert!(bad.show().ends_with(": FAILED\n") && !bad.show().contains("right"));
+    }
+
+    #[test]
+    fn frames_that_were_only_sent_have_no_latency() {
+        let finding = json!({
+            "name": "net", "verdict": "pass", "mode": "send", "size": 1514, "depth": 256,
+            "sent": 1000, "received": 0, "microseconds": 1000, "median_ns": 0, "p99_ns": 0,
+        });
+        let part = Part::of(&finding, Duration::ZERO).unwrap();
+        assert_eq!((part.count, part.median_us), (1000, None));
+        assert!(!part.show().contains("latency"), "{}", part.show());
+    }
+
+    #[test]
+    fn a_machine_that_ends_early_has_its_own_words() {
+        assert_eq!(complaint(" INFO disk\nvmm: nobody: no disk\n"), "nobody: no disk");
+        assert!(complaint("").contains("ended early"));
+    }
+}

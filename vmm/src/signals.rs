@@ -1,0 +1,107 @@
+//! The signals that mean "end": they reach the one who decides, and whoever works long before the
+//! guest runs.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Once, OnceLock};
+use std::thread::Builder;
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal};
+
+static SIGNALS: OnceLock<OwnedFd> = OnceLock::new();
+/// The status of the first one that arrived.
+static STATUS: AtomicU8 = AtomicU8::new(0);
+
+extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    if let Some(event) = SIGNALS.get() {
+        // One write of a number: what a signal handler may do. Signals of one moment add up, so
+        // each has a byte of its own.
+        let number = 1_u64 << (8 * slot(signal));
+        rustix::io::write(event, &number.to_ne_bytes()).ok();
+    }
+}
+
+const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+fn slot(signal: i32) -> u32 {
+    (0..).zip(ENDING).find(|it| it.1 == signal).map_or(0, |it| it.0)
+}
+
+/// The status to end with, if a signal has arrived: who works long looks now and then.
+pub fn arrived() -> Option<u8> {
+    Some(STATUS.load(Ordering::Relaxed)).filter(|status| *status != 0)
+}
+
+/// Tells each signal that means "end", until nobody listens any more.
+///
+/// # Errors
+///
+/// When the host has no thread or file descriptor left.
+pub fn catch(tell: impl Fn(i32) -> bool + Send + 'static, grace: Duration) -> anyhow::Result<()> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC).context("an event for signals")?;
+    let event = SIGNALS.get_or_init(|| event);
+    // A file that may not grow is an error of one request, not the end.
+    block_signal(libc::SIGXFSZ).ok();
+    // They come to the one thread that waits for them: elsewhere they would interrupt system calls
+    // half way, KVM_CREATE_VM among them.
+    for signal in ENDING {
+        // Whoever started us may have blocked it already.
+        block_signal(signal).ok();
+        register_signal_handler(signal, on_signal).context("signal handlers")?;
+    }
+    let body = move || {
+        for signal in ENDING {
+            unblock_signal(signal).ok();
+        }
+        let mut number = [0; 8];
+        loop {
+            match rustix::io::read(event, &mut number) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            }
+            let which = u64::from_ne_bytes(number).trailing_zeros() / 8;
+            let signal = ENDING.get(which as usize).copied().unwrap_or(libc::SIGTERM);
+            let order = Ordering::Relaxed;
+            STATUS.compare_exchange(0, status(signal), order, order).ok();
+            if !tell(signal) {
+                return;
+            }
+            end_at_last(signal, grace);
+        }
+    };
+    Builder::new().name("signals".into()).spawn(body).context("a thread for signals")?;
+    Ok(())
+}
+
+/// As a shell says it.
+fn status(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+/// How long stopping may take, once the guest's time is over.
+const AT_LAST: Duration = Duration::from_secs(10);
+
+/// Ends the process whatever holds it up: a terminal or a pipe that nobody reads, a disk that does
+/// not answer. What the guest was told is durable is with the kernel by then.
+fn end_at_last(signal: i32, grace: Duration) {
+    static WATCHING: Once = Once::new();
+    WATCHING.call_once(|| {
+        let body = move || {
+            std::thread::sleep(grace + AT_LAST);
+            devices::backend::stream::restore_terminal();
+            leave(status(signal));
+        };
+        // Without a thread there is nobody to watch; the orderly way is still there.
+        Builder::new().name("watchdog".into()).spawn(body).ok();
+    });
+}
+
+#[expect(clippy::exit, reason = "the one that should return from main does not come back")]
+fn leave(status: u8) {
+    std::process::exit(status.into());
+}

@@ -1,0 +1,86 @@
+//! A client of the control socket that sends anything, and a machine that says what it was asked.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use vmm::control::{Command, Server};
+use vmm::run::Notice;
+
+/// The machine. It ends with its socket.
+pub(crate) struct Machine {
+    path: PathBuf,
+    _server: Server,
+    _folder: TempDir,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("control");
+        let (tell, notices) = mpsc::channel();
+        let server = Server::new(&path, tell).expect("the folder is new");
+        std::thread::spawn(move || {
+            while let Ok(notice) = notices.recv() {
+                if let Notice::Control(request) = notice {
+                    let command = json!(request.command);
+                    request.answer(Ok(command));
+                }
+            }
+        });
+        Self { path, _server: server, _folder: folder }
+    }
+
+    /// Sends these bytes, and sees that each line is answered until there is one that is no text.
+    pub(crate) fn serve(&self, bytes: &[u8]) {
+        let client = UnixStream::connect(&self.path).expect("it listens");
+        let mut sender = client.try_clone().expect("a socket");
+        let mut answers = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // Who sends what is no text is hung up on.
+                sender.write_all(bytes).ok();
+                sender.shutdown(Shutdown::Write).ok();
+            });
+            for line in BufReader::new(client).lines() {
+                // So too, with what was not read yet.
+                let Ok(line) = line else { break };
+                check(&line);
+                answers += 1;
+            }
+        });
+        let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+        let texts = lines.take_while(|line| std::str::from_utf8(line).is_ok());
+        // A line that is too long is several.
+        assert!(answers >= texts.count() || bytes.len() > 64 << 10, "{answers} answers");
+    }
+}
+
+/// An answer is what was understood, which is understood again, or a sentence.
+fn check(line: &str) {
+    let answer: Value = serde_json::from_str(line).expect("JSON");
+    match (answer.get("ok"), answer.get("error").and_then(Value::as_str)) {
+        (Some(asked), None) => {
+            let command: Command = serde_json::from_value(asked.clone()).expect("a command");
+            assert_eq!(json!(command), *asked);
+        }
+        (None, Some(sentence)) => assert!(!sentence.is_empty()),
+        _ => panic!("neither an answer nor an error: {line}"),
+    }
+}
+
+/// The same as it is typed after `vmm ctl`: what is understood can be sent.
+pub(crate) fn typed(text: &str) {
+    let words: Vec<_> = text.split(' ').map(str::to_owned).collect();
+    match Command::read(&words) {
+        Ok(command) => {
+            let sent = serde_json::to_string(&command).expect("plain data");
+            assert_eq!(serde_json::from_str::<Command>(&sent).expect("a command"), command);
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
