@@ -9,6 +9,8 @@ mod crash;
 mod devices;
 #[path = "probe/disk.rs"]
 mod disk;
+#[path = "probe/display.rs"]
+mod display;
 #[path = "probe/life.rs"]
 mod life;
 #[path = "probe/machine.rs"]

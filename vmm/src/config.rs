@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use devices::backend::disk;
 use devices::backend::stream::Stream;
+use devices::display::bochs;
 use devices::registry;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -87,6 +88,9 @@ options! {
     "cmdline" "TEXT" cmdline: Option<String>,
     /// The first serial port: `stdio` (Ctrl-A x quits), `file:PATH`, `socket:PATH` or `none`.
     "serial" "TO" serial: Option<Stream>,
+    /// The display: what its monitor prefers, which is 1280x800 if nothing is said, and further
+    /// keys of the kind `display`; or `none`.
+    "display" "none|WIDTHxHEIGHT[,KEY=VALUE...]" display: Display,
     /// A disk: a file or block device. It is of the kind `nvme`, which every system has a driver
     /// for, and has its keys; `--device` has other kinds.
     "disk" "PATH[,KEY=VALUE...]" disk: Vec<disk::Config>,
@@ -239,6 +243,23 @@ flat_words! {
     Smbios: None, "an object";
 }
 
+impl Word for Display {
+    const ELSE: &'static str = "`none`, the size of a picture or an object";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = match text {
+            "none" => Self::Absent(Absent::None),
+            _ => Self::Present(keyvalue::parse(text, Some("mode"))?),
+        };
+        Ok(())
+    }
+
+    fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
+        let config = Deserialize::deserialize(de::value::MapAccessDeserializer::new(map))?;
+        Ok(Self::Present(config))
+    }
+}
+
 impl Word for Vec<registry::Config> {
     const REPEATS: bool = true;
     const ELSE: &'static str = "a list of objects";
@@ -386,6 +407,30 @@ impl Memory {
             bail!("--memory {}: it is counted in whole MiB", self.size);
         }
         Ok(())
+    }
+}
+
+/// What people look at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Display {
+    /// There is none.
+    Absent(Absent),
+    /// There is this one.
+    Present(bochs::Config),
+}
+
+/// The word for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Absent {
+    /// No display.
+    None,
+}
+
+impl Default for Display {
+    fn default() -> Self {
+        Self::Present(bochs::Config::default())
     }
 }
 
@@ -581,6 +626,7 @@ mod test {
             ("serial", "file:/tmp/log"),
             ("disk", "a.img,readonly"),
             ("disk", "b,,c.img,queues=4,serial=7"),
+            ("display", "1920x1080,memory=16M"),
             ("device", "serial,port=2"),
             ("msr", "ignore"),
             ("accept-emulation", ""),
@@ -591,6 +637,7 @@ mod test {
                 "memory": {"size": "3G", "prealloc": true}, "serial": "file:/tmp/log",
                 "disk": [{"path": "a.img", "readonly": true},
                          {"path": "b,c.img", "queues": 4, "serial": "7"}],
+                "display": {"mode": "1920x1080", "memory": "16M"},
                 "device": [{"kind": "serial", "port": 2}], "msr": "ignore",
                 "accept-emulation": true, "fw-cfg": ["opt/a=b"]}"#,
         )
@@ -598,13 +645,21 @@ mod test {
         assert_eq!(serde_json::to_value(&flags).unwrap(), serde_json::to_value(json).unwrap());
         let short = Config::from_json(r#"{"cpus": 4, "memory": "1G,hugepages=2M"}"#).unwrap();
         assert_eq!((short.cpus.count, short.memory.hugepages), (4, Some(Size(2 << 20))));
+        for word in ["none", "1920x1080"] {
+            let json = Config::from_json(&format!(r#"{{"display": "{word}"}}"#)).unwrap();
+            assert_eq!(json.display, flags(&[("display", word)]).display);
+        }
     }
 
     #[test]
     fn what_is_printed_reads_back() {
-        let config = flags(&[("memory", "2G"), ("device", "serial,port=2"), ("grace", "9")]);
-        let text = serde_json::to_string(&config).unwrap();
-        assert_eq!(serde_json::to_string(&Config::from_json(&text).unwrap()).unwrap(), text);
+        for display in ["none", "1920x1080", "640x480,memory=4M,slot=05.0"] {
+            let config = flags(&[("memory", "2G"), ("device", "serial,port=2"), ("grace", "9")]);
+            let mut with = config;
+            with.set("display", display).unwrap();
+            let text = serde_json::to_string(&with).unwrap();
+            assert_eq!(serde_json::to_string(&Config::from_json(&text).unwrap()).unwrap(), text);
+        }
     }
 
     #[test]
@@ -622,6 +677,9 @@ mod test {
             ("disk", "readonly=on", vec!["missing key `path`"]),
             ("msr", "ignroe", vec!["ignroe", "ignore"]),
             ("serial", "tcp:1", vec!["tcp:1", "socket:PATH"]),
+            ("display", "noen", vec!["noen", "WIDTHxHEIGHT"]),
+            ("display", "320x200", vec!["320x200", "from 640x480"]),
+            ("display", "1920x1080,memroy=4M", vec!["memroy", "memory"]),
         ] {
             let said = said(key, text);
             assert!(words.iter().all(|word| said.contains(word)), "{key} {text}: {said}");

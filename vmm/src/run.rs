@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use devices::backend::disk::Drive;
 use devices::backend::net::link::Link;
 use devices::board::Event;
+use devices::display::Scanout;
 use devices::power::Buttons;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -21,6 +22,7 @@ use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::screenshot::{self, Picture};
 use crate::size::Size;
 use crate::status::{Failure, Status};
 use crate::vcpu::Stop;
@@ -282,6 +284,10 @@ impl Life {
             Command::Balloon { size } => self.balloon(*size),
             Command::Grow { name, size } => self.grow(name, *size),
             Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
+            Command::Screenshot => {
+                request.show(self.screenshot());
+                return None;
+            }
             Command::Quit => {
                 status = Some(Status::Off as u8);
                 Ok(json!({}))
@@ -300,6 +306,7 @@ impl Life {
             "processors": self.machine.config().cpus.count,
             "memory": self.machine.config().memory.size.0,
             "pid": std::process::id(),
+            "display": self.machine.screens().first().map(|display| show_display(&*display)),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })
@@ -329,6 +336,11 @@ impl Life {
             "statistics": statistics.collect::<BTreeMap<_, Value>>(),
             "age": report.age.map(|age| age.as_secs_f64()),
         }))
+    }
+
+    fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
+        let display = self.machine.screens().first();
+        screenshot::take(&*display.context("this machine has no display")?)
     }
 
     /// Makes a disk longer, and tells of it.
@@ -364,6 +376,12 @@ impl Life {
         self.machine.park();
         status
     }
+}
+
+/// Its size, or nothing while it is off.
+fn show_display(display: &dyn Scanout) -> Value {
+    let mode = display.mode().map(|mode| format!("{}x{}", mode.width, mode.height));
+    json!({ "mode": mode })
 }
 
 fn show_disk(disk: &Drive) -> Value {
