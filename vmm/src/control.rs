@@ -1,9 +1,9 @@
 //! The control socket: one JSON object a line each way, and its client.
 //!
 //! `{"command": "status"}` is answered `{"ok": {...}}` or `{"error": "..."}`; an argument is a
-//! further key, as in `{"command": "balloon", "size": "1G"}`. The answer to `screenshot` is followed
-//! by the bytes of the picture, as many as its `bytes` says. Only who may open the socket file may
-//! speak: it is made for the user that runs the machine.
+//! further key, as in `{"command": "balloon", "size": "1G"}`. The answer to `screenshot` is
+//! followed by the bytes of the picture, as many as its `bytes` says. Only who may open the socket
+//! file may speak: it is made for the user that runs the machine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;

@@ -6,8 +6,8 @@
 //! It differs from QEMU's in this: a pixel is 32 bits, little-endian, or nothing is shown; the VGA
 //! registers are there; and the EDID offers sizes above 4095 pixels in an extension.
 //!
-//! Threats: sizes and offsets are the guest's, and change while a viewer looks: a mode is checked as
-//! a whole each time it is asked for, and shows nothing unless all of it lies in our memory. The
+//! Threats: sizes and offsets are the guest's, and change while a viewer looks: a mode is checked
+//! as a whole each time it is asked for, and shows nothing unless all of it lies in our memory. The
 //! frame buffer is ours and not RAM, so the guest's writes reach nothing else. It may move it as
 //! often as it likes, which costs its own time. What it draws is data for viewers, never a size.
 

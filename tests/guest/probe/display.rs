@@ -1,4 +1,4 @@
-//! A display 1234:1111: its registers, what its monitor prefers, and, if it is asked for, a picture.
+//! A display 1234:1111: its registers, what its monitor prefers and, if asked for, a picture.
 use crate::Session;
 use crate::io::{read8, read16, write16, write64};
 use crate::pci::Function;
