@@ -95,7 +95,7 @@ fn shows_its_shell(release: &str, size: &str) -> anyhow::Result<()> {
     // Letters on black, and not many of them.
     let lit = colours(&before).filter(|it| *it != [0; 3]).count();
     let all = before.len() / 4;
-    ensure!((all / 1000..all / 3).contains(&lit), "{lit} of {all} pixels are lit");
+    ensure!((all / 4000..all / 3).contains(&lit), "{lit} of {all} pixels are lit");
     let used: BTreeSet<_> = colours(&before).collect();
     ensure!(used.len() > 2, "text in colours, not {used:?}");
     shell.run("echo seen on the screen", SOON)?;
