@@ -9,6 +9,8 @@ mod crash;
 mod devices;
 #[path = "probe/disk.rs"]
 mod disk;
+#[path = "probe/display.rs"]
+mod display;
 #[path = "probe/doctor.rs"]
 mod doctor;
 #[path = "probe/life.rs"]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::device::{Access, Device, Kind, Region, Saved};
-use crate::host::{Doorbell, Host};
+use crate::host::{Backing, Doorbell, Host};
 
 /// A device in its place on the board.
 pub(crate) struct Seat {
@@ -159,7 +159,7 @@ impl Spaces {
     }
 }
 
-/// A region that the guest may move at any time; its doorbells move along.
+/// A region that the guest may move at any time; its doorbells and its memory move along.
 pub struct Window {
     kind: Kind,
     size: u64,
@@ -174,6 +174,16 @@ pub struct Window {
 struct Placed {
     at: Option<u64>,
     bells: Vec<(Doorbell, Arc<EventFd>)>,
+    lent: Option<Lent>,
+}
+
+/// Memory for the guest to reach without us.
+struct Lent {
+    backing: Arc<dyn Backing>,
+    /// The host was asked to put it where the window is.
+    tried: bool,
+    /// A guest that aims it at what is there already must not fill the log.
+    told: bool,
 }
 
 impl Window {
@@ -215,6 +225,10 @@ impl Window {
         if state.at == at {
             return;
         }
+        if let Some(lent) = state.lent.as_mut().filter(|lent| lent.tried) {
+            lent.tried = false;
+            lent.backing.place(None).ok();
+        }
         if let Some(old) = state.at.take() {
             self.spaces.of(self.kind).remove(self.region, &self.seat);
             for (bell, event) in &state.bells {
@@ -228,6 +242,29 @@ impl Window {
             }
         }
         state.at = at;
+    }
+
+    /// Memory that the guest finds in all of the window, once it has been `touched`.
+    pub fn lend(&self, backing: Arc<dyn Backing>) {
+        let lent = Lent { backing, tried: false, told: false };
+        self.state.lock().expect("no device panicked").lent = Some(lent);
+    }
+
+    /// The guest's access to the window came to its device: from now on it finds the lent memory
+    /// there, if the host can have it so. Until then a window may be moved for nothing, and on KVM
+    /// each change of memory is 5 ms: firmware moves windows often, and many are never used.
+    pub fn touched(&self) {
+        let mut state = self.state.lock().expect("no device panicked");
+        let at = state.at;
+        let Some(lent) = state.lent.as_mut().filter(|lent| !lent.tried) else { return };
+        lent.tried = true;
+        if let Some(at) = at
+            && let Err(error) = lent.backing.place(Some(at))
+            && !std::mem::replace(&mut lent.told, true)
+        {
+            let device = &self.seat.name;
+            tracing::info!(device, "the guest put memory where there is other: {error:#}");
+        }
     }
 
     /// An event that a guest's write to `offset` raises without leaving the kernel. Where the host

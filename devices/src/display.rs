@@ -3,10 +3,16 @@
 //! A display registers its [`Scanout`] when it is built. One viewer of the machine takes what
 //! changed ([`Scanout::changed`] answers once) and hands it on to all who look.
 
+pub mod bochs;
+mod edid;
+mod resolution;
+
 use std::sync::{Arc, Mutex};
 
+pub use self::resolution::Resolution;
+
 /// Bytes that one bit of [`Scanout::changed`] stands for.
-pub const PAGE: u64 = 4096;
+pub use crate::pages::PAGE;
 
 /// A picture: its size, and where it lies in the display's memory. A pixel is 32 bits, blue in its
 /// first byte, then green and red; the last is nothing.

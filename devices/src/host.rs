@@ -92,9 +92,12 @@ pub enum Guest {
     Reads,
     /// Read and write.
     Writes,
+    /// The same, and `Backing::changed` tells where it wrote.
+    Draws,
 }
 
-/// Memory of ours in the guest's address space.
+/// Memory of ours in the guest's address space. What it holds stays when it is moved, and when its
+/// device is reset; no device saves it with its state: it is as much as RAM, and goes with that.
 pub trait Backing: Send + Sync {
     /// Puts it at an address, or takes it away.
     ///
@@ -106,4 +109,8 @@ pub trait Backing: Send + Sync {
     fn read(&self, offset: u64, data: &mut [u8]);
     /// Copies in; what lies behind the end is dropped.
     fn write(&self, offset: u64, data: &[u8]);
+    /// The pages (of 4096 bytes) that the guest, or `write`, wrote since this was last asked: bit
+    /// `n % 64` of word `n / 64` is page `n`. Sets bits and clears none, and makes the list as long
+    /// as it must be. Nobody notes this of memory that the guest does not draw in.
+    fn changed(&self, pages: &mut Vec<u64>);
 }

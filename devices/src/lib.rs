@@ -18,6 +18,7 @@ pub mod input;
 pub mod line;
 pub mod memory;
 pub mod nvme;
+pub mod pages;
 pub mod pci;
 pub mod platform;
 pub mod poller;

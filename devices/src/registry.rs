@@ -59,6 +59,7 @@ macro_rules! registry {
 
 registry! {
     "debugcon" Debugcon: crate::platform::debugcon::Config,
+    "display" Display: crate::display::bochs::Config,
     "edu" Edu: crate::pci::edu::Config,
     "flash" Flash: crate::platform::flash::Config,
     "host-bridge" HostBridge: crate::pci::host::Config,

@@ -13,6 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::board::{Board, Event};
 use crate::host::{Backing, Doorbell, Guest, Host, Message, Pin, Route};
 use crate::memory::Memory;
+use crate::pages::Pages;
 
 /// Levels and edges of all pins.
 #[derive(Clone, Default)]
@@ -62,6 +63,8 @@ pub struct FakeHost {
     pub bells: Arc<Mutex<Vec<Doorbell>>>,
     /// Guest RAM that was taken back: the first of it, for nobody counts for ever.
     pub released: Arc<Mutex<Vec<Range<u64>>>>,
+    /// Where memory is lent to the guest now. As on KVM, two pieces do not overlap.
+    pub lent: Arc<Mutex<Vec<Range<u64>>>>,
 }
 
 /// Most ranges that are noted.
@@ -83,24 +86,50 @@ impl Route for Sender {
 }
 
 /// Memory that no guest sees.
-struct Plain(Mutex<Vec<u8>>);
+struct Plain {
+    bytes: Mutex<Vec<u8>>,
+    at: Mutex<Option<Range<u64>>>,
+    lent: Arc<Mutex<Vec<Range<u64>>>>,
+    changed: Mutex<Pages>,
+}
 
 impl Backing for Plain {
-    fn place(&self, _: Option<u64>) -> anyhow::Result<()> {
+    fn place(&self, at: Option<u64>) -> anyhow::Result<()> {
+        let (mut mine, mut all) = (self.at.lock().unwrap(), self.lent.lock().unwrap());
+        if let Some(old) = mine.take() {
+            all.retain(|other| *other != old);
+        }
+        if let Some(start) = at {
+            let range = start..start + self.bytes.lock().unwrap().len() as u64;
+            let overlaps = |it: &Range<u64>| it.start < range.end && range.start < it.end;
+            anyhow::ensure!(!all.iter().any(overlaps), "there is memory at {start:#x}");
+            all.push(range.clone());
+            *mine = Some(range);
+        }
         Ok(())
     }
     fn read(&self, offset: u64, data: &mut [u8]) {
-        let bytes = self.0.lock().unwrap();
+        let bytes = self.bytes.lock().unwrap();
         let from = bytes.get(usize::try_from(offset).unwrap_or(usize::MAX)..).unwrap_or_default();
         let length = from.len().min(data.len());
         data[..length].copy_from_slice(&from[..length]);
     }
     fn write(&self, offset: u64, data: &[u8]) {
-        let mut bytes = self.0.lock().unwrap();
+        let mut bytes = self.bytes.lock().unwrap();
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let Some(to) = bytes.get_mut(start..) else { return };
         let length = to.len().min(data.len());
         to[..length].copy_from_slice(&data[..length]);
+        self.changed.lock().unwrap().mark(offset, length);
+    }
+    fn changed(&self, pages: &mut Vec<u64>) {
+        self.changed.lock().unwrap().move_to(pages);
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        self.place(None).ok();
     }
 }
 
@@ -118,8 +147,14 @@ impl Host for FakeHost {
     fn unring(&self, bell: Doorbell, _: &Arc<EventFd>) {
         self.bells.lock().unwrap().retain(|other| *other != bell);
     }
-    fn backing(&self, size: u64, _: Guest) -> anyhow::Result<Arc<dyn Backing>> {
-        Ok(Arc::new(Plain(Mutex::new(vec![0; usize::try_from(size)?]))))
+    fn backing(&self, size: u64, guest: Guest) -> anyhow::Result<Arc<dyn Backing>> {
+        let draws = if guest == Guest::Draws { size } else { 0 };
+        Ok(Arc::new(Plain {
+            bytes: Mutex::new(vec![0; usize::try_from(size)?]),
+            at: Mutex::default(),
+            lent: self.lent.clone(),
+            changed: Mutex::new(Pages::none_of(draws)),
+        }))
     }
     fn release(&self, range: Range<u64>) {
         let mut released = self.released.lock().unwrap();

@@ -23,14 +23,16 @@ fn the_probe_is_the_default_and_finds_nothing_wrong() {
         return;
     }
     let report = run(&[]);
-    for name in ["tsc", "memory-test", "local-apic", "timer", "processors", "pci", "nmi"] {
+    let checks =
+        ["tsc", "memory-test", "local-apic", "timer", "processors", "pci", "display", "nmi"];
+    for name in checks {
         let found = findings(&report, name);
         assert_eq!(found.len(), 1, "{name} in {report}");
         assert_eq!(found[0]["verdict"], "pass", "{name} in {report}");
     }
     let functions = findings(&report, "pci-function");
     let ids: Vec<_> = functions.iter().map(|function| &function["id"]).collect();
-    assert_eq!(ids, ["8086:29c0", "8086:2918"]);
+    assert_eq!(ids, ["8086:29c0", "1234:1111", "8086:2918"]);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use vmm::control::{self, Client};
+use vmm::screenshot::Picture;
 
 use crate::console::Console;
 use crate::lab;
@@ -34,6 +35,7 @@ pub struct Guest {
     kernel: Option<PathBuf>,
     initrd: Option<PathBuf>,
     cmdline: String,
+    display: String,
     firmware: Option<(PathBuf, PathBuf)>,
     words: Vec<OsString>,
 }
@@ -58,6 +60,7 @@ impl Guest {
             kernel: None,
             initrd: None,
             cmdline: String::new(),
+            display: "none".into(),
             firmware: None,
             words: Vec::new(),
         }
@@ -72,6 +75,13 @@ impl Guest {
     /// Memory: `3G`.
     pub fn memory(mut self, memory: &str) -> Self {
         self.memory = memory.into();
+        self
+    }
+
+    /// Our machine's display: `1920x1080`. There is none otherwise: firmware that writes to two
+    /// screens is slow where a processor is emulated.
+    pub fn display(mut self, display: &str) -> Self {
+        self.display = display.into();
         self
     }
 
@@ -134,7 +144,7 @@ impl Guest {
     fn transom_command(&self, control: &Path) -> anyhow::Result<Command> {
         let mut command = Command::new(lab::vmm()?);
         command.args(["run", "--cpus", &self.cpus, "--memory", &self.memory, "--control"]);
-        command.arg(control);
+        command.arg(control).args(["--display", &self.display]);
         if let Some((code, vars)) = &self.firmware {
             command.arg("--firmware").arg(code).arg("--vars").arg(vars);
         }
@@ -255,6 +265,15 @@ impl Running {
     pub fn ask(&self, command: &control::Command) -> anyhow::Result<Value> {
         ensure!(self.machine == Machine::Transom, "QEMU does not speak our language");
         Client::connect(&self.control)?.ask(command).with_context(|| self.complaints())
+    }
+
+    /// What our machine's display shows.
+    ///
+    /// # Errors
+    ///
+    /// When it has none, or it is off.
+    pub fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
+        Client::connect(&self.control)?.screenshot().with_context(|| self.complaints())
     }
 
     /// How often the machine was reset.

@@ -10,7 +10,7 @@ use crate::control::{COMMANDS, Client, Command};
 use crate::doctor::Asked;
 use crate::machine::inspect;
 use crate::status::{Failure, Status};
-use crate::{doctor, keyvalue, reference, run};
+use crate::{doctor, keyvalue, reference, run, screenshot};
 
 /// A command: its name, what follows, what it does, and how.
 struct Verb {
@@ -122,9 +122,22 @@ fn see_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
 fn control(mut words: Vec<String>) -> anyhow::Result<u8> {
     let path = value(&mut words, "--control")?;
     let path = path.ok_or_else(|| usage("ctl needs --control PATH, the socket of the machine"))?;
+    if words.first().is_some_and(|word| word == "screenshot") {
+        return screenshot(&path, &words[1..]);
+    }
     let command = Command::read(&words).map_err(|error| usage(format!("{error:#}")))?;
     let answer = Client::connect(Path::new(&path))?.ask(&command)?;
     print(&format!("{answer:#}\n"))
+}
+
+/// The machine may not write files of ours; it sends the picture, and we write it.
+fn screenshot(control: &str, words: &[String]) -> anyhow::Result<u8> {
+    let [file] = words else {
+        return Err(usage("screenshot needs one file to write: `screenshot FILE.png`"));
+    };
+    let (picture, pixels) = Client::connect(Path::new(control))?.screenshot()?;
+    screenshot::write(picture, pixels, Path::new(file))?;
+    Ok(0)
 }
 
 fn version(_: Vec<String>) -> anyhow::Result<u8> {

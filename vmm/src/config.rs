@@ -1,6 +1,8 @@
 //! The configuration of a machine. One list, many readers: each option is a flag, a key of
 //! `--config FILE.json`, a line of `--help` and a row of the reference.
 
+mod display;
+
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,7 @@ use devices::registry;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+pub use self::display::{Absent, Display};
 use crate::keyvalue;
 use crate::msr::Unknown;
 use crate::size::Size;
@@ -87,6 +90,9 @@ options! {
     "cmdline" "TEXT" cmdline: Option<String>,
     /// The first serial port: `stdio` (Ctrl-A x quits), `file:PATH`, `socket:PATH` or `none`.
     "serial" "TO" serial: Option<Stream>,
+    /// The display: what its monitor prefers, which is 1280x800 if nothing is said, and further
+    /// keys of the kind `display`; or `none`.
+    "display" "none|WIDTHxHEIGHT[,KEY=VALUE...]" display: Display,
     /// A disk: a file or block device. It is of the kind `nvme`, which every system has a driver
     /// for, and has its keys; `--device` has other kinds.
     "disk" "PATH[,KEY=VALUE...]" disk: Vec<disk::Config>,
@@ -581,6 +587,7 @@ mod test {
             ("serial", "file:/tmp/log"),
             ("disk", "a.img,readonly"),
             ("disk", "b,,c.img,queues=4,serial=7"),
+            ("display", "1920x1080,memory=16M"),
             ("device", "serial,port=2"),
             ("msr", "ignore"),
             ("accept-emulation", ""),
@@ -591,6 +598,7 @@ mod test {
                 "memory": {"size": "3G", "prealloc": true}, "serial": "file:/tmp/log",
                 "disk": [{"path": "a.img", "readonly": true},
                          {"path": "b,c.img", "queues": 4, "serial": "7"}],
+                "display": {"mode": "1920x1080", "memory": "16M"},
                 "device": [{"kind": "serial", "port": 2}], "msr": "ignore",
                 "accept-emulation": true, "fw-cfg": ["opt/a=b"]}"#,
         )
@@ -598,13 +606,26 @@ mod test {
         assert_eq!(serde_json::to_value(&flags).unwrap(), serde_json::to_value(json).unwrap());
         let short = Config::from_json(r#"{"cpus": 4, "memory": "1G,hugepages=2M"}"#).unwrap();
         assert_eq!((short.cpus.count, short.memory.hugepages), (4, Some(Size(2 << 20))));
+        for word in ["none", "1920x1080"] {
+            let json = Config::from_json(&format!(r#"{{"display": "{word}"}}"#)).unwrap();
+            let mut said = Config::default();
+            said.set("display", word).unwrap();
+            assert_eq!(json.display, said.display);
+        }
     }
 
     #[test]
     fn what_is_printed_reads_back() {
-        let config = flags(&[("memory", "2G"), ("device", "serial,port=2"), ("grace", "9")]);
-        let text = serde_json::to_string(&config).unwrap();
-        assert_eq!(serde_json::to_string(&Config::from_json(&text).unwrap()).unwrap(), text);
+        for display in ["none", "1920x1080", "640x480,memory=4M,slot=05.0"] {
+            let config = flags(&[
+                ("memory", "2G"),
+                ("device", "serial,port=2"),
+                ("grace", "9"),
+                ("display", display),
+            ]);
+            let text = serde_json::to_string(&config).unwrap();
+            assert_eq!(serde_json::to_string(&Config::from_json(&text).unwrap()).unwrap(), text);
+        }
     }
 
     #[test]
@@ -622,6 +643,9 @@ mod test {
             ("disk", "readonly=on", vec!["missing key `path`"]),
             ("msr", "ignroe", vec!["ignroe", "ignore"]),
             ("serial", "tcp:1", vec!["tcp:1", "socket:PATH"]),
+            ("display", "noen", vec!["noen", "WIDTHxHEIGHT"]),
+            ("display", "320x200", vec!["320x200", "from 640x480"]),
+            ("display", "1920x1080,memroy=4M", vec!["memroy", "memory"]),
         ] {
             let said = said(key, text);
             assert!(words.iter().all(|word| said.contains(word)), "{key} {text}: {said}");

@@ -1,8 +1,9 @@
 //! The control socket: one JSON object a line each way, and its client.
 //!
 //! `{"command": "status"}` is answered `{"ok": {...}}` or `{"error": "..."}`; an argument is a
-//! further key, as in `{"command": "balloon", "size": "1G"}`. Only who may open the socket file may
-//! speak: it is made for the user that runs the machine.
+//! further key, as in `{"command": "balloon", "size": "1G"}`. The answer to `screenshot` is
+//! followed by the bytes of the picture, as many as its `bytes` says. Only who may open the socket
+//! file may speak: it is made for the user that runs the machine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -21,6 +22,7 @@ use serde_json::{Value, json};
 
 use crate::keyvalue;
 use crate::run::Notice;
+use crate::screenshot::Picture;
 use crate::size::Size;
 
 /// How a command is written: its name, what follows, and what it does.
@@ -84,7 +86,7 @@ macro_rules! commands {
 }
 
 commands! {
-    /// State, size and number of resets; disks and networks by their names.
+    /// State, size and number of resets; what the display shows; disks and networks by their names.
     "status" "" Status,
     /// Stop the processors.
     "pause" "" Pause,
@@ -107,6 +109,9 @@ commands! {
     /// Pull a network cable or plug it in, or give it another MTU, which a guest sees when it looks
     /// again, at the latest after a reset. With nothing said: how it is.
     "link" "NAME [up|down] [mtu N]" Link { name: String; state: Plug, mtu: u16 },
+    /// Write what the display shows to a file. In JSON there is no file: lines of pixels follow the
+    /// answer, each pixel 4 bytes: blue, green, red and one that means nothing.
+    "screenshot" "FILE.png" Screenshot,
     /// Switch off at once.
     "quit" "" Quit,
 }
@@ -169,7 +174,13 @@ impl Command {
 pub struct Request {
     /// What is asked.
     pub command: Command,
-    back: Sender<Value>,
+    back: Sender<Answer>,
+}
+
+/// What is said: a line, and what may follow it.
+struct Answer {
+    line: Value,
+    bytes: Vec<u8>,
 }
 
 impl Request {
@@ -180,12 +191,26 @@ impl Request {
             Err(error) => json!({ "error": format!("{error:#}") }),
         };
         // A client that left does not want it any more.
-        self.back.send(line).ok();
+        self.back.send(Answer { line, bytes: Vec::new() }).ok();
+    }
+
+    /// Answers it with a picture.
+    pub fn show(self, picture: anyhow::Result<(Picture, Vec<u8>)>) {
+        match picture {
+            Err(error) => self.answer(Err(error)),
+            Ok((Picture { width, height }, bytes)) => {
+                let count = bytes.len();
+                let line = json!({"ok": {"width": width, "height": height, "bytes": count}});
+                self.back.send(Answer { line, bytes }).ok();
+            }
+        }
     }
 }
 
 /// Lines longer than this are no command of ours.
 const LONGEST: u64 = 64 << 10;
+/// Bytes of the largest picture: no display has more memory.
+const LARGEST: usize = 256 << 20;
 /// More clients at once wait in the listener's queue.
 const MOST: usize = 16;
 
@@ -272,9 +297,13 @@ fn serve(mut client: &UnixStream, tell: &Sender<Notice>) -> anyhow::Result<()> {
                 tell.send(Notice::Control(Request { command, back }))?;
                 coming.recv().context("the machine is gone")?
             }
-            Err(error) => json!({ "error": keyvalue::explain(error).to_string() }),
+            Err(error) => {
+                let line = json!({ "error": keyvalue::explain(error).to_string() });
+                Answer { line, bytes: Vec::new() }
+            }
         };
-        writeln!(client, "{answer}")?;
+        writeln!(client, "{}", answer.line)?;
+        client.write_all(&answer.bytes)?;
     }
 }
 
@@ -314,6 +343,23 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Asks for what the display shows: its size, and its pixels.
+    ///
+    /// # Errors
+    ///
+    /// When there is no display, or it is off, or the machine is gone.
+    pub fn screenshot(&mut self) -> anyhow::Result<(Picture, Vec<u8>)> {
+        let answer = self.ask(&Command::Screenshot)?;
+        let picture = Picture::deserialize(&answer).context("an answer without a size")?;
+        let count = answer["bytes"].as_u64().and_then(|count| usize::try_from(count).ok());
+        let count = count.filter(|count| *count <= LARGEST);
+        let mut pixels = vec![0; count.context("an answer without a number of bytes")?];
+        self.stream.read_exact(&mut pixels).context("the machine is gone")?;
+        Ok((picture, pixels))
+    }
+}
+
 #[cfg(test)]
 mod test {
     use std::os::unix::fs::PermissionsExt;
@@ -330,11 +376,13 @@ mod test {
         assert_eq!(mode & 0o777, 0o600);
         let answers = std::thread::spawn(move || {
             while let Ok(Notice::Control(request)) = notices.recv() {
-                let result = match request.command {
-                    Command::Nmi => Err(anyhow::anyhow!("no")),
-                    _ => Ok(json!({ "state": "running" })),
-                };
-                request.answer(result);
+                match request.command {
+                    Command::Nmi => request.answer(Err(anyhow::anyhow!("no"))),
+                    Command::Screenshot => {
+                        request.show(Ok((Picture { width: 512, height: 2 }, vec![10; 4096])));
+                    }
+                    _ => request.answer(Ok(json!({ "state": "running" }))),
+                }
             }
         });
         let mut raw = UnixStream::connect(&path).unwrap();
@@ -345,6 +393,10 @@ mod test {
         let mut client = Client::connect(&path).unwrap();
         assert_eq!(client.ask(&Command::Status).unwrap()["state"], "running");
         assert_eq!(client.ask(&Command::Nmi).unwrap_err().to_string(), "no");
+        // Its bytes are no lines, and what comes after them is.
+        let (picture, pixels) = client.screenshot().unwrap();
+        assert_eq!((picture, pixels), (Picture { width: 512, height: 2 }, vec![10; 4096]));
+        assert_eq!(client.ask(&Command::Status).unwrap()["state"], "running");
         drop((client, raw, server));
         assert!(!path.exists());
         answers.join().unwrap();

@@ -16,6 +16,7 @@ pub mod probe;
 pub mod ram;
 pub mod reference;
 pub mod run;
+pub mod screenshot;
 pub mod signals;
 pub mod status;
 pub mod vcpu;

@@ -24,7 +24,8 @@ pub fn all() -> String {
     text.push_str("\n## Devices\n\n");
     text.push_str(
         "`--device KIND[,KEY=VALUE...]`, or `{\"kind\": KIND, KEY: VALUE, ...}` in JSON. `--disk \
-         PATH[,KEY=VALUE...]` is `--device nvme,path=PATH[,KEY=VALUE...]`.\n",
+         PATH[,KEY=VALUE...]` is `--device nvme,path=PATH[,KEY=VALUE...]`. `--display \
+         WIDTHxHEIGHT[,KEY=VALUE...]` is `--device display,mode=WIDTHxHEIGHT[,KEY=VALUE...]`.\n",
     );
     text.push_str(&device_tables());
     text.push_str("\n## Commands of `vmm ctl`\n\n| command | meaning |\n|---|---|\n");
@@ -127,6 +128,7 @@ fn word(of: &str) -> String {
         "Address" => "SLOT".into(),
         "Format" => "raw|qcow2".into(),
         "Direct" | "Choice" => "auto|on|off".into(),
+        "Resolution" => "WIDTHxHEIGHT".into(),
         "Sector" => "512|4096".into(),
         "u8" | "u16" | "u32" | "u64" | "usize" => "NUMBER".into(),
         other => other.to_uppercase(),

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use devices::backend::disk::Drive;
 use devices::backend::net::link::Link;
 use devices::board::Event;
+use devices::display::Scanout;
 use devices::power::Buttons;
 use serde_json::{Value, json};
 
@@ -15,6 +16,7 @@ use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::screenshot::{self, Picture};
 use crate::signals;
 use crate::size::Size;
 use crate::status::{Failure, Status};
@@ -287,6 +289,10 @@ impl Life {
             Command::Balloon { size } => self.balloon(*size),
             Command::Grow { name, size } => self.grow(name, *size),
             Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
+            Command::Screenshot => {
+                request.show(self.screenshot());
+                return None;
+            }
             Command::Quit => {
                 status = Some(Status::Off as u8);
                 Ok(json!({}))
@@ -305,6 +311,7 @@ impl Life {
             "processors": self.machine.config().cpus.count,
             "memory": self.machine.config().memory.size.0,
             "pid": std::process::id(),
+            "display": self.machine.screens().first().map(|display| show_display(&*display)),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })
@@ -334,6 +341,11 @@ impl Life {
             "statistics": statistics.collect::<BTreeMap<_, Value>>(),
             "age": report.age.map(|age| age.as_secs_f64()),
         }))
+    }
+
+    fn screenshot(&self) -> anyhow::Result<(Picture, Vec<u8>)> {
+        let display = self.machine.screens().first();
+        screenshot::take(&*display.context("this machine has no display")?)
     }
 
     /// Makes a disk longer, and tells of it.
@@ -369,6 +381,12 @@ impl Life {
         self.machine.park();
         status
     }
+}
+
+/// Its size, or nothing while it is off.
+fn show_display(display: &dyn Scanout) -> Value {
+    let mode = display.mode().map(|mode| format!("{}x{}", mode.width, mode.height));
+    json!({ "mode": mode })
 }
 
 fn show_disk(disk: &Drive) -> Value {

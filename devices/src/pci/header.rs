@@ -77,6 +77,10 @@ impl Header {
         let mask = !(bar.size() - 1);
         match bar {
             Bar::Memory32(_) => self.allow(at, &mask.to_le_bytes()[..4]),
+            Bar::Prefetchable32(_) => {
+                self.put(at, &[0b1000]);
+                self.allow(at, &mask.to_le_bytes()[..4]);
+            }
             Bar::Memory64(_) => {
                 // 64 bits wide, prefetchable.
                 self.put(at, &[0b1100]);
@@ -165,7 +169,7 @@ impl Header {
             u64::from(u32::from_le_bytes(bytes))
         };
         let (address, enable) = match bar {
-            Bar::Memory32(_) => (dword(at) & !0xf, MEMORY),
+            Bar::Memory32(_) | Bar::Prefetchable32(_) => (dword(at) & !0xf, MEMORY),
             Bar::Memory64(_) => (dword(at) & !0xf | dword(at + 4) << 32, MEMORY),
             Bar::Port(_) => (dword(at) & !3, IO),
         };

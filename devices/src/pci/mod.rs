@@ -117,6 +117,8 @@ impl fmt::Display for Id {
 pub enum Bar {
     /// Memory below 4 GiB, this many bytes.
     Memory32(u64),
+    /// The same, without side effects of reading: memory that may be cached and merged.
+    Prefetchable32(u64),
     /// Memory anywhere, prefetchable; takes two registers.
     Memory64(u64),
     /// Ports.
@@ -127,7 +129,10 @@ impl Bar {
     /// Its length.
     pub fn size(self) -> u64 {
         match self {
-            Self::Memory32(size) | Self::Memory64(size) | Self::Port(size) => size,
+            Self::Memory32(size)
+            | Self::Prefetchable32(size)
+            | Self::Memory64(size)
+            | Self::Port(size) => size,
         }
     }
 }

@@ -8,6 +8,7 @@ mod clock;
 mod console;
 mod cpu;
 mod disk;
+mod display;
 mod edu;
 mod end;
 mod entry;
@@ -99,6 +100,7 @@ fn checks(session: &mut Session, start: &Start, words: Words, pm_base: u16) {
     }
     pci::check(session, pm_base);
     edu::check(session, &cpu);
+    display::check(session, words);
     disk::run(session, start, &cpu, words);
     net::run(session, start, &cpu, words);
     if words.get("bench") == Some("exits") {

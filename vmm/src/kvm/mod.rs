@@ -1,6 +1,7 @@
 //! KVM: which one this host has, the virtual machine, its processors. Every ioctl is in here.
 
 mod fd;
+mod lent;
 pub mod routes;
 pub mod vcpu;
 pub mod vm;

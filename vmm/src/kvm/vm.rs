@@ -8,15 +8,15 @@ use devices::device::Kind;
 use devices::host::{Backing, Doorbell, Guest, Host, Pin, Route};
 use kvm_bindings::{
     KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
-    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_irqchip,
-    kvm_pit_config, kvm_pit_state2,
+    KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY,
+    kvm_enable_cap, kvm_irqchip, kvm_pit_config, kvm_pit_state2,
 };
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
-use vm_memory::VolatileMemory;
-use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::fd;
+use super::lent::Lent;
 use super::routes::{Irqfd, PINS, Table};
 use crate::ram;
 
@@ -151,42 +151,6 @@ impl Pin for KvmPin {
     }
 }
 
-/// Memory of ours that the guest sees.
-struct Lent {
-    vm: Arc<VmFd>,
-    region: MmapRegion,
-    slot: Mutex<Slot>,
-}
-
-impl Backing for Lent {
-    fn place(&self, at: Option<u64>) -> anyhow::Result<()> {
-        let mut slot = self.slot.lock().expect("no thread panicked");
-        // KVM does not move a slot whose contents the guest may not write: take away, then put.
-        fd::set_slot(&self.vm, *slot, None).ok();
-        if let Some(at) = at {
-            slot.guest = at;
-            fd::set_slot(&self.vm, *slot, Some(&self.region))?;
-        }
-        Ok(())
-    }
-
-    fn read(&self, offset: u64, data: &mut [u8]) {
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        self.region.as_volatile_slice().read(data, offset).ok();
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) {
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        self.region.as_volatile_slice().write(data, offset).ok();
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        self.place(None).ok();
-    }
-}
-
 impl Host for Vm {
     fn pin(&self, gsi: u32) -> anyhow::Result<Box<dyn Pin>> {
         anyhow::ensure!(gsi < PINS, "there is no interrupt pin {gsi}: the IOAPIC has {PINS}");
@@ -211,9 +175,12 @@ impl Host for Vm {
     fn backing(&self, size: u64, guest: Guest) -> anyhow::Result<Arc<dyn Backing>> {
         let size = usize::try_from(size)?.next_multiple_of(4096);
         let region = MmapRegion::new(size).with_context(|| format!("{size} bytes of memory"))?;
-        let flags = if guest == Guest::Reads { KVM_MEM_READONLY } else { 0 };
-        let slot = Mutex::new(self.slot(flags, 0));
-        Ok(Arc::new(Lent { vm: self.fd.clone(), region, slot }))
+        let flags = match guest {
+            Guest::Reads => KVM_MEM_READONLY,
+            Guest::Writes => 0,
+            Guest::Draws => KVM_MEM_LOG_DIRTY_PAGES,
+        };
+        Ok(Arc::new(Lent::new(self.fd.clone(), region, self.slot(flags, 0))))
     }
 
     fn release(&self, range: Range<u64>) {

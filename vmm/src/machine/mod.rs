@@ -20,16 +20,18 @@ use devices::backend::net::link::Links;
 use devices::backend::stream::Stream;
 use devices::balloon;
 use devices::board::{Board, Event};
+use devices::display::{Screens, bochs};
 use devices::host::Host;
 use devices::memory::Memory;
 use devices::nvme;
+use devices::pci::Address;
 use devices::platform::{flash, fw_cfg, serial};
 use devices::power::Buttons;
 use devices::registry;
 use kvm_ioctls::Kvm;
 use vm_memory::GuestMemoryMmap;
 
-use crate::config::{Config, Hyperv};
+use crate::config::{Config, Display, Hyperv};
 use crate::cpuid::{Model, Topology};
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Vm;
@@ -43,6 +45,9 @@ use crate::{kvm, ram};
 pub use self::description::Description;
 use self::direct::Direct;
 use self::firmware::Source;
+
+/// Where the display is if nothing else is said.
+const DISPLAY_SLOT: Address = Address::new(1, 0);
 
 /// A machine that is off.
 pub struct Machine {
@@ -119,6 +124,12 @@ impl Plan {
             registry::Config::Rtc(Default::default()),
             registry::Config::I8042(Default::default()),
         ];
+        if let Display::Present(display) = &config.display {
+            // Drivers find it anywhere; people look for it here.
+            let slot = display.slot.or(Some(DISPLAY_SLOT));
+            let display = bochs::Config { slot, ..display.clone() };
+            devices.push(registry::Config::Display(display));
+        }
         if let Some(code) = &config.firmware {
             let (code, vars) = (code.clone(), config.vars.clone());
             let readonly = false;
@@ -282,6 +293,11 @@ impl Machine {
     /// Its disks.
     pub fn disks(&self) -> &Disks {
         self.board.disks()
+    }
+
+    /// Its displays.
+    pub fn screens(&self) -> &Screens {
+        self.board.screens()
     }
 
     /// Its network cables.

@@ -1,0 +1,325 @@
+//! The display 1234:1111 as QEMU's bochs-display has it (docs/specs/standard-vga.rst): a linear
+//! frame buffer in BAR 0, and in BAR 2 the registers of Bochs' VBE extension, the monitor's EDID
+//! and, of VGA, what drivers touch to switch the screen off. UEFI firmware and Linux have drivers;
+//! Windows draws where firmware said.
+//!
+//! It differs from QEMU's in this: a pixel is 32 bits, little-endian, or nothing is shown; the VGA
+//! registers are there; and the EDID offers sizes above 4095 pixels in an extension.
+//!
+//! Threats: sizes and offsets are the guest's, and change while a viewer looks: a mode is checked
+//! as a whole each time it is asked for, and shows nothing unless all of it lies in our memory. The
+//! frame buffer is ours and not RAM, so the guest's writes reach nothing else. It may move it as
+//! often as it likes, which costs its own time. What it draws is data for viewers, never a size.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+use super::{Mode, Resolution, Scanout, edid};
+use crate::bus::Window;
+use crate::device::{Access, Build, Device, Place, Region, Saved};
+use crate::fnv;
+use crate::host::{Backing, Guest};
+use crate::pci::{Address, Bar, Id, Identity};
+use crate::size::Size;
+
+/// `--device display,mode=1920x1080`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The size that the monitor prefers, which firmware starts with.
+    pub mode: Resolution,
+    /// The frame buffer: a power of two from 4M to 256M. Only what is drawn in takes memory.
+    pub memory: Size,
+    /// Its PCI slot; the first that is free if there is none given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slot: Option<Address>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { mode: Resolution::new(1280, 800), memory: Size(64 << 20), slot: None }
+    }
+}
+
+const LEAST_MEMORY: u64 = 4 << 20;
+const MOST_MEMORY: u64 = 256 << 20;
+
+/// BAR 2.
+const BAR_SIZE: u64 = 4096;
+const EDID: u64 = 0x000;
+const EDID_END: u64 = 0x400;
+/// The VGA ports 0x3c0 to 0x3df, one byte each.
+const VGA: u64 = 0x400;
+const VGA_END: u64 = 0x420;
+/// The DISPI registers, 16 bits each.
+const DISPI: u64 = 0x500;
+const DISPI_END: u64 = DISPI + 2 * DISPI_COUNT;
+/// QEMU's own registers, 32 bits each: how many bytes of them there are, and the byte order.
+const EXTENDED: u64 = 0x600;
+const EXTENDED_END: u64 = EXTENDED + 8;
+const EXTENDED_SIZE: u32 = 8;
+const LITTLE_ENDIAN: u32 = 0x1e1e_1e1e;
+
+/// VGA: the attribute controller, miscellaneous output (written, read), input status 1.
+const ATTRIBUTE: u64 = VGA;
+const MISC_WRITE: u64 = VGA + 0x02;
+const MISC_READ: u64 = VGA + 0x0c;
+const STATUS_1: u64 = VGA + 0x1a;
+/// ATTRIBUTE, as an index: the palette belongs to the screen, which shows something.
+const SCREEN_ON: u8 = 1 << 5;
+/// STATUS_1: vertical retrace, and no picture at the moment.
+const RETRACE: u8 = 1 << 3 | 1 << 0;
+
+/// DISPI registers.
+const ID: usize = 0;
+const X_RES: usize = 1;
+const Y_RES: usize = 2;
+const BPP: usize = 3;
+const ENABLE: usize = 4;
+const VIRTUAL_WIDTH: usize = 6;
+const X_OFFSET: usize = 8;
+const Y_OFFSET: usize = 9;
+const MEMORY_64K: usize = 10;
+const DISPI_COUNT: u64 = 11;
+/// Version 5: the memory register is there.
+const ID_5: u16 = 0xb0c5;
+const ENABLED: u16 = 1;
+/// Less than this in either direction is no mode.
+const LEAST: u32 = 64;
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let Self { mode, memory, slot } = self;
+        ensure!(
+            memory.0.is_power_of_two() && (LEAST_MEMORY..=MOST_MEMORY).contains(&memory.0),
+            "memory={memory}: a frame buffer has a power of two, from 4M to 256M"
+        );
+        ensure!(
+            mode.bytes() <= memory.0,
+            "mode={mode}: this needs memory={}, and memory={memory} is there",
+            Size(mode.bytes().next_power_of_two())
+        );
+        let id = Id {
+            vendor: 0x1234,
+            device: 0x1111,
+            class: 0x03_8000,
+            revision: 2,
+            subsystem: (0x1af4, 0x1100),
+        };
+        let identity = Identity {
+            at: slot,
+            bars: vec![(0, Bar::Prefetchable32(memory.0)), (2, Bar::Memory32(BAR_SIZE))],
+            ..Identity::new(id)
+        };
+        let slot = place.pci(identity)?;
+        let [one, two, three, four, ..] = fnv::hash(place.name().as_bytes(), 0).to_le_bytes();
+        let serial = u32::from_le_bytes([one, two, three, four]);
+        let picture = place.shared().host.backing(memory.0, Guest::Draws)?;
+        let screen = Arc::new(Screen {
+            registers: Mutex::default(),
+            edid: Mutex::new(edid::edid(mode, memory.0, serial)),
+            picture: picture.clone(),
+            memory: memory.0,
+            serial,
+        });
+        slot.bar(0).lend(picture);
+        place.shared().screens.register(screen.clone());
+        let window = slot.bar(0).clone();
+        Ok(slot.carry(Box::new(Bochs { screen, window })))
+    }
+}
+
+/// What of the device changes, but for the picture: that is memory, and is kept as RAM is.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Registers {
+    /// What was written to the DISPI registers. ID and MEMORY_64K read as something else.
+    dispi: [u16; 11],
+    misc: u8,
+    status: u8,
+    /// The next write to ATTRIBUTE is not an index.
+    attribute_data: bool,
+    /// A driver switched the screen off.
+    blank: bool,
+}
+
+impl Registers {
+    fn mode(&self, memory: u64) -> Option<Mode> {
+        let register = |index: usize| u32::from(self.dispi[index]);
+        if self.blank || self.dispi[ENABLE] & ENABLED == 0 || self.dispi[BPP] != 32 {
+            return None;
+        }
+        let (width, height) = (register(X_RES), register(Y_RES));
+        let stride = register(VIRTUAL_WIDTH).max(width) * 4;
+        let size = u64::from(stride) * u64::from(height);
+        let start =
+            u64::from(register(X_OFFSET)) * 4 + u64::from(register(Y_OFFSET)) * u64::from(stride);
+        let fits = width >= LEAST && height >= LEAST && start + size <= memory;
+        fits.then_some(Mode { width, height, stride, start })
+    }
+
+    /// The bytes of all DISPI registers.
+    fn dispi(&self, memory: u64) -> Vec<u8> {
+        let mut all = self.dispi;
+        all[ID] = ID_5;
+        all[MEMORY_64K] = u16::try_from(memory >> 16).unwrap_or(u16::MAX);
+        all.into_iter().flat_map(u16::to_le_bytes).collect()
+    }
+
+    fn write_dispi(&mut self, offset: u64, data: &[u8]) -> Access {
+        let (words, []) = data.as_chunks::<2>() else { return Access::Ignored };
+        if !offset.is_multiple_of(2) {
+            return Access::Ignored;
+        }
+        let first = usize::try_from(offset / 2).unwrap_or(usize::MAX);
+        for (register, word) in self.dispi.iter_mut().skip(first).zip(words) {
+            *register = u16::from_le_bytes(*word);
+        }
+        Access::Done
+    }
+
+    fn read_vga(&mut self, at: u64) -> Option<u8> {
+        Some(match at {
+            MISC_READ => self.misc,
+            STATUS_1 => {
+                self.attribute_data = false;
+                // Who waits for the one or the other sees it soon.
+                self.status ^= RETRACE;
+                self.status
+            }
+            _ => return None,
+        })
+    }
+
+    fn write_vga(&mut self, at: u64, value: u8) {
+        match at {
+            MISC_WRITE => self.misc = value,
+            ATTRIBUTE => {
+                if !self.attribute_data {
+                    self.blank = value & SCREEN_ON == 0;
+                }
+                self.attribute_data = !self.attribute_data;
+            }
+            // Palettes and timings of modes that are not here.
+            _ => {}
+        }
+    }
+}
+
+/// What viewers see of the device.
+struct Screen {
+    registers: Mutex<Registers>,
+    edid: Mutex<Vec<u8>>,
+    picture: Arc<dyn Backing>,
+    memory: u64,
+    serial: u32,
+}
+
+impl Screen {
+    fn registers(&self) -> MutexGuard<'_, Registers> {
+        self.registers.lock().expect("no device panicked")
+    }
+
+    fn edid(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.edid.lock().expect("no device panicked")
+    }
+}
+
+impl Scanout for Screen {
+    fn mode(&self) -> Option<Mode> {
+        self.registers().mode(self.memory)
+    }
+
+    fn changed(&self, pages: &mut Vec<u64>) {
+        self.picture.changed(pages);
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        self.picture.read(offset, data);
+    }
+
+    fn prefer(&self, width: u32, height: u32) {
+        let nearest = Resolution::nearest(width, height);
+        // What does not fit the memory cannot be had; the guest keeps what it has.
+        if nearest.bytes() <= self.memory {
+            *self.edid() = edid::edid(nearest, self.memory, self.serial);
+        }
+    }
+}
+
+struct Bochs {
+    screen: Arc<Screen>,
+    /// Of BAR 0.
+    window: Arc<Window>,
+}
+
+/// Copies the bytes of `from` that begin at `offset`; what is behind its end stays.
+fn copy(from: &[u8], offset: u64, data: &mut [u8]) -> Access {
+    let from = from.iter().skip(usize::try_from(offset).unwrap_or(usize::MAX));
+    data.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+    Access::Done
+}
+
+impl Device for Bochs {
+    fn read(&mut self, region: Region, offset: u64, data: &mut [u8]) -> Access {
+        if region == self.window.region() {
+            self.window.touched();
+            self.screen.picture.read(offset, data);
+            return Access::Done;
+        }
+        let mut registers = self.screen.registers();
+        match offset {
+            EDID..EDID_END => {
+                // There is no monitor behind it, and no further extension.
+                data.fill(0);
+                copy(&self.screen.edid(), offset - EDID, data)
+            }
+            VGA..VGA_END => {
+                let values: Vec<_> =
+                    (offset..).zip(&*data).map(|(at, _)| registers.read_vga(at)).collect();
+                let Some(values) = values.into_iter().collect::<Option<Vec<_>>>() else {
+                    return Access::Ignored;
+                };
+                copy(&values, 0, data)
+            }
+            DISPI..DISPI_END => copy(&registers.dispi(self.screen.memory), offset - DISPI, data),
+            EXTENDED..EXTENDED_END => {
+                let both = [EXTENDED_SIZE.to_le_bytes(), LITTLE_ENDIAN.to_le_bytes()];
+                copy(both.as_flattened(), offset - EXTENDED, data)
+            }
+            _ => Access::Ignored,
+        }
+    }
+
+    fn write(&mut self, region: Region, offset: u64, data: &[u8]) -> Access {
+        if region == self.window.region() {
+            self.window.touched();
+            self.screen.picture.write(offset, data);
+            return Access::Done;
+        }
+        let mut registers = self.screen.registers();
+        match offset {
+            VGA..VGA_END => {
+                (offset..).zip(data).for_each(|(at, byte)| registers.write_vga(at, *byte));
+            }
+            DISPI..DISPI_END => return registers.write_dispi(offset - DISPI, data),
+            // Read-only: the monitor, and a byte order that stays.
+            EDID..EDID_END | EXTENDED..EXTENDED_END => {}
+            _ => return Access::Ignored,
+        }
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        Saved::of(&*self.screen.registers())
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        *self.screen.registers() = saved.take()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test;

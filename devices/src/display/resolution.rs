@@ -1,0 +1,111 @@
+//! Sizes of pictures as people write them: `1920x1080`.
+
+use std::fmt;
+
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+
+/// Width and height in pixels, neither less than 640x480 nor more than 8192x8192.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Resolution {
+    width: u16,
+    height: u16,
+}
+
+/// Firmware ignores less.
+const LEAST: Resolution = Resolution::new(640, 480);
+const MOST: Resolution = Resolution::new(8192, 8192);
+
+impl Resolution {
+    /// A size that is known to be within the limits.
+    pub(super) const fn new(width: u16, height: u16) -> Self {
+        Self { width, height }
+    }
+
+    /// The nearest that there may be.
+    pub(super) fn nearest(width: u32, height: u32) -> Self {
+        let within = |it: u32, [least, most]: [u16; 2]| {
+            u16::try_from(it).unwrap_or(u16::MAX).clamp(least, most)
+        };
+        let width = within(width, [LEAST.width, MOST.width]);
+        Self { width, height: within(height, [LEAST.height, MOST.height]) }
+    }
+
+    /// Pixels of a line.
+    pub fn width(self) -> u32 {
+        self.width.into()
+    }
+
+    /// Lines.
+    pub fn height(self) -> u32 {
+        self.height.into()
+    }
+
+    /// Bytes of such a picture.
+    pub(super) fn bytes(self) -> u64 {
+        u64::from(self.width) * u64::from(self.height) * 4
+    }
+}
+
+impl fmt::Display for Resolution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.width, self.height)
+    }
+}
+
+impl From<Resolution> for String {
+    fn from(resolution: Resolution) -> Self {
+        resolution.to_string()
+    }
+}
+
+impl TryFrom<String> for Resolution {
+    type Error = anyhow::Error;
+
+    fn try_from(text: String) -> anyhow::Result<Self> {
+        let number = |digits: &str| {
+            // `+5` is a number to `parse`.
+            let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+            digits.parse().ok().filter(|_| plain)
+        };
+        let parts = text.split_once('x');
+        let parts = parts.and_then(|(width, height)| Some((number(width)?, number(height)?)));
+        let (width, height) = parts.with_context(|| {
+            format!("`{text}` is not the size of a picture: write WIDTHxHEIGHT, as in `1920x1080`")
+        })?;
+        let nearest = Self::nearest(width, height);
+        ensure!(
+            (nearest.width(), nearest.height()) == (width, height),
+            "`{text}` is no size for a display: from {LEAST} to {MOST} there are all"
+        );
+        Ok(nearest)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_size_is_read_as_it_is_printed() {
+        let read = |text: &str| Resolution::try_from(text.to_owned());
+        for text in ["640x480", "1728x1117", "8192x8192"] {
+            assert_eq!(read(text).unwrap().to_string(), text);
+        }
+        for (bad, words) in [
+            ("1920", "write WIDTHxHEIGHT"),
+            ("1920x", "write WIDTHxHEIGHT"),
+            ("+1920x1080", "write WIDTHxHEIGHT"),
+            ("1920x1080x32", "write WIDTHxHEIGHT"),
+            ("-1x-1", "write WIDTHxHEIGHT"),
+            ("99999999999x1", "write WIDTHxHEIGHT"),
+            ("639x480", "from 640x480 to 8192x8192"),
+            ("70000x480", "from 640x480 to 8192x8192"),
+            ("640x0", "from 640x480 to 8192x8192"),
+        ] {
+            let error = read(bad).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains(bad), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Which pages of a memory are meant: a bit for each.
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+
+/// A list of pages: bit `n % 64` of word `n / 64` is page `n`.
+#[derive(Clone, Debug, Default)]
+pub struct Pages(Vec<u64>);
+
+impl Pages {
+    /// None of so many bytes' pages.
+    pub fn none_of(bytes: u64) -> Self {
+        let words = usize::try_from(bytes.div_ceil(PAGE).div_ceil(64)).unwrap_or(0);
+        Self(vec![0; words])
+    }
+
+    /// Adds the pages of some bytes; those behind the end are not there.
+    pub fn mark(&mut self, offset: u64, length: usize) {
+        let Some(last) = (length as u64).checked_sub(1) else { return };
+        for page in offset / PAGE..=offset.saturating_add(last) / PAGE {
+            let word = usize::try_from(page / 64).ok().and_then(|word| self.0.get_mut(word));
+            let Some(word) = word else { return };
+            *word |= 1 << (page % 64);
+        }
+    }
+
+    /// Adds what is in another list; what is longer is left out.
+    pub fn add(&mut self, more: &[u64]) {
+        self.0.iter_mut().zip(more).for_each(|(word, more)| *word |= more);
+    }
+
+    /// Moves all to `list`, which is made as long as it must be.
+    pub fn move_to(&mut self, list: &mut Vec<u64>) {
+        list.resize(list.len().max(self.0.len()), 0);
+        list.iter_mut().zip(&mut self.0).for_each(|(to, from)| *to |= std::mem::take(from));
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn pages_are_marked_once_and_moved_once() {
+        let mut pages = Pages::none_of(66 * PAGE);
+        pages.mark(PAGE - 1, 2);
+        pages.mark(65 * PAGE, 1);
+        pages.mark(128 * PAGE, 1);
+        pages.mark(5 * PAGE, 0);
+        pages.mark(u64::MAX, usize::MAX);
+        pages.add(&[1 << 9, 0, 7]);
+        let mut list = vec![1 << 63];
+        pages.move_to(&mut list);
+        assert_eq!(list, [1 << 63 | 1 << 9 | 0b11, 0b10]);
+        pages.move_to(&mut list);
+        assert_eq!(list, [1 << 63 | 1 << 9 | 0b11, 0b10], "told once");
+    }
+}

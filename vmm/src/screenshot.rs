@@ -1,0 +1,112 @@
+//! A picture of a display: taken in the machine, written as a PNG file where it is wanted.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use devices::display::{Mode, Scanout};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a pixel: blue, green, red, and one that means nothing.
+const PIXEL: usize = 4;
+
+/// The size of a picture. Its pixels follow line by line, without gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Picture {
+    /// Pixels of a line.
+    pub width: u32,
+    /// Lines.
+    pub height: u32,
+}
+
+/// Takes the picture that is shown at this moment.
+///
+/// # Errors
+///
+/// When nothing is shown.
+pub fn take(display: &dyn Scanout) -> anyhow::Result<(Picture, Vec<u8>)> {
+    let mode = display.mode();
+    let mode = mode.context("the display is off: the guest has not switched it on")?;
+    let Mode { width, height, stride, start } = mode;
+    let mut pixels = vec![0; width as usize * height as usize * PIXEL];
+    let lines = pixels.chunks_exact_mut(width as usize * PIXEL);
+    for (line, at) in lines.zip((start..).step_by(stride as usize)) {
+        display.read(at, line);
+    }
+    Ok((Picture { width, height }, pixels))
+}
+
+/// Writes a picture as a PNG file.
+///
+/// # Errors
+///
+/// When the pixels are not as many as the picture has, or the file cannot be written.
+pub fn write(picture: Picture, mut pixels: Vec<u8>, path: &Path) -> anyhow::Result<()> {
+    let wanted = u64::from(picture.width) * u64::from(picture.height) * PIXEL as u64;
+    ensure!(pixels.len() as u64 == wanted, "{} bytes are no picture of {picture:?}", pixels.len());
+    // PNG has red first, and three bytes of a pixel.
+    let mut to = 0;
+    for from in (0..pixels.len()).step_by(PIXEL) {
+        let [blue, green, red] = [pixels[from], pixels[from + 1], pixels[from + 2]];
+        pixels[to..to + 3].copy_from_slice(&[red, green, blue]);
+        to += 3;
+    }
+    pixels.truncate(to);
+    let name = || path.display().to_string();
+    let file = File::create(path).with_context(name)?;
+    let mut encoder = png::Encoder::new(BufWriter::new(file), picture.width, picture.height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.set_compression(png::Compression::Fast);
+    let mut writer = encoder.write_header().with_context(name)?;
+    writer.write_image_data(&pixels).with_context(name)?;
+    writer.finish().with_context(name)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// Shows its bytes, whose values are their places.
+    struct Test(Option<Mode>);
+
+    impl Scanout for Test {
+        fn mode(&self) -> Option<Mode> {
+            self.0
+        }
+        fn changed(&self, _: &mut Vec<u64>) {}
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            let bytes = (offset..).map(|at| at.to_le_bytes()[0]);
+            data.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+        }
+        fn prefer(&self, _: u32, _: u32) {}
+    }
+
+    #[test]
+    fn a_picture_is_the_lines_without_what_lies_between() {
+        let error = take(&Test(None)).unwrap_err().to_string();
+        assert!(error.contains("off"), "{error}");
+        let mode = Mode { width: 2, height: 3, stride: 20, start: 100 };
+        let (picture, pixels) = take(&Test(Some(mode))).unwrap();
+        assert_eq!(picture, Picture { width: 2, height: 3 });
+        let lines = [100, 120, 140].map(|start: u8| (start..start + 8).collect::<Vec<_>>());
+        assert_eq!(pixels, lines.concat());
+    }
+
+    #[test]
+    fn a_file_has_the_colours_of_the_picture() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.png");
+        let picture = Picture { width: 2, height: 1 };
+        write(picture, vec![1, 2, 3, 0, 4, 5, 6, 255], &path).unwrap();
+        let file = std::io::BufReader::new(File::open(&path).unwrap());
+        let mut reader = png::Decoder::new(file).read_info().unwrap();
+        let mut pixels = [0; 6];
+        let info = reader.next_frame(&mut pixels).unwrap();
+        assert_eq!((info.width, info.height, pixels), (2, 1, [3, 2, 1, 6, 5, 4]));
+        assert!(write(picture, vec![0; 7], &path).is_err());
+        let nowhere = write(picture, vec![0; 8], &folder.path().join("a/b.png")).unwrap_err();
+        assert!(format!("{nowhere:#}").contains("a/b.png"), "{nowhere:#}");
+    }
+}
