@@ -25,5 +25,6 @@ pub mod power;
 pub mod registry;
 pub mod size;
 pub mod testutil;
+pub mod usb;
 pub mod virtio;
 pub mod worker;
