@@ -19,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::keys::Combination;
 use crate::keyvalue;
 use crate::run::Notice;
 use crate::size::Size;
@@ -107,6 +108,13 @@ commands! {
     /// Pull a network cable or plug it in, or give it another MTU, which a guest sees when it looks
     /// again, at the latest after a reset. With nothing said: how it is.
     "link" "NAME [up|down] [mtu N]" Link { name: String; state: Plug, mtu: u16 },
+    /// Press keys together and let them go: by their places on a keyboard with English letters, as
+    /// in ctrl-alt-delete, or by their scan codes, as in 0xe05b (the left logo key).
+    "key" "KEY[-KEY...]" Key { keys: Combination; },
+    /// Move the pointer to a place of the screen: 0 is left and above, 32767 right and below. Bits
+    /// of the buttons that are down: 1 left, 2 right, 4 middle; notches of the wheel, away from a
+    /// person.
+    "pointer" "X Y [buttons N] [wheel N]" Pointer { x: u16, y: u16; buttons: u8, wheel: i32 },
     /// Switch off at once.
     "quit" "" Quit,
 }

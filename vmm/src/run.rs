@@ -6,10 +6,11 @@ use std::sync::{Once, OnceLock};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use devices::backend::disk::Drive;
 use devices::backend::net::link::Link;
 use devices::board::Event;
+use devices::input::Position;
 use devices::power::Buttons;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -19,6 +20,7 @@ use vmm_sys_util::signal::{block_signal, register_signal_handler, unblock_signal
 
 use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server};
+use crate::keys::Combination;
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
 use crate::size::Size;
@@ -282,6 +284,11 @@ impl Life {
             Command::Balloon { size } => self.balloon(*size),
             Command::Grow { name, size } => self.grow(name, *size),
             Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
+            Command::Key { keys } => self.key(keys),
+            Command::Pointer { x, y, buttons, wheel } => {
+                let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
+                self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
+            }
             Command::Quit => {
                 status = Some(Status::Off as u8);
                 Ok(json!({}))
@@ -348,6 +355,32 @@ impl Life {
             link.plug(state == Plug::Up);
         }
         Ok(show_link(name, &link))
+    }
+
+    /// Presses keys in this order, and lets them go in the other.
+    fn key(&self, keys: &Combination) -> anyhow::Result<Value> {
+        let input = self.machine.input();
+        let taken = keys.0.iter().filter(|key| input.key(**key, true)).count();
+        for key in keys.0.iter().rev() {
+            input.key(*key, false);
+        }
+        ensure!(
+            taken == keys.0.len(),
+            "{keys}: the guest listens to no keyboard that has all of these keys"
+        );
+        Ok(json!({}))
+    }
+
+    fn point(&self, position: Position) -> anyhow::Result<Value> {
+        let most = Position::MOST;
+        ensure!(position.x.max(position.y) <= most, "a place on the screen is from 0 to {most}");
+        let taken = self.machine.input().position(position);
+        ensure!(
+            taken,
+            "the guest listens to no pointer that has a place: it needs --device xhci and --device \
+             usb-tablet, and its driver"
+        );
+        Ok(json!({}))
     }
 
     /// The registers of all processors, which stop for it.

@@ -52,6 +52,14 @@ impl Root {
         self.ports.lock().expect("no device panicked").clone()
     }
 
+    /// Takes out what cannot run.
+    pub(super) fn eject(&self, device: &Arc<Attached>) {
+        let mut ports = self.ports.lock().expect("no device panicked");
+        for port in ports.iter_mut() {
+            port.take_if(|it| Arc::ptr_eq(it, device));
+        }
+    }
+
     fn plug(&self, device: &Arc<Attached>) -> bool {
         let mut ports = self.ports.lock().expect("no device panicked");
         let sockets = ports.len() / 2;

@@ -7,7 +7,10 @@
 //! in `device.rs` and not theirs to know.
 
 mod descriptors;
+mod device;
+pub mod hid;
 mod hub;
+pub mod xhci;
 
 use std::os::fd::BorrowedFd;
 

@@ -21,6 +21,7 @@ use devices::backend::stream::Stream;
 use devices::balloon;
 use devices::board::{Board, Event};
 use devices::host::Host;
+use devices::input;
 use devices::memory::Memory;
 use devices::nvme;
 use devices::platform::{flash, fw_cfg, serial};
@@ -148,6 +149,7 @@ impl Plan {
         for device in self.devices() {
             board.add(device.kind(), |place| device.build(place))?;
         }
+        board.usb().check()?;
         let source = Box::new(Source::new(self, description.clone())?);
         board.add("fw-cfg", |place| fw_cfg::build(source, place))?;
         let described = Description::new(self, board)?;
@@ -282,6 +284,11 @@ impl Machine {
     /// Its disks.
     pub fn disks(&self) -> &Disks {
         self.board.disks()
+    }
+
+    /// Its keyboards and mice.
+    pub fn input(&self) -> &input::Hub {
+        self.board.input()
     }
 
     /// Its network cables.
