@@ -167,9 +167,10 @@ impl<M: Model> Hid<M> {
         let inner = &mut *inner;
         let (Some(memory), true) = (&inner.memory, inner.asked.is_some()) else { return };
         let fresh = inner.state.model.next();
-        let again = || std::mem::take(&mut inner.due).then(|| inner.state.model.again());
+        let again = || inner.due.then(|| inner.state.model.again());
         let Some(report) = fresh.or_else(again) else { return };
         let Some(transfer) = inner.asked.take() else { return };
+        inner.due = false;
         let result = transfer.write(memory, &report).map_err(|_| Fault::Memory);
         self.done.push(Done { endpoint: ENDPOINT, result });
         self.plug.rest(inner.state.idle);
@@ -186,7 +187,8 @@ impl<M: Model> Hid<M> {
             (false, SET_REPORT) => state.model.output(data),
             (false, SET_IDLE) => {
                 state.idle = high;
-                self.plug.rest(high);
+                // Not just from the last report on: what wakes us now may be a person.
+                self.plug.wake(Some(Duration::ZERO));
             }
             (false, SET_PROTOCOL) if low < 2 => state.protocol = low,
             _ => return Err(Stall),

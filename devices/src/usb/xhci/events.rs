@@ -168,13 +168,14 @@ impl Interrupter {
                     none.insert(Producer::load(memory, self.erstba, segments)?)
                 }
             };
+            let at = producer.at().ok_or(NoMemory)?;
             let event = match producer.room(self.erdp & !0xf) {
                 0 => return Ok(()),
                 1 if self.told => return Ok(()),
                 1 => Trb::event(HOST_CONTROLLER, Code::EventRingFull, 0),
                 _ => event,
             };
-            event.write(memory, producer.at().ok_or(NoMemory)?, producer.cycle)?;
+            event.write(memory, at, producer.cycle)?;
             producer.advance();
             self.told = event.kind() == HOST_CONTROLLER;
             if !self.told {
