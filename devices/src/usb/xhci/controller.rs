@@ -281,6 +281,8 @@ impl Controller {
 
 impl Serve for Controller {
     fn serve(&mut self) -> bool {
+        // First what waits: where there is room for it now, there is for more.
+        self.flush();
         let orders = self.shared.registers().orders();
         if orders.reset {
             self.reset();
