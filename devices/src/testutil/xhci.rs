@@ -231,7 +231,7 @@ impl<'a> Driver<'a> {
         if self.event == BLOCKS {
             (self.event, self.event_cycle) = (0, self.event_cycle ^ 1);
         }
-        self.set_wide(INTERRUPTER + 0x18, EVENTS + 16 * self.event | 8);
+        self.set_wide(INTERRUPTER + 0x18, (EVENTS + 16 * self.event) | 8);
         Some(event)
     }
 

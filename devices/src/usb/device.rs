@@ -212,7 +212,7 @@ impl Device {
                 data.push(self.state.alternates.get(&number).copied().unwrap_or(0));
             }
             (false, (TO_INTERFACE, SET_INTERFACE)) => {
-                self.alternate(index.to_le_bytes()[0], low)?
+                self.alternate(index.to_le_bytes()[0], low)?;
             }
             _ => return Ok(false),
         }

@@ -29,7 +29,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
         let (kind, low) = (self.byte()?, u64::from(self.word()?));
         Some(match kind {
             0..120 => DATA + (low & 0xffff),
-            120..200 => low % RAM & !0xf,
+            120..200 => (low % RAM) & !0xf,
             200..230 => RAM - (low & 0xff),
             230..250 => u64::MAX - (low & 0xfff),
             _ => low << 32,
@@ -124,7 +124,7 @@ fn deed<B: Iterator<Item = u8>>(
         150..165 => drop(bench.memory.write(deeds.address()?, &deeds.word()?.to_le_bytes())),
         165..180 => {
             let at = INPUT + u64::from(deeds.word()? & 0x7c);
-            drop(bench.memory.write(at, &deeds.word()?.to_le_bytes()));
+            bench.memory.write(at, &deeds.word()?.to_le_bytes()).ok();
         }
         180..200 => drop(driver.event()),
         200..210 => driver.set(u64::from(deeds.word()? & 0x3ffc), deeds.word()?),

@@ -137,12 +137,13 @@ impl Registers {
                 let (port, register) = port_at(offset);
                 self.ports.get(port).map_or(0, |port| port.read(register))
             }
-            RUNTIME => microframes & 0x3fff,
-            RUNTIME..DOORBELLS => {
-                let (number, register) = interrupter_at(offset);
-                let interrupter = number.and_then(|number| self.interrupters.get(number));
-                interrupter.map_or(0, |interrupter| interrupter.read(register))
-            }
+            RUNTIME..DOORBELLS => match interrupter_at(offset) {
+                (None, 0) => microframes & 0x3fff,
+                (number, register) => {
+                    let interrupter = number.and_then(|number| self.interrupters.get(number));
+                    interrupter.map_or(0, |interrupter| interrupter.read(register))
+                }
+            },
             // Doorbells read as zero.
             _ => 0,
         }
@@ -177,7 +178,7 @@ impl Registers {
             0x34 | 0x44 => NAME,
             // Counted from 1.
             0x38 => 1 | sockets << 8,
-            0x48 => sockets + 1 | sockets << 8,
+            0x48 => (sockets + 1) | sockets << 8,
             _ => 0,
         }
     }

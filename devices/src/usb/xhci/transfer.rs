@@ -88,14 +88,14 @@ impl Controller {
         };
         let first = td.trbs[0].1.kind();
         if first == NO_OP {
-            self.end(slot, number, td, Ok(0));
+            self.end(slot, number, &td, Ok(0));
         } else if number == 1 {
             let result = self.stage(slot, &td);
-            self.end(slot, number, td, result);
+            self.end(slot, number, &td, result);
         } else if is_data(&td, NORMAL) {
             self.begin(slot, number, td);
         } else {
-            self.end(slot, number, td, Err(Code::Trb));
+            self.end(slot, number, &td, Err(Code::Trb));
         }
         true
     }
@@ -109,10 +109,10 @@ impl Controller {
         };
         let port = self.slots.get(&slot).and_then(|slot| slot.port);
         let Some(device) = port.and_then(|port| self.devices.get_mut(port)?.as_mut()) else {
-            return self.end(slot, number, td, Err(Code::Transaction));
+            return self.end(slot, number, &td, Err(Code::Transaction));
         };
         if let Err(fault) = device.begin(transfer) {
-            return self.end(slot, number, td, Err(fault.into()));
+            return self.end(slot, number, &td, Err(fault.into()));
         }
         let mut done = Vec::new();
         device.reap(&mut done);
@@ -130,7 +130,7 @@ impl Controller {
             let Some(slot) = slot.map(|(number, _)| *number) else { return };
             let flight = self.endpoint(slot, number).and_then(|it| it.flight.take());
             if let Some(td) = flight {
-                self.end(slot, number, td, done.result.map_err(Code::from));
+                self.end(slot, number, &td, done.result.map_err(Code::from));
             }
         }
     }
@@ -163,11 +163,11 @@ impl Controller {
     }
 
     /// The end of a descriptor.
-    fn end(&mut self, slot: u8, number: u8, td: Td, result: Result<u32, Code>) {
+    fn end(&mut self, slot: u8, number: u8, td: &Td, result: Result<u32, Code>) {
         match result {
             Err(code) => self.fail(slot, number, td.trbs[0], code),
             Ok(moved) => {
-                self.report(slot, number, &td, moved);
+                self.report(slot, number, td, moved);
                 if let Some(endpoint) = self.endpoint(slot, number) {
                     endpoint.ring = td.next;
                 }
@@ -197,7 +197,8 @@ impl Controller {
             left -= got;
             sum = sum.wrapping_add(got);
             short |= got < trb.length();
-            if !trb.wants_event() && !(short && trb.wants_short()) {
+            let wanted = trb.wants_event() || short && trb.wants_short();
+            if !wanted {
                 continue;
             }
             let code = if short { Code::ShortPacket } else { Code::Success };
