@@ -1,4 +1,4 @@
-//! Transfer request blocks (xHCI 6.4) and the rings that they lie in (4.9), as the guest fills them.
+//! Transfer request blocks (xHCI 6.4) and the rings that they lie in (4.9), as guests fill them.
 
 use std::sync::atomic::{Ordering, fence};
 
