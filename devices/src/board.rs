@@ -19,6 +19,7 @@ use crate::line::{Line, Wire};
 use crate::memory::Memory;
 use crate::pci;
 use crate::power::Buttons;
+use crate::usb;
 
 /// What a device asks of the machine as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub struct Shared {
     pub links: Arc<Links>,
     /// The balloon: the device registers here, the operator sets it here.
     pub balloon: Arc<balloon::Hub>,
+    /// USB ports: controllers bring them, devices are plugged into them.
+    pub usb: Arc<usb::Hub>,
 }
 
 /// A device and what it was granted.
@@ -78,9 +81,19 @@ pub struct Board {
 impl Board {
     /// An empty board.
     pub fn new(memory: Memory, host: Arc<dyn Host>, events: Events) -> Self {
-        let (spaces, buttons, input, screens, disks, links, balloon) = Default::default();
-        let shared =
-            Shared { memory, host, events, spaces, buttons, input, screens, disks, links, balloon };
+        let shared = Shared {
+            memory,
+            host,
+            events,
+            spaces: Arc::default(),
+            buttons: Arc::default(),
+            input: Arc::default(),
+            screens: Arc::default(),
+            disks: Arc::default(),
+            links: Arc::default(),
+            balloon: Arc::default(),
+            usb: Arc::default(),
+        };
         Self { shared, seats: Vec::new(), wires: BTreeMap::new(), functions: BTreeMap::new() }
     }
 
@@ -148,6 +161,11 @@ impl Board {
     /// The network cables, for the operator.
     pub fn links(&self) -> &Arc<Links> {
         &self.shared.links
+    }
+
+    /// The USB ports, for the operator.
+    pub fn usb(&self) -> &Arc<usb::Hub> {
+        &self.shared.usb
     }
 
     /// What was granted, device by device.

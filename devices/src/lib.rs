@@ -26,5 +26,6 @@ pub mod power;
 pub mod registry;
 pub mod size;
 pub mod testutil;
+pub mod usb;
 pub mod virtio;
 pub mod worker;

@@ -69,11 +69,14 @@ registry! {
     "nvme" Nvme: crate::nvme::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
+    "usb-keyboard" UsbKeyboard: crate::usb::hid::keyboard::Config,
+    "usb-tablet" UsbTablet: crate::usb::hid::tablet::Config,
     "virtio-balloon" VirtioBalloon: crate::virtio::balloon::Config,
     "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
     "virtio-net" VirtioNet: crate::virtio::net::Config,
     "virtio-rng" VirtioRng: crate::virtio::rng::Config,
     "virtio-serial" VirtioSerial: crate::virtio::console::Config,
+    "xhci" Xhci: crate::usb::xhci::Config,
 }
 
 /// The most queues of a disk that nobody chose: more serve no guest better.

@@ -2,6 +2,7 @@
 
 pub mod driver;
 pub mod hostile;
+pub mod xhci;
 
 use std::collections::BTreeMap;
 use std::ops::Range;

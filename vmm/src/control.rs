@@ -20,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::keys::Combination;
 use crate::keyvalue;
 use crate::run::Notice;
 use crate::screenshot::Picture;
@@ -112,6 +113,13 @@ commands! {
     /// Write what the display shows to a file. In JSON there is no file: lines of pixels follow the
     /// answer, each pixel 4 bytes: blue, green, red and one that means nothing.
     "screenshot" "FILE.png" Screenshot,
+    /// Press keys together and let them go: by their places on a keyboard with English letters, as
+    /// in ctrl-alt-delete, or by their scan codes, as in 0xe05b (the left logo key).
+    "key" "KEY[-KEY...]" Key { keys: Combination; },
+    /// Move the pointer to a place of the screen: 0 is left and above, 32767 right and below. Bits
+    /// of the buttons that are down: 1 left, 2 right, 4 middle; notches of the wheel, away from a
+    /// person.
+    "pointer" "X Y [buttons N] [wheel N]" Pointer { x: u16, y: u16; buttons: u8, wheel: i32 },
     /// Switch off at once.
     "quit" "" Quit,
 }

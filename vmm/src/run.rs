@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use devices::backend::disk::Drive;
 use devices::backend::net::link::Link;
 use devices::board::Event;
 use devices::display::Scanout;
+use devices::input::Position;
 use devices::power::Buttons;
 use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server};
+use crate::keys::Combination;
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
 use crate::screenshot::{self, Picture};
@@ -293,6 +295,11 @@ impl Life {
                 request.show(self.screenshot());
                 return None;
             }
+            Command::Key { keys } => self.key(keys),
+            Command::Pointer { x, y, buttons, wheel } => {
+                let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
+                self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
+            }
             Command::Quit => {
                 status = Some(Status::Off as u8);
                 Ok(json!({}))
@@ -365,6 +372,32 @@ impl Life {
             link.plug(state == Plug::Up);
         }
         Ok(show_link(name, &link))
+    }
+
+    /// Presses keys in this order, and lets them go in the other.
+    fn key(&self, keys: &Combination) -> anyhow::Result<Value> {
+        let input = self.machine.input();
+        let taken = keys.0.iter().filter(|key| input.key(**key, true)).count();
+        for key in keys.0.iter().rev() {
+            input.key(*key, false);
+        }
+        ensure!(
+            taken == keys.0.len(),
+            "{keys}: the guest listens to no keyboard that has all of these keys"
+        );
+        Ok(json!({}))
+    }
+
+    fn point(&self, position: Position) -> anyhow::Result<Value> {
+        let most = Position::MOST;
+        ensure!(position.x.max(position.y) <= most, "a place on the screen is from 0 to {most}");
+        let taken = self.machine.input().position(position);
+        ensure!(
+            taken,
+            "the guest listens to no pointer that has a place: it needs --device xhci and --device \
+             usb-tablet, and its driver"
+        );
+        Ok(json!({}))
     }
 
     /// The registers of all processors, which stop for it.

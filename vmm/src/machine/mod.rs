@@ -22,6 +22,7 @@ use devices::balloon;
 use devices::board::{Board, Event};
 use devices::display::{Screens, bochs};
 use devices::host::Host;
+use devices::input;
 use devices::memory::Memory;
 use devices::nvme;
 use devices::pci::Address;
@@ -159,6 +160,7 @@ impl Plan {
         for device in self.devices() {
             board.add(device.kind(), |place| device.build(place))?;
         }
+        board.usb().check()?;
         let source = Box::new(Source::new(self, description.clone())?);
         board.add("fw-cfg", |place| fw_cfg::build(source, place))?;
         let described = Description::new(self, board)?;
@@ -298,6 +300,11 @@ impl Machine {
     /// Its displays.
     pub fn screens(&self) -> &Screens {
         self.board.screens()
+    }
+
+    /// Its keyboards and mice.
+    pub fn input(&self) -> &input::Hub {
+        self.board.input()
     }
 
     /// Its network cables.

@@ -1,0 +1,269 @@
+//! What all devices at a port have: the standard requests (USB 2.0, 9.4), around the function that
+//! they belong to. A device with a speed of its own alone has one configuration.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use super::descriptors::{BOS, CONFIGURATION, DEVICE, QUALIFIER, STRING};
+use super::{Attached, Change, Done, Fault, Setup, Speed, Stall, Transfer};
+use crate::device::Saved;
+use crate::memory::Memory;
+
+/// bmRequestType without its direction: standard, and the recipient.
+const TO_DEVICE: u8 = 0;
+const TO_INTERFACE: u8 = 1;
+const TO_ENDPOINT: u8 = 2;
+
+/// bRequest.
+const GET_STATUS: u8 = 0;
+const CLEAR_FEATURE: u8 = 1;
+const SET_FEATURE: u8 = 3;
+const GET_DESCRIPTOR: u8 = 6;
+const GET_CONFIGURATION: u8 = 8;
+const SET_CONFIGURATION: u8 = 9;
+const GET_INTERFACE: u8 = 10;
+const SET_INTERFACE: u8 = 11;
+const SET_SEL: u8 = 48;
+const SET_ISOCH_DELAY: u8 = 49;
+
+/// Features.
+const ENDPOINT_HALT: u16 = 0;
+const FUNCTION_SUSPEND: u16 = 0;
+
+/// GET_STATUS of a device: powered by itself.
+const SELF_POWERED: [u8; 2] = [1, 0];
+
+/// What of it changes, beside the function.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct State {
+    configuration: u8,
+    /// The settings of interfaces that are not 0.
+    alternates: BTreeMap<u8, u8>,
+    halted: BTreeSet<u8>,
+}
+
+/// What is saved: with its name, for the state of another device is none.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Frozen {
+    name: String,
+    state: State,
+    function: Saved,
+}
+
+impl Frozen {
+    /// Whether it is the state of this device.
+    pub(super) fn is_of(&self, attached: &Attached) -> bool {
+        self.name == attached.name()
+    }
+}
+
+/// A device at a port, while the controller runs.
+pub(super) struct Device {
+    attached: Arc<Attached>,
+    state: State,
+    /// Endpoints with a transfer.
+    busy: BTreeSet<u8>,
+    /// Ends that are to be reaped yet.
+    lost: Vec<Done>,
+}
+
+impl Device {
+    /// Runs a device, from its state or from power-on.
+    pub(super) fn run(
+        attached: Arc<Attached>,
+        frozen: Option<Frozen>,
+        memory: &Memory,
+    ) -> anyhow::Result<Self> {
+        let name = attached.name().to_owned();
+        let (state, function) = match frozen {
+            None => Default::default(),
+            Some(frozen) => (frozen.state, frozen.function),
+        };
+        attached.function().run(function, memory).context(name)?;
+        Ok(Self { attached, state, busy: BTreeSet::new(), lost: Vec::new() })
+    }
+
+    /// Goes quiet. What ended meanwhile is in `done`; the rest is to begin again.
+    pub(super) fn park(mut self, done: &mut Vec<Done>) -> Frozen {
+        let function = self.attached.function().park();
+        self.reap(done);
+        Frozen { name: self.attached.name().to_owned(), state: self.state, function }
+    }
+
+    pub(super) fn is(&self, attached: &Arc<Attached>) -> bool {
+        Arc::ptr_eq(&self.attached, attached)
+    }
+
+    pub(super) fn speed(&self) -> Speed {
+        self.attached.descriptors().speed
+    }
+
+    /// The descriptor of its event, if it has one.
+    pub(super) fn watch(&self, watch: impl FnOnce(Option<BorrowedFd<'_>>)) {
+        watch(self.attached.function().event());
+    }
+
+    /// The bus is reset; transfers are cancelled.
+    pub(super) fn reset(&mut self) {
+        self.lose();
+        self.state = State::default();
+        self.change(Change::Reset);
+    }
+
+    /// Ends all transfers: the device that they were for is another one now.
+    fn lose(&mut self) {
+        let busy = self.busy.clone();
+        for endpoint in &busy {
+            self.change(Change::Cancel(*endpoint));
+        }
+        let mut done = Vec::new();
+        self.reap(&mut done);
+        let left = std::mem::take(&mut self.busy).into_iter();
+        done.extend(left.map(|endpoint| Done { endpoint, result: Err(Fault::Gone) }));
+        self.lost = done;
+    }
+
+    /// Gives an endpoint a transfer. One that cannot be ends at once.
+    pub(super) fn begin(&mut self, transfer: Transfer) -> Result<(), Fault> {
+        let endpoint = transfer.endpoint;
+        let known = self.attached.descriptors().has(endpoint);
+        if self.state.configuration == 0 || !known || self.busy.contains(&endpoint) {
+            return Err(Fault::Gone);
+        }
+        if self.state.halted.contains(&endpoint) {
+            return Err(Fault::Stall);
+        }
+        self.busy.insert(endpoint);
+        self.attached.function().begin(transfer);
+        Ok(())
+    }
+
+    /// Takes a transfer back, unless `done` has its end.
+    pub(super) fn cancel(&mut self, endpoint: u8, done: &mut Vec<Done>) {
+        if self.busy.contains(&endpoint) {
+            self.change(Change::Cancel(endpoint));
+            self.reap(done);
+            self.busy.remove(&endpoint);
+        }
+    }
+
+    /// What ended by now.
+    pub(super) fn reap(&mut self, done: &mut Vec<Done>) {
+        let before = done.len();
+        done.append(&mut self.lost);
+        self.attached.function().reap(done);
+        for it in &done[before..] {
+            self.busy.remove(&it.endpoint);
+            if it.result == Err(Fault::Stall) {
+                self.state.halted.insert(it.endpoint);
+            }
+        }
+    }
+
+    /// A request to the control endpoint. What it answers is at most as long as was asked for.
+    pub(super) fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
+        let standard = setup.kind & 0x60 == 0;
+        let answered = standard && self.standard(setup, data)?;
+        if !answered {
+            self.attached.function().control(setup, data)?;
+        }
+        if setup.is_in() {
+            data.truncate(setup.length.into());
+        }
+        Ok(())
+    }
+
+    /// A standard request; false when it is the function's.
+    fn standard(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<bool, Stall> {
+        let Setup { value, index, .. } = setup;
+        let [low, high] = value.to_le_bytes();
+        match (setup.is_in(), setup.what()) {
+            (true, (TO_DEVICE, GET_DESCRIPTOR)) => *data = self.descriptor(high, low)?,
+            (true, (TO_DEVICE, GET_CONFIGURATION)) => data.push(self.state.configuration),
+            (false, (TO_DEVICE, SET_CONFIGURATION)) => self.configure(low)?,
+            (true, (TO_DEVICE, GET_STATUS)) => data.extend(SELF_POWERED),
+            (true, (TO_INTERFACE, GET_STATUS)) => data.extend([0, 0]),
+            (true, (TO_ENDPOINT, GET_STATUS)) => {
+                let halted = self.state.halted.contains(&endpoint_of(index));
+                data.extend([u8::from(halted), 0]);
+            }
+            (false, (TO_ENDPOINT, CLEAR_FEATURE)) if value == ENDPOINT_HALT => {
+                self.state.halted.remove(&endpoint_of(index));
+                self.change(Change::Clear(endpoint_of(index)));
+            }
+            (false, (TO_ENDPOINT, SET_FEATURE)) if value == ENDPOINT_HALT => {
+                let endpoint = endpoint_of(index);
+                if !self.attached.descriptors().has(endpoint) {
+                    return Err(Stall);
+                }
+                self.state.halted.insert(endpoint);
+            }
+            // A USB 3 function is suspended, and nothing follows from it.
+            (false, (TO_INTERFACE, SET_FEATURE | CLEAR_FEATURE))
+                if value == FUNCTION_SUSPEND && self.speed() == Speed::Super => {}
+            // Latencies that are of use to who saves power.
+            (false, (TO_DEVICE, SET_SEL | SET_ISOCH_DELAY)) if self.speed() == Speed::Super => {}
+            (true, (TO_INTERFACE, GET_INTERFACE)) => {
+                let [number, _] = index.to_le_bytes();
+                data.push(self.state.alternates.get(&number).copied().unwrap_or(0));
+            }
+            (false, (TO_INTERFACE, SET_INTERFACE)) => {
+                self.alternate(index.to_le_bytes()[0], low)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn descriptor(&self, kind: u8, number: u8) -> Result<Vec<u8>, Stall> {
+        let all = self.attached.descriptors();
+        match (kind, number) {
+            (DEVICE, _) => Some(all.device.clone()),
+            (CONFIGURATION, 0) => Some(all.configuration.clone()),
+            (QUALIFIER, _) => all.qualifier.clone(),
+            (BOS, _) => all.bos.clone(),
+            (STRING, number) => all.string(number),
+            _ => None,
+        }
+        .ok_or(Stall)
+    }
+
+    fn configure(&mut self, number: u8) -> Result<(), Stall> {
+        if number > 1 {
+            return Err(Stall);
+        }
+        self.lose();
+        self.state = State { configuration: number, ..State::default() };
+        self.change(Change::Configure(number));
+        Ok(())
+    }
+
+    fn alternate(&mut self, number: u8, setting: u8) -> Result<(), Stall> {
+        let interfaces = &self.attached.descriptors().interfaces;
+        let all = interfaces.iter().filter(|it| it.number == number);
+        let exists = all.clone().any(|it| it.alternate == setting);
+        if !exists || self.state.configuration == 0 {
+            return Err(Stall);
+        }
+        for endpoint in all.flat_map(|it| &it.endpoints) {
+            self.state.halted.remove(&endpoint.address);
+        }
+        self.lose();
+        self.state.alternates.insert(number, setting);
+        self.change(Change::Alternate(number, setting));
+        Ok(())
+    }
+
+    fn change(&mut self, change: Change) {
+        self.attached.function().change(change);
+    }
+}
+
+/// wIndex names an endpoint by its low byte.
+fn endpoint_of(index: u16) -> u8 {
+    index.to_le_bytes()[0]
+}

@@ -1,0 +1,178 @@
+//! A keyboard of 101 keys and more, with the report of the boot protocol (HID 1.11, B.1): firmware
+//! takes it as it is.
+//!
+//! Keys repeat in the guest, which is told when they go down and up: repetitions of the host's
+//! keyboard are not passed on. What is pressed while the buffer is full is lost whole; what was
+//! passed on as pressed is always let go.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Model, build, usages};
+use crate::device::{Build, Device, Place};
+use crate::input::{Event, Key, Lights};
+
+/// `--device usb-keyboard`: a keyboard at the first USB port that is free.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {}
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        build::<Keyboard>(place, "USB keyboard", (1, 1))
+    }
+}
+
+/// Keys that go down while as many events wait are lost.
+const BUFFER: usize = 64;
+/// Keys of a report beside Ctrl, Shift, Alt and the logo keys.
+const KEYS: usize = 6;
+/// What a report says of more: ErrorRollOver.
+const TOO_MANY: u8 = 1;
+/// The first of the eight keys that have a bit each.
+const MODIFIERS: u8 = 0xe0;
+
+/// The boot protocol's report: modifiers, a reserved byte, six keys; five lights to the device. The
+/// last keys are up to 0xFF, for other languages' are above 101.
+const REPORT: &[u8] = &[
+    0x05, 0x01, 0x09, 0x06, 0xa1, 0x01, // Generic Desktop: Keyboard
+    0x05, 0x07, 0x19, 0xe0, 0x29, 0xe7, 0x15, 0x00, 0x25, 0x01, 0x75, 0x01, 0x95, 0x08, 0x81, 0x02,
+    0x75, 0x08, 0x95, 0x01, 0x81, 0x01, // reserved
+    0x05, 0x08, 0x19, 0x01, 0x29, 0x05, 0x75, 0x01, 0x95, 0x05, 0x91, 0x02, // lights
+    0x75, 0x03, 0x95, 0x01, 0x91, 0x01, // and what fills their byte
+    0x05, 0x07, 0x19, 0x00, 0x2a, 0xff, 0x00, 0x15, 0x00, 0x26, 0xff, 0x00, 0x75, 0x08, 0x95, 0x06,
+    0x81, 0x00, 0xc0, // an array of keys
+];
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Keyboard {
+    /// What is to be told, in the order that it happened: usages, and whether they went down.
+    events: VecDeque<(u8, bool)>,
+    /// Keys that are down, when all that was told.
+    held: BTreeSet<u8>,
+    /// Keys of the last report, in the order that they went down.
+    down: Vec<u8>,
+    lights: u8,
+}
+
+impl Keyboard {
+    fn press(&mut self, usage: u8, down: bool) {
+        if !down {
+            // Each was pressed before, so this is bounded.
+            if self.held.remove(&usage) {
+                self.events.push_back((usage, false));
+            }
+        } else if self.events.len() < BUFFER && self.held.insert(usage) {
+            self.events.push_back((usage, true));
+        }
+    }
+}
+
+impl Model for Keyboard {
+    const REPORT: &'static [u8] = REPORT;
+
+    fn take(&mut self, event: Event) -> bool {
+        let Event::Key(key, down) = event else { return false };
+        let Some(usage) = usages::of(key) else { return false };
+        // These say nothing when they are let go: they are let go as soon as they are pressed.
+        let once = [Key::HANGUL, Key::HANJA].contains(&key);
+        if down || !once {
+            self.press(usage, down);
+        }
+        if once {
+            self.press(usage, false);
+        }
+        true
+    }
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let (usage, down) = self.events.pop_front()?;
+        self.down.retain(|other| *other != usage);
+        if down {
+            self.down.push(usage);
+        }
+        Some(self.again())
+    }
+
+    fn again(&self) -> Vec<u8> {
+        let mut report = vec![0; 2];
+        let (modifiers, keys): (Vec<u8>, Vec<u8>) =
+            self.down.iter().partition(|usage| **usage >= MODIFIERS);
+        report[0] = modifiers.iter().fold(0, |bits, usage| bits | 1 << (usage & 7));
+        let keys = if keys.len() > KEYS { vec![TOO_MANY; KEYS] } else { keys };
+        report.extend(keys);
+        report.resize(2 + KEYS, 0);
+        report
+    }
+
+    fn output(&mut self, report: &[u8]) {
+        if let [lights, ..] = report {
+            self.lights = *lights;
+        }
+    }
+
+    fn lights(&self) -> Option<Lights> {
+        let lit = |bit: u32| self.lights >> bit & 1 != 0;
+        Some(Lights { num: lit(0), caps: lit(1), scroll: lit(2) })
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn press(keyboard: &mut Keyboard, code: u16, down: bool) {
+        assert!(keyboard.take(Event::Key(Key::new(code).unwrap(), down)));
+    }
+
+    fn drain(keyboard: &mut Keyboard) -> Vec<Vec<u8>> {
+        std::iter::from_fn(|| keyboard.next()).collect()
+    }
+
+    #[test]
+    fn each_event_is_a_report_and_a_repetition_is_none() {
+        let mut keyboard = Keyboard::default();
+        for (code, down) in
+            [(0x2a, true), (0x1e, true), (0x1e, true), (0x1e, false), (0x2a, false), (0x30, false)]
+        {
+            press(&mut keyboard, code, down);
+        }
+        let reports = drain(&mut keyboard);
+        let expected: [[u8; 3]; 4] = [[2, 0, 0], [2, 0, 4], [2, 0, 0], [0, 0, 0]];
+        assert_eq!(reports.iter().map(|it| &it[..3]).collect::<Vec<_>>(), expected);
+        assert!(reports.iter().all(|it| it.len() == 8));
+    }
+
+    #[test]
+    fn a_full_buffer_loses_whole_keys_and_no_key_hangs() {
+        let mut keyboard = Keyboard::default();
+        let codes = || (0x02..0x54).filter(|code| usages::of(Key::new(*code).unwrap()).is_some());
+        for _ in 0..10 {
+            codes().for_each(|code| press(&mut keyboard, code, true));
+            codes().for_each(|code| press(&mut keyboard, code, false));
+        }
+        let reports = drain(&mut keyboard);
+        assert_eq!(reports.len(), 2 * BUFFER, "64 keys went down, and up again");
+        assert!(reports.iter().any(|it| it[2..] == [TOO_MANY; KEYS]));
+        assert_eq!(reports.last().unwrap()[..], [0; 8]);
+    }
+
+    #[test]
+    fn hangul_is_let_go_by_itself() {
+        let mut keyboard = Keyboard::default();
+        assert!(keyboard.take(Event::Key(Key::HANGUL, true)));
+        assert!(keyboard.take(Event::Key(Key::HANGUL, false)));
+        let keys: Vec<u8> = drain(&mut keyboard).iter().map(|it| it[2]).collect();
+        assert_eq!(keys, [0x90, 0]);
+    }
+
+    #[test]
+    fn lights_are_those_of_the_boot_protocol() {
+        let mut keyboard = Keyboard::default();
+        keyboard.output(&[]);
+        assert_eq!(keyboard.lights(), Some(Lights::default()));
+        keyboard.output(&[0b011]);
+        assert_eq!(keyboard.lights(), Some(Lights { num: true, caps: true, scroll: false }));
+    }
+}

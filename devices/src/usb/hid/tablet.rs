@@ -1,0 +1,153 @@
+//! A tablet: a pointer that knows where it is, which viewers on the network need, and which all
+//! systems have a driver for. Its report has five buttons, the place, the wheel, and the wheel to
+//! the side.
+//!
+//! Movements that the guest did not ask for yet become one; buttons that went down and up do not,
+//! while there is room for them.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Model, build};
+use crate::device::{Build, Device, Place};
+use crate::input::{Event, Position};
+
+/// `--device usb-tablet`: a pointer at the first USB port that is free, without a mouse's drift.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {}
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        build::<Tablet>(place, "USB tablet", (0, 0))
+    }
+}
+
+/// States of the buttons that are kept apart.
+const BUFFER: usize = 32;
+/// The buttons that there are.
+const BUTTONS: u8 = 0x1f;
+/// The most notches of a report, and the most that wait.
+const NOTCHES: i32 = 127;
+const MOST_NOTCHES: i32 = 1024;
+
+const REPORT: &[u8] = &[
+    0x05, 0x01, 0x09, 0x02, 0xa1, 0x01, 0x09, 0x01, 0xa1,
+    0x00, // Generic Desktop: Mouse, Pointer
+    0x05, 0x09, 0x19, 0x01, 0x29, 0x05, 0x15, 0x00, 0x25, 0x01, 0x75, 0x01, 0x95, 0x05, 0x81, 0x02,
+    0x75, 0x03, 0x95, 0x01, 0x81, 0x01, // what fills the byte of the buttons
+    0x05, 0x01, 0x09, 0x30, 0x09, 0x31, 0x15, 0x00, 0x26, 0xff, 0x7f, 0x35, 0x00, 0x46, 0xff, 0x7f,
+    0x75, 0x10, 0x95, 0x02, 0x81, 0x02, // X and Y, absolute
+    0x09, 0x38, 0x15, 0x81, 0x25, 0x7f, 0x35, 0x00, 0x45, 0x00, 0x75, 0x08, 0x95, 0x01, 0x81, 0x06,
+    0x05, 0x0c, 0x0a, 0x38, 0x02, 0x95, 0x01, 0x81, 0x06, // Consumer: AC Pan
+    0xc0, 0xc0,
+];
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Tablet {
+    /// What is to be told.
+    positions: VecDeque<Position>,
+    /// What was told, without notches.
+    last: Position,
+}
+
+impl Model for Tablet {
+    const REPORT: &'static [u8] = REPORT;
+
+    fn take(&mut self, event: Event) -> bool {
+        let Event::Position(new) = event else { return false };
+        let mut new = Position {
+            x: new.x.min(Position::MOST),
+            y: new.y.min(Position::MOST),
+            buttons: new.buttons & BUTTONS,
+            ..new
+        };
+        let full = self.positions.len() >= BUFFER;
+        if let Some(old) = self.positions.pop_back_if(|it| full || it.buttons == new.buttons) {
+            new.wheel = new.wheel.saturating_add(old.wheel);
+            new.pan = new.pan.saturating_add(old.pan);
+        }
+        new.wheel = new.wheel.clamp(-MOST_NOTCHES, MOST_NOTCHES);
+        new.pan = new.pan.clamp(-MOST_NOTCHES, MOST_NOTCHES);
+        self.positions.push_back(new);
+        true
+    }
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let mut position = self.positions.pop_front()?;
+        let notches = |all: &mut i32| {
+            let now = (*all).clamp(-NOTCHES, NOTCHES);
+            *all -= now;
+            i8::try_from(now).expect("clamped")
+        };
+        let (wheel, pan) = (notches(&mut position.wheel), notches(&mut position.pan));
+        if (position.wheel, position.pan) != (0, 0) {
+            self.positions.push_front(position);
+        }
+        self.last = Position { wheel: 0, pan: 0, ..position };
+        Some(self.report(wheel, pan))
+    }
+
+    fn again(&self) -> Vec<u8> {
+        self.report(0, 0)
+    }
+}
+
+impl Tablet {
+    fn report(&self, wheel: i8, pan: i8) -> Vec<u8> {
+        let Position { x, y, buttons, .. } = self.last;
+        let ([x0, x1], [y0, y1]) = (x.to_le_bytes(), y.to_le_bytes());
+        let ([wheel], [pan]) = (wheel.to_le_bytes(), pan.to_le_bytes());
+        vec![buttons, x0, x1, y0, y1, wheel, pan]
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn at(x: u16, buttons: u8, wheel: i32) -> Event {
+        Event::Position(Position { x, y: 0xffff, wheel, pan: -wheel, buttons })
+    }
+
+    fn drain(tablet: &mut Tablet) -> Vec<(u16, u8, i8)> {
+        let reports = std::iter::from_fn(|| tablet.next());
+        let read = |it: Vec<u8>| {
+            assert_eq!((it.len(), &it[3..5]), (7, &[0xff, 0x7f][..]), "as far down as it goes");
+            (u16::from_le_bytes([it[1], it[2]]), it[0], i8::from_le_bytes([it[5]]))
+        };
+        reports.map(read).collect()
+    }
+
+    #[test]
+    fn movements_become_one_and_clicks_do_not() {
+        let mut tablet = Tablet::default();
+        for event in [at(1, 0, 0), at(2, 0, 1), at(3, 1, 0), at(3, 0, 0), at(4, 0, 2)] {
+            assert!(tablet.take(event));
+        }
+        assert_eq!(drain(&mut tablet), [(2, 0, 1), (3, 1, 0), (4, 0, 2)]);
+        assert_eq!(tablet.again()[..3], [0, 4, 0]);
+    }
+
+    #[test]
+    fn the_wheel_turns_as_far_as_it_was_turned() {
+        let mut tablet = Tablet::default();
+        tablet.take(at(1, 0, 300));
+        let turned: i32 = drain(&mut tablet).iter().map(|it| i32::from(it.2)).sum();
+        assert_eq!(turned, 300);
+        assert!((0..10).all(|_| tablet.take(at(1, 0, -i32::MAX))));
+        assert_eq!(drain(&mut tablet).iter().map(|it| i32::from(it.2)).sum::<i32>(), -MOST_NOTCHES);
+    }
+
+    #[test]
+    fn a_guest_that_does_not_listen_finds_the_last_state() {
+        let mut tablet = Tablet::default();
+        for round in 0..10_000_u16 {
+            tablet.take(at(round, u8::from(round % 2 == 0) | 0xe0, 0));
+        }
+        let reports = drain(&mut tablet);
+        assert!(reports.len() <= BUFFER);
+        assert_eq!(reports.last(), Some(&(9999, 0, 0)));
+    }
+}

@@ -1,0 +1,109 @@
+//! Contexts in guest memory (xHCI 6.2): 32 bytes each.
+
+use crate::memory::{Memory, NoMemory};
+
+/// Bytes of a context.
+const SIZE: u64 = 32;
+/// Contexts of a device: the slot's, and those of its endpoints.
+pub(super) const CONTEXTS: u8 = 32;
+
+/// A context as it was copied: eight words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Context(pub [u32; 8]);
+
+/// Slot states.
+pub(super) const DEFAULT: u32 = 1;
+pub(super) const ADDRESSED: u32 = 2;
+pub(super) const CONFIGURED: u32 = 3;
+
+/// Endpoint types.
+const CONTROL: u32 = 4;
+
+impl Context {
+    pub(super) fn read(memory: &Memory, at: u64) -> Result<Self, NoMemory> {
+        let mut bytes = [0; 32];
+        memory.read(at, &mut bytes)?;
+        let (words, _) = bytes.as_chunks::<4>();
+        let mut context = Self::default();
+        for (word, bytes) in context.0.iter_mut().zip(words) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+        Ok(context)
+    }
+
+    pub(super) fn write(&self, memory: &Memory, at: u64) -> Result<(), NoMemory> {
+        let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+        memory.write(at, &bytes)
+    }
+
+    // A slot's.
+
+    /// The root hub's port, from 1 on; none of a device behind another hub.
+    pub(super) fn port(&self) -> Option<u8> {
+        let [_, _, port, _] = self.0[1].to_le_bytes();
+        (self.0[0] & 0xf_ffff == 0).then_some(port)
+    }
+
+    /// The state and the address that the controller has given.
+    pub(super) fn set_state(&mut self, state: u32, address: u8) {
+        self.0[3] = state << 27 | u32::from(address);
+    }
+
+    /// How many contexts are in use.
+    pub(super) fn set_entries(&mut self, entries: u8) {
+        self.0[0] = self.0[0] & !(0x1f << 27) | u32::from(entries) << 27;
+    }
+
+    // An endpoint's.
+
+    /// Whether this can be the endpoint of this number.
+    pub(super) fn fits(&self, number: u8) -> bool {
+        let kind = self.0[1] >> 3 & 7;
+        let streams = self.0[0] >> 10 & 0x1f;
+        let known = match number {
+            1 => kind == CONTROL,
+            // Bulk and interrupt, from the device and to it.
+            _ if number % 2 == 1 => matches!(kind, 6 | 7),
+            _ => matches!(kind, 2 | 3),
+        };
+        known && streams == 0
+    }
+
+    /// The transfer ring.
+    pub(super) fn pointer(&self) -> u64 {
+        u64::from(self.0[3]) << 32 | u64::from(self.0[2])
+    }
+
+    pub(super) fn set_endpoint(&mut self, state: u32, pointer: u64) {
+        self.0[0] = self.0[0] & !7 | state;
+        let [low, high] = [pointer & u64::from(u32::MAX), pointer >> 32];
+        self.0[2] = u32::try_from(low).expect("32 bits");
+        self.0[3] = u32::try_from(high).expect("32 bits");
+    }
+}
+
+/// An input context: what is to be dropped and added, and the new contexts.
+pub(super) struct Input<'a> {
+    memory: &'a Memory,
+    at: u64,
+    pub(super) drop: u32,
+    pub(super) add: u32,
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn read(memory: &'a Memory, at: u64) -> Result<Self, NoMemory> {
+        let at = at & !0xf;
+        let control = Context::read(memory, at)?;
+        Ok(Self { memory, at, drop: control.0[0], add: control.0[1] })
+    }
+
+    /// The context of this number, 0 being the slot's.
+    pub(super) fn context(&self, number: u8) -> Result<Context, NoMemory> {
+        Context::read(self.memory, offset(self.at, number + 1)?)
+    }
+}
+
+/// Where the context of this number is in a device's contexts.
+pub(super) fn offset(base: u64, number: u8) -> Result<u64, NoMemory> {
+    base.checked_add(SIZE * u64::from(number)).ok_or(NoMemory)
+}

@@ -1,0 +1,324 @@
+//! The controller's thread: it does what registers and rings ask for, and reaps what devices end.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use rustix::event::epoll;
+use serde::{Deserialize, Serialize};
+
+use super::endpoint::{self, Slot};
+use super::registers::{PORT_CHANGE, Registers};
+use super::trb::{Code, PORT_STATUS_CHANGE, Trb};
+use super::{Shared, context};
+use crate::poller::Serve;
+use crate::usb::device::{self, Device};
+use crate::usb::{Attached, Done};
+
+/// What of a controller is saved.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Frozen {
+    registers: Registers,
+    slots: BTreeMap<u8, Slot>,
+    /// By port.
+    devices: Vec<Option<device::Frozen>>,
+}
+
+impl Frozen {
+    /// Power-on.
+    pub(super) fn new(sockets: u8) -> Self {
+        let registers = Registers::new(sockets);
+        Self { devices: vec![None; registers.ports.len()], registers, slots: BTreeMap::new() }
+    }
+
+    /// That it is of such a controller.
+    ///
+    /// # Errors
+    ///
+    /// When it is not.
+    pub(super) fn check(&self, sockets: u8) -> anyhow::Result<()> {
+        self.registers.check(sockets)?;
+        let ports = self.registers.ports.len();
+        ensure!(self.devices.len() == ports, "{} ports, not {ports}", self.devices.len());
+        endpoint::check(&self.slots, ports)
+    }
+}
+
+/// What the thread owns.
+pub(super) struct Controller {
+    pub(super) shared: Arc<Shared>,
+    pub(super) slots: BTreeMap<u8, Slot>,
+    /// By port.
+    pub(super) devices: Vec<Option<Device>>,
+    /// The events of the devices.
+    events: OwnedFd,
+    /// Whether transfers may be under way.
+    running: bool,
+}
+
+impl Controller {
+    /// Runs a controller and its devices on.
+    ///
+    /// # Errors
+    ///
+    /// When a device cannot run, or the host has no file descriptor left.
+    pub(super) fn thaw(shared: &Arc<Shared>, frozen: Frozen) -> anyhow::Result<Self> {
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC).context("an epoll for USB")?;
+        let devices: Vec<_> = frozen.devices.iter().map(|_| None).collect();
+        *shared.registers() = frozen.registers;
+        let slots = frozen.slots;
+        let mut controller =
+            Self { shared: shared.clone(), slots, devices, events, running: false };
+        let ports = shared.root.ports();
+        for (port, (attached, frozen)) in ports.into_iter().zip(frozen.devices).enumerate() {
+            let Some(attached) = attached else {
+                // What was there is not in this machine.
+                if frozen.is_some() {
+                    controller.connect(port, None);
+                }
+                continue;
+            };
+            match frozen.filter(|frozen| frozen.is_of(&attached)) {
+                Some(frozen) => controller.attach(port, attached, Some(frozen))?,
+                None => {
+                    let speed = attached.descriptors().speed;
+                    controller.attach(port, attached, None)?;
+                    controller.connect(port, Some(speed));
+                }
+            }
+        }
+        controller.shared.registers().settle(&shared.interrupt);
+        Ok(controller)
+    }
+
+    /// Goes quiet, and is what is to be saved.
+    pub(super) fn freeze(mut self) -> Frozen {
+        let devices = mem::take(&mut self.devices);
+        let mut frozen = Vec::new();
+        for (port, device) in devices.into_iter().enumerate() {
+            let mut done = Vec::new();
+            frozen.push(device.map(|device| device.park(&mut done)));
+            self.finish(port, &done);
+        }
+        self.flush();
+        for endpoint in self.slots.values_mut().flat_map(|slot| slot.endpoints.values_mut()) {
+            endpoint.flight = None;
+        }
+        let registers = self.shared.registers().clone();
+        // A wire goes down with its device.
+        if let Some(line) = &self.shared.interrupt.line {
+            line.set(false);
+        }
+        Frozen { registers, slots: mem::take(&mut self.slots), devices: frozen }
+    }
+
+    fn attach(
+        &mut self,
+        port: usize,
+        attached: Arc<Attached>,
+        frozen: Option<device::Frozen>,
+    ) -> anyhow::Result<()> {
+        let device = Device::run(attached, frozen, &self.shared.memory)?;
+        device.watch(|event| {
+            let Some(event) = event else { return };
+            let data = epoll::EventData::new_u64(0);
+            // Out of memory for it: the device is heard when something else is.
+            epoll::add(&self.events, event, data, epoll::EventFlags::IN).ok();
+        });
+        self.devices[port] = Some(device);
+        Ok(())
+    }
+
+    fn detach(&mut self, port: usize) {
+        let Some(mut device) = self.devices[port].take() else { return };
+        device.watch(|event| {
+            if let Some(event) = event {
+                epoll::delete(&self.events, event).ok();
+            }
+        });
+        device.reset();
+        let mut done = Vec::new();
+        device.reap(&mut done);
+        device.park(&mut done);
+        self.finish(port, &done);
+    }
+
+    fn connect(&mut self, port: usize, speed: Option<crate::usb::Speed>) {
+        let mut registers = self.shared.registers();
+        let usb3 = registers.is_usb3(port);
+        registers.ports[port].connect(speed, usb3);
+    }
+
+    /// What was plugged and pulled.
+    fn look(&mut self) -> bool {
+        let mut changed = false;
+        for (port, attached) in self.shared.root.ports().into_iter().enumerate() {
+            let same = match (&self.devices[port], &attached) {
+                (Some(device), Some(attached)) => device.is(attached),
+                (None, None) => true,
+                _ => false,
+            };
+            if same {
+                continue;
+            }
+            changed = true;
+            if self.devices[port].is_some() {
+                self.detach(port);
+                self.connect(port, None);
+            }
+            let Some(attached) = attached else { continue };
+            let (speed, name) = (attached.descriptors().speed, attached.name().to_owned());
+            match self.attach(port, attached.clone(), None) {
+                Ok(()) => self.connect(port, Some(speed)),
+                Err(error) => {
+                    tracing::warn!("{name} cannot be plugged in: {error:#}");
+                    self.shared.root.eject(&attached);
+                }
+            }
+        }
+        changed
+    }
+
+    /// HCRST: all but what is plugged in is as after power-on.
+    fn reset(&mut self) {
+        self.slots.clear();
+        self.running = false;
+        for device in self.devices.iter_mut().flatten() {
+            device.reset();
+            device.reap(&mut Vec::new());
+        }
+        self.shared.registers().restart();
+        for port in 0..self.devices.len() {
+            if let Some(speed) = self.devices[port].as_ref().map(Device::speed) {
+                self.connect(port, Some(speed));
+            }
+        }
+        self.shared.registers().settle(&self.shared.interrupt);
+    }
+
+    fn reset_port(&mut self, port: usize) {
+        if let Some(device) = self.devices.get_mut(port).and_then(Option::as_mut) {
+            device.reset();
+            let mut done = Vec::new();
+            device.reap(&mut done);
+            self.finish(port, &done);
+        }
+        let mut registers = self.shared.registers();
+        let usb3 = registers.is_usb3(port);
+        registers.ports[port].end_reset(usb3);
+    }
+
+    /// Starts to run, or stands still: then nothing touches the guest's memory.
+    fn set_running(&mut self, run: bool) {
+        self.running = run;
+        if run {
+            self.shared.registers().ports.iter_mut().for_each(|port| port.announce());
+            return;
+        }
+        let slots: Vec<_> = self.slots.keys().copied().collect();
+        for slot in slots {
+            for number in 1..context::CONTEXTS {
+                self.withdraw(slot, number);
+            }
+        }
+        self.flush();
+        self.shared.registers().halt();
+    }
+
+    /// Tells the guest of ports. True when there was something to tell.
+    fn announce(&mut self) -> bool {
+        let mut registers = self.shared.registers();
+        if registers.is_blocked() || !registers.runs() {
+            return false;
+        }
+        let mut news = Vec::new();
+        for (number, port) in (1_u64..).zip(&mut registers.ports) {
+            if port.take_news() {
+                news.push(Trb::event(PORT_STATUS_CHANGE, Code::Success, number << 24));
+            }
+        }
+        let told = !news.is_empty();
+        if told {
+            registers.status |= PORT_CHANGE;
+            news.into_iter().for_each(|event| registers.push(0, event));
+        }
+        told
+    }
+
+    /// Tells an interrupter's guest.
+    pub(super) fn tell(&mut self, interrupter: usize, event: Trb) {
+        self.shared.registers().push(interrupter, event);
+    }
+
+    /// Writes events, and asks for service.
+    pub(super) fn flush(&mut self) {
+        let mut registers = self.shared.registers();
+        registers.flush(&self.shared.memory);
+        registers.settle(&self.shared.interrupt);
+    }
+
+    /// Whether what makes events must wait.
+    pub(super) fn is_blocked(&self) -> bool {
+        let registers = self.shared.registers();
+        registers.is_blocked() || !registers.runs()
+    }
+
+    /// What devices have done.
+    fn reap(&mut self) -> bool {
+        let mut some = false;
+        for port in 0..self.devices.len() {
+            let Some(device) = &mut self.devices[port] else { continue };
+            let mut done: Vec<Done> = Vec::new();
+            device.reap(&mut done);
+            some |= !done.is_empty();
+            self.finish(port, &done);
+        }
+        some
+    }
+}
+
+impl Serve for Controller {
+    fn serve(&mut self) -> bool {
+        // First what waits: where there is room for it now, there is for more.
+        self.flush();
+        let orders = self.shared.registers().orders();
+        if orders.reset {
+            self.reset();
+            return true;
+        }
+        let mut did = self.look() || !orders.resets.is_empty() || !orders.bells.is_empty();
+        for port in orders.resets {
+            self.reset_port(port);
+        }
+        if orders.run != self.running {
+            self.set_running(orders.run);
+            did = true;
+        }
+        did |= self.reap();
+        if orders.run {
+            did |= self.announce();
+            did |= orders.stop_commands && self.stop_commands();
+            did |= self.commands();
+            self.hear(&orders.bells);
+            did |= self.transfers();
+        }
+        self.flush();
+        did
+    }
+
+    fn listen(&mut self) -> bool {
+        false
+    }
+
+    fn quiet(&mut self) {}
+
+    fn events(&self) -> Vec<RawFd> {
+        vec![self.shared.kick.as_raw_fd(), self.events.as_raw_fd()]
+    }
+
+    fn heard(&mut self) {
+        self.shared.kick.read().ok();
+    }
+}

@@ -1,0 +1,224 @@
+//! Interrupters and their event rings (xHCI 4.9.4, 4.17, 5.5.2): what the controller tells.
+//!
+//! What does not fit into a ring waits here. The controller does nothing new while something waits,
+//! so that is bounded.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::trb::{Code, HOST_CONTROLLER, SIZE, Trb};
+use crate::memory::{Memory, NoMemory};
+
+/// IMAN.
+pub(super) const PENDING: u32 = 1 << 0;
+pub(super) const ENABLE: u32 = 1 << 1;
+/// ERDP: the event handler is busy.
+const BUSY: u64 = 1 << 3;
+/// As HCSPARAMS2 has it: 2^4 segments.
+pub(super) const SEGMENTS_LOG: u32 = 4;
+const SEGMENTS: u32 = 1 << SEGMENTS_LOG;
+/// What a segment may have (Table 6-85).
+const ENTRIES: std::ops::RangeInclusive<u32> = 16..=4096;
+
+/// Registers of an interrupter: IMAN, IMOD, ERSTSZ, ERSTBA, ERDP.
+const IMAN: u64 = 0x00;
+const IMOD: u64 = 0x04;
+const ERSTSZ: u64 = 0x08;
+const ERSTBA: u64 = 0x10;
+const ERDP: u64 = 0x18;
+
+/// Where the next event goes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Producer {
+    /// Segments: address and entries.
+    table: Vec<(u64, u32)>,
+    segment: usize,
+    index: u32,
+    cycle: bool,
+}
+
+impl Producer {
+    fn load(memory: &Memory, at: u64, segments: u32) -> Result<Self, NoMemory> {
+        let mut table = Vec::new();
+        for number in 0..u64::from(segments) {
+            let mut bytes = [0; 12];
+            memory.read((at & !0x3f).checked_add(16 * number).ok_or(NoMemory)?, &mut bytes)?;
+            let [a, b, c, d, e, f, g, h, size @ ..] = bytes;
+            let entries = u32::from_le_bytes(size) & 0xffff;
+            if !ENTRIES.contains(&entries) {
+                return Err(NoMemory);
+            }
+            table.push((u64::from_le_bytes([a, b, c, d, e, f, g, h]) & !0x3f, entries));
+        }
+        Ok(Self { table, segment: 0, index: 0, cycle: true })
+    }
+
+    /// The address of the next entry; none where a damaged state points nowhere.
+    fn at(&self) -> Option<u64> {
+        let (base, entries) = self.table.get(self.segment)?;
+        let index = Some(self.index).filter(|index| index < entries)?;
+        base.checked_add(SIZE * u64::from(index))
+    }
+
+    fn advance(&mut self) {
+        self.index += 1;
+        if self.table.get(self.segment).is_none_or(|(_, entries)| self.index >= *entries) {
+            (self.index, self.segment) = (0, self.segment + 1);
+        }
+        if self.segment >= self.table.len() {
+            self.segment = 0;
+            self.cycle = !self.cycle;
+        }
+    }
+
+    /// Entries that are free, one of which always stays so: 0, 1, or more.
+    fn room(&self, dequeue: u64) -> u32 {
+        let mut ahead = self.clone();
+        for room in 0..2 {
+            ahead.advance();
+            if ahead.at() == Some(dequeue) {
+                return room;
+            }
+        }
+        2
+    }
+}
+
+/// One interrupter.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Interrupter {
+    iman: u32,
+    imod: u32,
+    erstsz: u32,
+    erstba: u64,
+    erdp: u64,
+    producer: Option<Producer>,
+    waiting: VecDeque<Trb>,
+    /// The guest was told that the ring is full.
+    told: bool,
+}
+
+impl Interrupter {
+    pub(super) fn read(&self, offset: u64) -> u32 {
+        match offset {
+            IMAN => self.iman,
+            IMOD => self.imod,
+            ERSTSZ => self.erstsz,
+            ERSTBA | 0x14 => half(self.erstba, offset),
+            ERDP | 0x1c => half(self.erdp, offset),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn write(&mut self, offset: u64, value: u32) {
+        match offset {
+            IMAN => self.iman = self.iman & !value & PENDING | value & ENABLE,
+            IMOD => self.imod = value,
+            ERSTSZ => self.erstsz = value & 0xffff,
+            // The ring begins anew, with what the table says when there is something to tell.
+            ERSTBA | 0x14 => {
+                set_half(&mut self.erstba, offset, value);
+                self.erstba &= !0x3f;
+                self.producer = None;
+            }
+            ERDP | 0x1c => {
+                let busy = self.erdp & BUSY;
+                set_half(&mut self.erdp, offset, value);
+                let handled = offset == ERDP && u64::from(value) & BUSY != 0;
+                self.erdp = self.erdp & !BUSY | if handled { 0 } else { busy };
+                if handled && self.is_behind() {
+                    self.raise();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The guest has not seen all that was told.
+    fn is_behind(&self) -> bool {
+        let next = self.producer.as_ref().and_then(Producer::at);
+        next.is_some_and(|next| next != self.erdp & !0xf)
+    }
+
+    pub(super) fn push(&mut self, event: Trb) {
+        self.waiting.push_back(event);
+    }
+
+    pub(super) fn waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Puts into the ring what fits.
+    ///
+    /// # Errors
+    ///
+    /// When there is no ring in memory.
+    pub(super) fn flush(&mut self, memory: &Memory) -> Result<(), NoMemory> {
+        while let Some(event) = self.waiting.front().copied() {
+            let producer = match &mut self.producer {
+                Some(producer) => producer,
+                // Nobody listens: what is told to an interrupter that was never set up is lost.
+                None if self.erstsz == 0 => {
+                    self.waiting.clear();
+                    return Ok(());
+                }
+                none => {
+                    let segments = self.erstsz.min(SEGMENTS);
+                    none.insert(Producer::load(memory, self.erstba, segments)?)
+                }
+            };
+            let at = producer.at().ok_or(NoMemory)?;
+            let event = match producer.room(self.erdp & !0xf) {
+                0 => return Ok(()),
+                1 if self.told => return Ok(()),
+                1 => Trb::event(HOST_CONTROLLER, Code::EventRingFull, 0),
+                _ => event,
+            };
+            event.write(memory, at, producer.cycle)?;
+            producer.advance();
+            self.told = event.kind() == HOST_CONTROLLER;
+            if !self.told {
+                self.waiting.pop_front();
+            }
+            if self.erdp & BUSY == 0 {
+                self.raise();
+            }
+        }
+        Ok(())
+    }
+
+    fn raise(&mut self) {
+        self.erdp |= BUSY;
+        self.iman |= PENDING;
+    }
+
+    /// It asks for service.
+    pub(super) fn is_raised(&self) -> bool {
+        self.iman & (PENDING | ENABLE) == PENDING | ENABLE
+    }
+
+    /// It was asked for by a message.
+    pub(super) fn sent(&mut self) {
+        self.iman &= !PENDING;
+    }
+
+    /// Something new is to be told of in USBSTS.
+    pub(super) fn is_pending(&self) -> bool {
+        self.iman & PENDING != 0
+    }
+}
+
+/// The half of a register of 64 bits.
+pub(super) fn half(value: u64, offset: u64) -> u32 {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    u32::from_le_bytes(if offset & 4 == 0 { [a, b, c, d] } else { [e, f, g, h] })
+}
+
+pub(super) fn set_half(register: &mut u64, offset: u64, value: u32) {
+    *register = if offset & 4 == 0 {
+        *register >> 32 << 32 | u64::from(value)
+    } else {
+        *register & u64::from(u32::MAX) | u64::from(value) << 32
+    };
+}

@@ -1,0 +1,229 @@
+//! A port of the root hub (xHCI 4.19, 5.4.8).
+
+use serde::{Deserialize, Serialize};
+
+use crate::usb::Speed;
+
+/// PORTSC.
+const CONNECTED: u32 = 1 << 0;
+const ENABLED: u32 = 1 << 1;
+const RESET: u32 = 1 << 4;
+const LINK: u32 = 0xf << 5;
+const POWER: u32 = 1 << 9;
+const SPEED: u32 = 0xf << 10;
+/// PIC: lamps that are kept.
+const LAMPS: u32 = 3 << 14;
+const LINK_STROBE: u32 = 1 << 16;
+const CONNECT_CHANGE: u32 = 1 << 17;
+const WARM_RESET_CHANGE: u32 = 1 << 19;
+const RESET_CHANGE: u32 = 1 << 21;
+const LINK_CHANGE: u32 = 1 << 22;
+/// CSC to CEC.
+const CHANGES: u32 = 0x7f << 17;
+/// WCE, WDE, WOE.
+const WAKE: u32 = 7 << 25;
+const WARM_RESET: u32 = 1 << 31;
+
+/// Port link states (PLS).
+const U0: u32 = 0;
+const U3: u32 = 3;
+const DISABLED: u32 = 4;
+const RX_DETECT: u32 = 5;
+const POLLING: u32 = 7;
+const RESUME: u32 = 15;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Port {
+    portsc: u32,
+    /// PORTPMSC and PORTHLPMC: kept, for links that save no power.
+    power: [u32; 2],
+    /// A reset that the controller's thread is to do, and whether it is warm.
+    reset: Option<bool>,
+    /// A change that the guest is to be told of.
+    news: bool,
+}
+
+impl Default for Port {
+    fn default() -> Self {
+        Self { portsc: POWER | RX_DETECT << 5, power: [0; 2], reset: None, news: false }
+    }
+}
+
+impl Port {
+    pub(super) fn read(&self, offset: u64) -> u32 {
+        match offset {
+            0 => self.portsc,
+            4 => self.power[0],
+            0xc => self.power[1],
+            // PORTLI: no errors.
+            _ => 0,
+        }
+    }
+
+    /// A write. True when the controller's thread has something to do.
+    pub(super) fn write(&mut self, offset: u64, value: u32, usb3: bool) -> bool {
+        match offset {
+            0 => self.control(value, usb3),
+            4 => self.power[0] = value,
+            0xc => self.power[1] = value,
+            _ => {}
+        }
+        self.reset.is_some() || self.news
+    }
+
+    fn control(&mut self, value: u32, usb3: bool) {
+        self.portsc &= !(value & CHANGES);
+        self.portsc = self.portsc & !(LAMPS | WAKE) | value & (LAMPS | WAKE);
+        if value & RESET != 0 || usb3 && value & WARM_RESET != 0 {
+            self.portsc |= RESET;
+            self.reset = Some(value & WARM_RESET != 0);
+            return;
+        }
+        if value & ENABLED != 0 && self.portsc & ENABLED != 0 {
+            self.portsc &= !ENABLED;
+            self.set_link(if usb3 { DISABLED } else { POLLING });
+        } else if value & LINK_STROBE != 0 {
+            self.steer(value >> 5 & 0xf, usb3);
+        }
+    }
+
+    /// The guest wants the link in another state.
+    fn steer(&mut self, to: u32, usb3: bool) {
+        let from = self.portsc >> 5 & 0xf;
+        let enabled = self.portsc & ENABLED != 0;
+        match to {
+            U0 if enabled && from != U0 => {
+                self.set_link(U0);
+                self.changed(LINK_CHANGE);
+            }
+            U3 if enabled && from < U3 => self.set_link(U3),
+            RESUME if enabled && from == U3 => self.set_link(RESUME),
+            DISABLED if usb3 => {
+                self.portsc &= !ENABLED;
+                self.set_link(DISABLED);
+            }
+            RX_DETECT if usb3 && from == DISABLED => self.settle(usb3),
+            _ => {}
+        }
+    }
+
+    fn set_link(&mut self, state: u32) {
+        self.portsc = self.portsc & !LINK | state << 5;
+    }
+
+    fn changed(&mut self, bits: u32) {
+        self.news |= self.portsc & bits != bits;
+        self.portsc |= bits;
+    }
+
+    /// A link that finds its device, or none: USB 3 trains at once, USB 2 waits for a reset.
+    fn settle(&mut self, usb3: bool) {
+        self.portsc &= !ENABLED;
+        match (self.portsc & CONNECTED != 0, usb3) {
+            (false, _) => self.set_link(RX_DETECT),
+            (true, false) => self.set_link(POLLING),
+            (true, true) => {
+                self.portsc |= ENABLED;
+                self.set_link(U0);
+            }
+        }
+    }
+
+    /// A device comes or goes.
+    pub(super) fn connect(&mut self, speed: Option<Speed>, usb3: bool) {
+        self.portsc &= !(CONNECTED | SPEED);
+        if let Some(speed) = speed {
+            self.portsc |= CONNECTED | (speed as u32) << 10;
+        }
+        self.settle(usb3);
+        self.changed(CONNECT_CHANGE);
+    }
+
+    /// Whether a device is there and was reset.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.portsc & ENABLED != 0
+    }
+
+    /// A reset that is to be done now.
+    pub(super) fn wants_reset(&self) -> bool {
+        self.reset.is_some()
+    }
+
+    /// It is done.
+    pub(super) fn end_reset(&mut self, usb3: bool) {
+        let warm = self.reset.take().unwrap_or(false);
+        self.portsc &= !RESET;
+        self.settle(usb3);
+        if self.portsc & CONNECTED != 0 {
+            self.portsc |= ENABLED;
+            self.set_link(U0);
+        }
+        self.changed(RESET_CHANGE | if warm { WARM_RESET_CHANGE } else { 0 });
+    }
+
+    /// The controller begins to run, and tells what changed before.
+    pub(super) fn announce(&mut self) {
+        self.news |= self.portsc & CHANGES != 0;
+    }
+
+    /// Whether the guest is to be told, once.
+    pub(super) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.news)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn connected(speed: Speed, usb3: bool) -> Port {
+        let mut port = Port::default();
+        port.connect(Some(speed), usb3);
+        assert!(port.take_news());
+        port
+    }
+
+    #[test]
+    fn usb_2_is_enabled_by_a_reset_and_usb_3_at_once() {
+        let mut port = connected(Speed::High, false);
+        assert_eq!(port.read(0), POWER | CONNECTED | CONNECT_CHANGE | POLLING << 5 | 3 << 10);
+        port.write(0, CONNECT_CHANGE | POWER, false);
+        assert!(port.write(0, RESET | POWER, false));
+        assert_eq!(port.read(0), POWER | CONNECTED | RESET | POLLING << 5 | 3 << 10);
+        port.end_reset(false);
+        assert_eq!(port.read(0), POWER | CONNECTED | ENABLED | RESET_CHANGE | 3 << 10);
+        let mut port = connected(Speed::Super, true);
+        assert_eq!(port.read(0), POWER | CONNECTED | ENABLED | CONNECT_CHANGE | 4 << 10);
+        port.write(0, WARM_RESET | POWER, true);
+        port.end_reset(true);
+        assert_eq!(port.read(0) & CHANGES, CONNECT_CHANGE | RESET_CHANGE | WARM_RESET_CHANGE);
+    }
+
+    #[test]
+    fn a_link_goes_to_sleep_and_wakes_with_a_change() {
+        let mut port = connected(Speed::High, false);
+        port.write(0, RESET, false);
+        port.end_reset(false);
+        let link = |port: &mut Port, state: u32| {
+            port.write(0, CHANGES | LINK_STROBE | state << 5, false);
+            (port.read(0) >> 5 & 0xf, port.read(0) & CHANGES)
+        };
+        assert_eq!(link(&mut port, RESUME), (U0, 0), "not asleep");
+        assert_eq!(link(&mut port, U3), (U3, 0));
+        assert_eq!(link(&mut port, RESUME), (RESUME, 0));
+        assert_eq!(link(&mut port, U0), (U0, LINK_CHANGE));
+        port.write(0, ENABLED, false);
+        assert_eq!(link(&mut port, U3), (POLLING, 0), "it is off");
+        port.connect(None, false);
+        assert_eq!(port.read(0), POWER | RX_DETECT << 5 | CONNECT_CHANGE);
+    }
+
+    #[test]
+    fn a_usb_3_port_is_switched_off_and_finds_its_device_again() {
+        let mut port = connected(Speed::Super, true);
+        port.write(0, LINK_STROBE | DISABLED << 5, true);
+        assert!(!port.is_enabled());
+        port.write(0, LINK_STROBE | RX_DETECT << 5, true);
+        assert!(port.is_enabled());
+    }
+}

@@ -1,0 +1,452 @@
+//! A driver's view of the controller, with a keyboard and a tablet behind it.
+
+use std::time::Duration;
+
+use super::*;
+use crate::device::Kind;
+use crate::input::{Key, Lights, Position};
+use crate::registry;
+use crate::testutil::Bench;
+use crate::testutil::xhci::{
+    BLOCKS, CHAIN, COMPLETION, DATA, Driver, INPUT, INTERRUPTER, NORMAL, TABLE, USBCMD, USBSTS,
+    block,
+};
+
+const AT: Address = Address::new(4, 0);
+/// INTA of slot 4.
+const GSI: u32 = 20;
+/// The number of the devices' endpoint 0x81.
+const IN: u8 = 3;
+
+/// A machine with these devices.
+fn machine(kinds: &[&str]) -> Bench {
+    let mut bench = Bench::new(1 << 20);
+    for kind in kinds {
+        let fields = if *kind == "xhci" {
+            serde_json::json!({ "slot": "04.0" })
+        } else {
+            serde_json::json!({})
+        };
+        let config = registry::Config::of_kind(kind, fields).unwrap().unwrap();
+        bench.board.add(kind, |place| config.build(place)).unwrap();
+    }
+    bench.board.usb().check().unwrap();
+    bench.board.run(Vec::new()).unwrap();
+    bench
+}
+
+fn both() -> Bench {
+    machine(&["xhci", "usb-keyboard", "usb-tablet"])
+}
+
+/// A driver that has started, and the slot of the device at this port, configured.
+fn configured(bench: &Bench, port: u8) -> (Driver<'_>, u8) {
+    let mut driver = Driver::find(bench, AT);
+    driver.start();
+    driver.reset_port(port);
+    let slot = driver.address(port);
+    assert_eq!(driver.configure(slot, IN), 1);
+    (driver, slot)
+}
+
+/// Asks for a report of eight bytes; where the block lies.
+fn ask(driver: &mut Driver<'_>, slot: u8) -> u64 {
+    let at = driver.push(slot, IN, block(DATA, 8, NORMAL | COMPLETION | 1 << 2));
+    driver.ring(slot, IN);
+    at
+}
+
+fn key(code: u16) -> Key {
+    Key::new(code).unwrap()
+}
+
+#[test]
+fn says_what_it_is() {
+    let bench = machine(&["xhci"]);
+    let driver = Driver::find(&bench, AT);
+    let config = |at| bench.read::<4>(Kind::Config, AT.config() + at);
+    assert_eq!(config(0), [0x36, 0x1b, 0x0d, 0x00]);
+    assert_eq!(config(8), [1, 0x30, 0x03, 0x0c]);
+    assert_eq!(config(0x60)[0], 0x30);
+    assert_eq!(bench.read(Kind::Memory, 0xc000_0000), [0x80], "CAPLENGTH");
+    assert_eq!(bench.read(Kind::Memory, 0xc000_0002), [0x00, 0x01], "HCIVERSION");
+    assert_eq!(driver.get(0x04), 16 << 24 | 16 << 8 | 64);
+    assert_eq!(driver.get(0x10) & 0xffff, 1, "AC64 alone");
+    // The extended capabilities, one after the other.
+    let (mut at, mut found) = (u64::from(driver.get(0x10) >> 16) * 4, Vec::new());
+    loop {
+        let [id, next, _, major] = driver.get(at).to_le_bytes();
+        found.push((id, major, driver.get(at + 8) & 0xffff));
+        if next == 0 {
+            break;
+        }
+        at += u64::from(next) * 4;
+    }
+    assert_eq!(found, [(1, 0, 0), (2, 2, 1 | 8 << 8), (2, 3, 9 | 8 << 8)]);
+    assert_eq!(driver.get(USBSTS), 1, "halted");
+}
+
+#[test]
+fn firmware_gives_the_controller_away() {
+    let bench = machine(&["xhci"]);
+    let driver = Driver::find(&bench, AT);
+    driver.set(0x20, 1 << 16);
+    assert_eq!(driver.get(0x20) >> 16, 1, "firmware says that it has it");
+    driver.set(0x20, driver.get(0x20) | 1 << 24);
+    assert_eq!(driver.get(0x20) >> 16, 1 << 8);
+}
+
+#[test]
+fn a_port_tells_of_its_device_and_a_reset_enables_it() {
+    let bench = both();
+    let mut driver = Driver::find(&bench, AT);
+    let ports: Vec<_> = (1..=16).map(|port| driver.get(Driver::port(port)) & 0x3c01).collect();
+    assert_eq!(ports[..3], [0xc01, 0xc01, 0], "two devices of high speed");
+    assert!(ports[2..].iter().all(|it| *it == 0));
+    driver.start();
+    let event = driver.wait_event(34);
+    assert_eq!((event[0], event[2]), (1 << 24, 1 << 24));
+    driver.reset_port(2);
+    let changes = driver.get(Driver::port(2)) >> 17 & 0x7f;
+    assert_eq!(changes & 0x10, 0x10, "PRC");
+    assert_ne!(driver.get(USBSTS) & 0x10, 0, "PCD");
+}
+
+#[test]
+fn descriptors_are_read_whole_and_short() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    let mut data = [0; 18];
+    assert_eq!(driver.control(slot, [0x80, 6, 0, 1, 0, 0, 18, 0], &mut data), (1, 18));
+    assert_eq!(data[8..12], [0x27, 0x06, 0x01, 0x00]);
+    let mut data = [0; 255];
+    let (code, length) = driver.control(slot, [0x80, 6, 0, 2, 0, 0, 255, 0], &mut data);
+    assert_eq!((code, length), (1, usize::from(data[2])), "a short packet");
+    assert_eq!(length, 9 + 9 + 9 + 7);
+    let (code, length) = driver.control(slot, [0x80, 6, 3, 3, 9, 4, 255, 0], &mut data);
+    assert_eq!((code, &data[..4]), (1, &[26, 3, b'u', 0][..]), "usb-keyboard, {length}");
+    let (code, length) = driver.control(slot, [0x81, 6, 0, 0x22, 0, 0, 255, 0], &mut data);
+    assert_eq!((code, length > 60), (1, true), "the report descriptor");
+    let mut one = [0; 1];
+    assert_eq!(driver.control(slot, [0x80, 8, 0, 0, 0, 0, 1, 0], &mut one), (1, 1));
+    assert_eq!(one, [1], "GET_CONFIGURATION");
+}
+
+#[test]
+fn an_unknown_request_stalls_and_the_endpoint_goes_on_after_it() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    let mut data = [0; 8];
+    assert_eq!(driver.control(slot, [0x80, 6, 0, 0x77, 0, 0, 8, 0], &mut data).0, 6);
+    assert_eq!(driver.output(slot, 1, 0) & 7, 2, "halted");
+    let at = u32::from(slot) << 24 | 1 << 16;
+    assert_eq!(driver.command(block(0, 0, 15 << 10 | at)).0, 19, "it does not run");
+    assert_eq!(driver.command(block(0, 0, 14 << 10 | at)).0, 1, "reset endpoint");
+    let ring = driver.new_ring(slot, 1);
+    assert_eq!(driver.command(block(ring | 1, 0, 16 << 10 | at)).0, 1, "set dequeue pointer");
+    assert_eq!(driver.output(slot, 1, 0) & 7, 3, "stopped");
+    assert_eq!(driver.control(slot, [0x80, 6, 0, 1, 0, 0, 8, 0], &mut data), (1, 8));
+    assert_eq!(driver.output(slot, 1, 0) & 7, 1, "running");
+}
+
+#[test]
+fn keys_arrive_when_they_are_asked_for_and_as_they_were_pressed() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    let at = ask(&mut driver, slot);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(driver.event().is_none(), "nothing was pressed");
+    assert!(bench.board.input().key(key(0x1e), true));
+    let event = driver.wait_event(32);
+    assert_eq!(u64::from(event[0]), at);
+    assert_eq!(event[2], 1 << 24, "all of eight bytes");
+    assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
+    // What comes meanwhile waits, and nothing of it is lost.
+    bench.board.input().key(key(0x2a), true);
+    bench.board.input().key(key(0x1e), false);
+    ask(&mut driver, slot);
+    driver.wait_event(32);
+    assert_eq!(driver.read(DATA), [2, 0, 4, 0, 0, 0, 0, 0]);
+    ask(&mut driver, slot);
+    driver.wait_event(32);
+    assert_eq!(driver.read(DATA), [2, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn positions_arrive_exactly_and_are_short_packets() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 2);
+    let at = |x, y, buttons| Position { x, y, buttons, wheel: -1, pan: 1 };
+    for (x, y, buttons) in [(0, 0, 0), (1, 32767, 1), (12345, 6789, 0x1f)] {
+        assert!(bench.board.input().position(at(x, y, buttons)));
+        ask(&mut driver, slot);
+        assert_eq!(driver.wait_event(32)[2], 13 << 24 | 1, "seven of eight bytes");
+        let [x0, x1] = x.to_le_bytes();
+        let [y0, y1] = y.to_le_bytes();
+        assert_eq!(driver.read(DATA), [buttons, x0, x1, y0, y1, 0xff, 1]);
+    }
+}
+
+#[test]
+fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
+    let bench = machine(&["i8042", "xhci", "usb-keyboard"]);
+    assert!(bench.board.input().key(key(0x1e), true), "the PS/2 keyboard took it");
+    assert!(bench.host.pins.is_high(1));
+    bench.read::<1>(Kind::Port, 0x60);
+    assert_eq!(bench.board.input().lights(), Some(Lights::default()), "the PS/2 keyboard's");
+    let (mut driver, slot) = configured(&bench, 1);
+    let mut lights = [0b010];
+    assert_eq!(driver.control(slot, [0x21, 9, 0, 2, 0, 0, 1, 0], &mut lights).0, 1);
+    let caps = Lights { caps: true, ..Lights::default() };
+    assert_eq!(bench.board.input().lights(), Some(caps));
+    assert!(bench.board.input().key(key(0x1e), false) && bench.board.input().key(key(0x30), true));
+    assert!(!bench.host.pins.is_high(1), "nothing for the PS/2 keyboard");
+    ask(&mut driver, slot);
+    driver.wait_event(32);
+    assert_eq!(driver.read::<3>(DATA), [0, 0, 5]);
+    driver.start();
+    assert_eq!(bench.board.input().lights(), Some(Lights::default()), "reset: PS/2 again");
+}
+
+#[test]
+fn an_idle_rate_repeats_what_was_said() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    // 2 steps of 4 ms.
+    assert_eq!(driver.control(slot, [0x21, 10, 0, 2, 0, 0, 0, 0], &mut []).0, 1);
+    for _ in 0..3 {
+        ask(&mut driver, slot);
+        driver.wait_event(32);
+    }
+    assert_eq!(driver.control(slot, [0x21, 10, 0, 0, 0, 0, 0, 0], &mut []).0, 1);
+    ask(&mut driver, slot);
+    std::thread::sleep(Duration::from_millis(30));
+    let late = std::iter::from_fn(|| driver.event()).count();
+    assert!(late <= 1, "one that was due when it was switched off");
+}
+
+#[test]
+fn messages_and_the_wire_ask_for_service() {
+    let bench = both();
+    let mut driver = Driver::find(&bench, AT);
+    driver.start();
+    driver.command(block(0, 0, 23 << 10));
+    assert!(bench.host.pins.is_high(GSI));
+    driver.set(INTERRUPTER, 3);
+    while driver.event().is_some() {}
+    driver.set(INTERRUPTER, 3);
+    assert!(!bench.host.pins.is_high(GSI), "all was seen");
+    driver.use_messages();
+    bench.host.sent.lock().unwrap().clear();
+    driver.command(block(0, 0, 23 << 10));
+    assert_eq!(bench.host.sent.lock().unwrap().last().unwrap().data, 0x40);
+    assert!(!bench.host.pins.is_high(GSI));
+    assert_eq!(driver.get(INTERRUPTER) & 1, 0, "a message clears what it tells");
+}
+
+#[test]
+fn commands_in_the_wrong_state_are_refused() {
+    let bench = both();
+    let mut driver = Driver::find(&bench, AT);
+    driver.start();
+    let on = |slot: u32, endpoint: u32| slot << 24 | endpoint << 16;
+    for (kind, code) in [(10, 11), (11, 11), (12, 11), (13, 11), (14, 11), (15, 11), (17, 11)] {
+        assert_eq!(driver.command(block(INPUT, 0, kind << 10 | on(1, 1))).0, code, "{kind}");
+    }
+    assert_eq!(driver.command(block(0, 0, 21 << 10)).0, 5, "no bandwidth to tell of");
+    let (code, slot) = driver.command(block(0, 0, 9 << 10));
+    assert_eq!((code, slot), (1, 1));
+    driver.input(3, [0, 1 << 16], (1, [0, 4 << 3, 0x9001, 0]));
+    assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | on(1, 0))).0, 4, "not enabled yet");
+    driver.input(3, [0, 17 << 16], (1, [0, 4 << 3, 0x9001, 0]));
+    assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | on(1, 0))).0, 17, "no such port");
+    assert_eq!(driver.command(block(u64::MAX, 0, 11 << 10 | on(1, 0))).0, 17, "no memory");
+    assert_eq!(driver.command(block(INPUT, 0, 17 << 10 | on(1, 0))).0, 19, "reset before address");
+    assert_eq!(driver.command(block(0, 0, 10 << 10 | on(1, 0))).0, 1);
+    driver.reset_port(1);
+    let slot = driver.address(1);
+    let base = on(slot.into(), 0);
+    assert_eq!(driver.command(block(INPUT, 0, 11 << 10 | base)).0, 19, "it has its address");
+    assert_eq!(driver.command(block(0, 0, 15 << 10 | base | 3 << 16)).0, 12, "no such endpoint");
+    for kind in [1, 2, 4, 5] {
+        driver.input(1 | 1 << IN, [0, 0], (IN, [0, kind << 3, 0x9001, 0]));
+        assert_eq!(driver.command(block(INPUT, 0, 12 << 10 | base)).0, 17, "type {kind}");
+    }
+    for _ in 2..=64 {
+        assert_eq!(driver.command(block(0, 0, 9 << 10)).0, 1);
+    }
+    assert_eq!(driver.command(block(0, 0, 9 << 10)).0, 9, "no slot is left");
+}
+
+#[test]
+fn a_stopped_endpoint_gives_its_transfer_back_and_takes_it_again() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    let at = ask(&mut driver, slot);
+    std::thread::sleep(Duration::from_millis(20));
+    let command = block(0, 0, 15 << 10 | u32::from(slot) << 24 | u32::from(IN) << 16);
+    driver.begin(command);
+    let event = driver.wait_event(32);
+    assert_eq!((u64::from(event[0]), event[2]), (at, 26 << 24 | 8), "stopped, all of it left");
+    assert_eq!(driver.wait_event(33)[2] >> 24, 1);
+    assert_eq!(u64::from(driver.output(slot, IN, 2)), at | 1, "where it goes on");
+    bench.board.input().key(key(0x1e), true);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(driver.event().is_none(), "it is stopped");
+    driver.ring(slot, IN);
+    assert_eq!(u64::from(driver.wait_event(32)[0]), at);
+}
+
+#[test]
+fn chains_event_data_and_immediate_data_are_what_the_driver_meant() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 2);
+    bench.board.input().position(Position { x: 0x1234, y: 0x5678, ..Position::default() });
+    driver.push(slot, IN, block(DATA, 3, NORMAL | CHAIN));
+    driver.push(slot, IN, block(DATA + 0x100, 13, NORMAL | CHAIN));
+    driver.push(slot, IN, block(0xabcd_ef01, 0, 7 << 10 | COMPLETION));
+    driver.ring(slot, IN);
+    let event = driver.wait_event(32);
+    assert_eq!(event[0], 0xabcd_ef01);
+    assert_eq!(event[2], 13 << 24 | 7, "a short packet, seven bytes in all");
+    assert_eq!(event[3] & 4, 4, "event data");
+    assert_eq!(driver.read(DATA), [0, 0x34, 0x12]);
+    assert_eq!(driver.read(DATA + 0x100), [0x78, 0x56, 0, 0]);
+    // SET_REPORT of a keyboard would do nothing here: what is checked is the data stage.
+    driver.push(slot, 1, block(u64::from_le_bytes([0x21, 9, 0, 2, 0, 0, 2, 0]), 8, 2 << 10 | 0x40));
+    driver.push(slot, 1, block(0x0201, 2, 3 << 10 | COMPLETION | 0x40));
+    driver.push(slot, 1, block(0, 0, 4 << 10 | 1 << 16 | COMPLETION));
+    driver.ring(slot, 1);
+    assert_eq!(driver.wait_event(32)[2], 1 << 24);
+    assert_eq!(driver.wait_event(32)[2], 1 << 24);
+}
+
+#[test]
+fn a_full_event_ring_loses_nothing() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    // More than the ring has, and nothing is taken from it meanwhile.
+    let (transfers, commands) = (BLOCKS - 14, 30);
+    for _ in 0..transfers {
+        driver.push(slot, IN, block(0, 0, 8 << 10 | COMPLETION));
+    }
+    driver.ring(slot, IN);
+    (0..commands).for_each(|_| driver.begin(block(0, 0, 23 << 10)));
+    std::thread::sleep(Duration::from_millis(50));
+    let (mut seen, mut full) = ([0, 0], 0);
+    let start = Instant::now();
+    while seen != [transfers, commands] {
+        assert!(start.elapsed() < Duration::from_secs(10), "{seen:?} events");
+        match driver.event().map(|event| (event[3] >> 10 & 0x3f, event[2] >> 24)) {
+            Some((32, 1)) => seen[0] += 1,
+            Some((33, 1)) => seen[1] += 1,
+            Some((37, 21)) => full += 1,
+            Some(other) => panic!("{other:?} was not asked for"),
+            None => std::thread::yield_now(),
+        }
+    }
+    assert!(full >= 1, "the guest is told");
+}
+
+#[test]
+fn rings_that_lead_nowhere_end() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    let ring = driver.new_ring(slot, IN);
+    let at = u32::from(slot) << 24 | u32::from(IN) << 16;
+    // A link to itself; a chain without end; a ring that is no memory.
+    driver.put(ring, block(ring, 0, 6 << 10 | 1));
+    assert_eq!(driver.command(block(0, 0, 15 << 10 | at)).0, 1);
+    assert_eq!(driver.command(block(ring | 1, 0, 16 << 10 | at)).0, 1);
+    driver.ring(slot, IN);
+    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "it still takes commands");
+    driver.put(ring, block(DATA, 1, NORMAL | CHAIN | 1));
+    driver.put(ring + 16, block(ring, 0, 6 << 10 | 1));
+    driver.ring(slot, IN);
+    assert_eq!(driver.wait_event(32)[2] >> 24, 5, "a TRB error");
+    assert_eq!(driver.output(slot, IN, 0) & 7, 4, "the error state");
+    assert_eq!(driver.command(block(1 << 40 | 1, 0, 16 << 10 | at)).0, 1);
+    driver.ring(slot, IN);
+    assert_eq!(driver.wait_event(32)[2] >> 24, 5);
+    driver.write(TABLE, &u64::MAX.to_le_bytes());
+    driver.set_wide(INTERRUPTER + 0x10, TABLE);
+    driver.ring(0, 0);
+    driver.begin(block(0, 0, 23 << 10));
+    driver.wait(USBSTS, 5, 5);
+    driver.start();
+    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "a reset mends it");
+}
+
+#[test]
+fn it_stands_still_when_it_is_told_to_and_goes_on_after_it() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    ask(&mut driver, slot);
+    driver.set(USBCMD, 4);
+    driver.wait(USBSTS, 1, 1);
+    bench.board.input().key(key(0x1e), true);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(driver.event().is_none());
+    assert_eq!(driver.read(DATA), [0; 8], "no guest memory changes");
+    driver.set(USBCMD, 5);
+    driver.wait_event(32);
+    assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_transfer_goes_on_after_a_park_and_a_reset_of_the_machine_ends_it() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    bench.board.input().key(key(0x2a), true);
+    ask(&mut driver, slot);
+    driver.wait_event(32);
+    ask(&mut driver, slot);
+    std::thread::sleep(Duration::from_millis(20));
+    let saved = bench.board.park();
+    assert!(!bench.board.input().key(key(0x1e), true), "parked, nobody listens");
+    bench.board.run(saved).unwrap();
+    assert!(bench.board.input().key(key(0x1e), true));
+    driver.wait_event(32);
+    assert_eq!(driver.read(DATA), [2, 0, 4, 0, 0, 0, 0, 0], "Shift is still down");
+    bench.board.reset().unwrap();
+    assert!(!bench.board.input().key(key(0x1e), false), "not configured");
+    let (mut driver, slot) = configured(&bench, 1);
+    bench.board.input().key(key(0x30), true);
+    ask(&mut driver, slot);
+    driver.wait_event(32);
+    assert_eq!(driver.read(DATA), [0, 0, 5, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    ask(&mut driver, slot);
+    std::thread::sleep(Duration::from_millis(20));
+    bench.board.usb().pull("usb-keyboard").unwrap();
+    assert!(bench.board.usb().pull("usb-keyboard").unwrap_err().to_string().contains("tablet"));
+    assert_eq!(driver.wait_event(32)[2] >> 24, 4, "a transaction error");
+    driver.wait(Driver::port(1), 1, 0);
+    let mut data = [0; 8];
+    assert_eq!(driver.control(slot, [0x80, 6, 0, 1, 0, 0, 8, 0], &mut data).0, 4);
+    assert!(!bench.board.input().key(key(0x1e), true));
+}
+
+#[test]
+fn a_device_without_a_port_is_told_of() {
+    let mut bench = Bench::new(1 << 20);
+    let add = |bench: &mut Bench, kind: &str| {
+        let config = registry::Config::of_kind(kind, serde_json::json!({})).unwrap().unwrap();
+        bench.board.add(kind, |place| config.build(place))
+    };
+    add(&mut bench, "usb-tablet").unwrap();
+    let error = bench.board.usb().check().unwrap_err().to_string();
+    assert_eq!(error, "`usb-tablet` has no USB port: add --device xhci");
+    add(&mut bench, "xhci").unwrap();
+    bench.board.usb().check().unwrap();
+    for _ in 1..8 {
+        add(&mut bench, "usb-tablet").unwrap();
+    }
+    let error = format!("{:#}", add(&mut bench, "usb-keyboard").unwrap_err());
+    assert!(error.contains("all USB ports are taken"), "{error}");
+}
