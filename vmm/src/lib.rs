@@ -15,6 +15,7 @@ pub mod msr;
 pub mod probe;
 pub mod ram;
 pub mod reference;
+pub mod rfb;
 pub mod run;
 pub mod status;
 pub mod vcpu;
