@@ -86,8 +86,9 @@ impl Client {
     pub(super) fn expected(&self, pixel: u32) -> u32 {
         let colours = [pixel >> 16 & 0xff, pixel >> 8 & 0xff, pixel & 0xff];
         let place = |(channel, colour): (crate::rfb::format::Channel, u32)| {
-            let nearest = (f64::from(colour) * f64::from(channel.max) / 255.0).round();
-            (nearest as u32) << channel.shift
+            // To the nearest: a half is added before it is cut off.
+            let nearest = (2 * colour * u32::from(channel.max) + 255) / (2 * 255);
+            nearest << channel.shift
         };
         self.format.channels().into_iter().zip(colours).map(place).sum()
     }

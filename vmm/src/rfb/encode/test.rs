@@ -23,6 +23,16 @@ impl Chance {
     }
 }
 
+/// It changes slowly, differently in each colour.
+fn gradient(x: usize, y: usize) -> u32 {
+    u32::from_be_bytes([0, byte(x * 2), byte(y * 3), byte((x + y) / 2)])
+}
+
+/// The lowest eight bits.
+fn byte(number: usize) -> u8 {
+    number.to_le_bytes()[0]
+}
+
 /// Everything that an encoding treats differently: plain, text of two and of more colours, runs,
 /// gradients, noise; cut anywhere.
 fn picture(width: usize, height: usize, chance: &mut Chance) -> Vec<u32> {
@@ -47,7 +57,7 @@ fn picture(width: usize, height: usize, chance: &mut Chance) -> Vec<u32> {
                         }
                         colours[colour]
                     }
-                    4 => ((x * 2 & 0xff) << 16 | (y * 3 & 0xff) << 8 | (x + y) / 2 & 0xff) as u32,
+                    4 => gradient(x, y),
                     _ => chance.next() >> 8,
                 };
             }
@@ -140,7 +150,7 @@ fn life(seed: u32, encodings: &[Encoding], rounds: usize) {
     let formats = formats();
     for round in 0..rounds {
         let (width, height) = chance.of(&SIZES);
-        let (x, y) = (chance.below(20) as u16, chance.below(20) as u16);
+        let (x, y) = (byte(chance.below(20)).into(), byte(chance.below(20)).into());
         let stride = usize::from(x + width) + chance.below(5);
         let rows = usize::from(y + height);
         client.width = stride;
@@ -153,7 +163,7 @@ fn life(seed: u32, encodings: &[Encoding], rounds: usize) {
         let choice = Choice {
             encoding: chance.of(encodings),
             quality: None,
-            compression: chance.below(12) as u8,
+            compression: byte(chance.below(12)),
         };
         let before = client.screen.clone();
         let what = format!("seed {seed}, round {round}, {choice:?}, {:?}", client.format);
@@ -199,12 +209,17 @@ fn each_format_arrives_in_each_encoding() {
 /// Soft shapes with grain.
 fn photograph(width: usize, height: usize) -> Vec<u32> {
     let mut chance = Chance(3);
-    let wave = |at: usize, length: f64| ((at as f64 / length).sin() * 100.0 + 120.0) as u32;
+    // From 16 to 240 and back, softly.
+    let wave = |at: usize, length: usize| {
+        let part = at % (2 * length) * 256 / length;
+        let part = if part < 256 { part } else { 511 - part };
+        u32::from(byte(16 + part * part * (768 - 2 * part) / (256 * 256) * 7 / 8))
+    };
     (0..width * height)
         .map(|at| {
             let (x, y) = (at % width, at / width);
             let grain = chance.next() & 0x0007_0707;
-            (wave(x, 40.0) << 16 | wave(y, 31.0) << 8 | wave(x + y, 57.0)) + grain
+            ((wave(x, 120) << 16) | (wave(y, 97) << 8) | wave(x + y, 171)) + grain
         })
         .collect()
 }
@@ -305,7 +320,7 @@ fn a_plain_screen_is_a_few_bytes() {
 
 #[test]
 fn what_is_not_a_colour_is_not_sent() {
-    let pixels: Vec<u32> = (0..64 * 64).map(|at| 0xff00_0000 | at * 77).collect();
+    let pixels: Vec<u32> = (0..64 * 64).map(|at| 0xff00_0000 | (at * 77)).collect();
     let area = Area { x: 0, y: 0, width: 64, height: 64 };
     let view = View { pixels: &pixels, stride: 64, area };
     for encoding in Encoding::ALL {
