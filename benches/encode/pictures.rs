@@ -1,4 +1,9 @@
 //! Pictures as screens show them, made here so that they are the same everywhere.
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "places on a screen, and numbers of frames, are small"
+)]
 
 use font8x8::legacy::BASIC_LEGACY;
 
@@ -247,7 +252,7 @@ impl Picture {
 fn mix(paper: u32, ink: u32, part: u32) -> u32 {
     (0..3).fold(0, |colour, channel| {
         let [paper, ink] = [paper, ink].map(|it| it >> (8 * channel) & 0xff);
-        colour | (paper * (16 - part) + ink * part) / 16 << (8 * channel)
+        colour | (((paper * (16 - part) + ink * part) / 16) << (8 * channel))
     })
 }
 

@@ -2,9 +2,11 @@
 //! input or output.
 //!
 //! A picture that a client gets is as its owner sees it, or nearly so if the client said that it
-//! may be; never worse where there is text. What an [`Encoder`] holds of one client is bounded: a
-//! compressor for each stream that was used (at most six, about a quarter of a MiB each), and
-//! buffers of at most about five MiB that grow with what is sent.
+//! may be; never worse where there is text.
+//!
+//! What an [`Encoder`] holds of one client is bounded, whatever is sent: a compressor for each
+//! stream that was used (at most seven, a third of a MiB each), and buffers of Tight's, which take
+//! a part of the picture with at most 2048 by 256 pixels: at most six MiB more.
 
 mod deflate;
 mod hextile;
