@@ -16,6 +16,7 @@ pub mod msr;
 pub mod probe;
 pub mod ram;
 pub mod reference;
+pub mod rfb;
 pub mod run;
 pub mod screenshot;
 pub mod signals;

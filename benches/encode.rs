@@ -1,0 +1,94 @@
+//! What it costs to send a picture: time on one core and bytes, for each encoding.
+#![forbid(unsafe_code)]
+
+#[path = "encode/pictures.rs"]
+mod pictures;
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use rustix::time::{ClockId, clock_gettime};
+use transom_benches::table::{Spread, print};
+use vmm::rfb::encode::{Choice, Encoder, Encoding};
+use vmm::rfb::format::PixelFormat;
+use vmm::rfb::picture::{Area, View};
+
+use self::pictures::{Picture, Scene};
+
+/// Frames that count. One more comes before, as a client gets one when it has come.
+const FRAMES: usize = 15;
+
+/// A column of the table.
+struct Column {
+    name: &'static str,
+    choice: Choice,
+}
+
+fn columns() -> Vec<Column> {
+    let all = [
+        ("Raw", Encoding::Raw, None, 1),
+        ("Hextile", Encoding::Hextile, None, 1),
+        ("Zlib", Encoding::Zlib, None, 1),
+        ("ZRLE 1", Encoding::Zrle, None, 1),
+        ("ZRLE 2", Encoding::Zrle, None, 2),
+        ("ZRLE 6", Encoding::Zrle, None, 6),
+        ("Tight 1", Encoding::Tight, None, 1),
+        ("Tight 2", Encoding::Tight, None, 2),
+        ("Tight 3", Encoding::Tight, None, 3),
+        ("Tight 6", Encoding::Tight, None, 6),
+        ("Tight q6", Encoding::Tight, Some(6), 2),
+        ("Tight q8", Encoding::Tight, Some(8), 2),
+        ("PNG", Encoding::TightPng, None, 2),
+    ];
+    let column = |(name, encoding, quality, compression)| Column {
+        name,
+        choice: Choice { encoding, quality, compression },
+    };
+    all.map(column).into()
+}
+
+/// Milliseconds and kilobytes of a frame.
+fn measure(scene: &mut Scene, choice: &Choice) -> (Spread, f64, usize) {
+    let (mut encoder, mut out) = (Encoder::new(), Vec::new());
+    let (mut times, mut bytes, mut rectangles) = (Vec::new(), 0, 0);
+    for frame in 0..=FRAMES {
+        scene.draw(frame);
+        let Picture { width, height, pixels } = &scene.picture;
+        let area = Area { x: 0, y: 0, width: *width, height: *height };
+        let view = View { pixels, stride: usize::from(*width), area };
+        out.clear();
+        let start = milliseconds();
+        rectangles = encoder.encode(choice, &PixelFormat::OURS, &view, &mut out);
+        if frame > 0 {
+            times.push(milliseconds() - start);
+            bytes += out.len();
+        }
+    }
+    (Spread::of(&times), bytes as f64 / times.len() as f64 / 1e3, rectangles)
+}
+
+/// Processor time of this thread: others that want the core do not count.
+fn milliseconds() -> f64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 / 1e6
+}
+
+fn main() -> Result<()> {
+    let heads = ["ms", "least", "p90", "kB", "rects"];
+    let mut text = format!("{:<18}{:<10}", "picture", "encoding");
+    heads.iter().try_for_each(|head| write!(text, "{head:>10}"))?;
+    text.push('\n');
+    for mut scene in pictures::scenes() {
+        for Column { name, choice } in columns() {
+            let (time, kilobytes, rectangles) = measure(&mut scene, &choice);
+            writeln!(
+                text,
+                "{:<18}{name:<10}{:>10.2}{:>10.2}{:>10.2}{kilobytes:>10.1}{rectangles:>10}",
+                scene.name, time.median, time.least, time.ninth
+            )?;
+        }
+        print(&text);
+        text.clear();
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! Hextile (RFC 6143, 7.7.4).
+
+use super::palette::Palette;
+use super::rre::{Subrectangle, take_apart};
+use super::wire::{Wire, put};
+use crate::rfb::picture::View;
+
+const RAW: u8 = 1;
+const BACKGROUND: u8 = 2;
+const FOREGROUND: u8 = 4;
+const SUBRECTANGLES: u8 = 8;
+const COLOURED: u8 = 16;
+
+/// The side of a tile.
+const SIDE: u16 = 16;
+
+/// More colours than these are sent as they are: each would take a rectangle of its own.
+const COLOURS: usize = 64;
+
+/// What the client keeps from tile to tile.
+#[derive(Clone, Copy, Default)]
+struct Kept {
+    background: Option<u32>,
+    foreground: Option<u32>,
+}
+
+/// Appends the tiles of an area, and says that they are one rectangle.
+pub(super) fn encode(
+    view: &View<'_>,
+    wire: &Wire,
+    palette: &mut Palette,
+    out: &mut Vec<u8>,
+) -> usize {
+    let mut hextile = Hextile { size: wire.size(), palette, kept: Kept::default() };
+    let mut tile = Vec::with_capacity(usize::from(SIDE * SIDE));
+    for area in view.area.pieces(SIDE, SIDE) {
+        let piece = view.of(area);
+        wire.gather(&piece, &mut tile);
+        let start = out.len();
+        if !hextile.tile(&mut tile, usize::from(area.width), out) {
+            out.truncate(start);
+            out.push(RAW);
+            piece.rows().for_each(|row| wire.write(row, out));
+            // Both are undefined behind a raw tile.
+            hextile.kept = Kept::default();
+        }
+    }
+    1
+}
+
+struct Hextile<'a> {
+    size: usize,
+    palette: &'a mut Palette,
+    kept: Kept,
+}
+
+impl Hextile<'_> {
+    /// Appends a tile as rectangles on a background, if that is shorter than to send it as it is.
+    fn tile(&mut self, words: &mut [u32], width: usize, out: &mut Vec<u8>) -> bool {
+        self.palette.clear();
+        if !self.palette.add_all(words, COLOURS) {
+            return false;
+        }
+        let limit = out.len() + 1 + words.len() * self.size;
+        let background = self.background(words);
+        let foreground = match *self.palette.words() {
+            [_] => return self.head(0, background, None, out),
+            [one, other] => Some(if one == background { other } else { one }),
+            _ => None,
+        };
+        let coloured = if foreground.is_some() { 0 } else { COLOURED };
+        self.head(SUBRECTANGLES | coloured, background, foreground, out);
+        let number = out.len();
+        out.push(0);
+        take_apart(words, width, background, |it| {
+            let Subrectangle { word, x, y, width, height } = it;
+            if foreground.is_none() {
+                put([word].into_iter(), self.size, out);
+            }
+            out.extend([x << 4 | y, (width - 1) << 4 | (height - 1)]);
+            // One pixel at least is background, so that there are at most 255.
+            out[number] += 1;
+            out.len() < limit
+        })
+    }
+
+    /// The colour of most pixels.
+    fn background(&self, words: &[u32]) -> u32 {
+        let mut counts = [0_usize; COLOURS];
+        for run in words.chunk_by(|one, next| one == next) {
+            counts[usize::from(self.palette.index(run[0]))] += run.len();
+        }
+        let most = counts.iter().enumerate().max_by_key(|(_, count)| **count);
+        self.palette.words()[most.map_or(0, |(index, _)| index)]
+    }
+
+    /// Appends what stands before the rectangles, without what the client has already.
+    fn head(&mut self, mask: u8, background: u32, ink: Option<u32>, out: &mut Vec<u8>) -> bool {
+        let at = out.len();
+        out.push(mask);
+        if self.kept.background != Some(background) {
+            self.kept.background = Some(background);
+            out[at] |= BACKGROUND;
+            put([background].into_iter(), self.size, out);
+        }
+        if let Some(foreground) = ink.filter(|_| self.kept.foreground != ink) {
+            out[at] |= FOREGROUND;
+            put([foreground].into_iter(), self.size, out);
+        }
+        // A tile of many colours leaves none behind; one without rectangles leaves what it found.
+        if mask != 0 {
+            self.kept.foreground = ink;
+        }
+        true
+    }
+}

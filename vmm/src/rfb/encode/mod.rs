@@ -1,0 +1,278 @@
+//! Encodings (RFC 6143, 7.7, and the community's `rfbproto`): pixels to rectangles, without any
+//! input or output.
+//!
+//! A picture that a client gets is as its owner sees it, or nearly so if the client said that it
+//! may be; never worse where there is text.
+//!
+//! What an [`Encoder`] holds of one client is bounded, whatever is sent: a compressor for each
+//! stream that was used (at most seven, a third of a MiB each), and buffers of Tight's, which take
+//! a part of the picture with at most 2048 by 256 pixels: at most six MiB more.
+
+mod deflate;
+mod hextile;
+mod jpeg;
+mod palette;
+mod png;
+mod rre;
+mod tight;
+mod tiles;
+mod wire;
+
+use self::deflate::{Effort, Stream};
+use self::palette::Palette;
+use self::tight::Tight;
+use self::wire::Wire;
+use super::format::PixelFormat;
+use super::picture::{Area, View};
+
+/// The number of `CopyRect`, which moves what the client has already: see [`copy`].
+pub const COPY_RECT: i32 = 1;
+
+/// How pixels can be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// 7.7.1: as they are.
+    Raw,
+    /// 7.7.3: a background, and rectangles on it.
+    Rre,
+    /// As RRE, with smaller numbers.
+    CoRre,
+    /// 7.7.4: RRE in tiles of 16 pixels.
+    Hextile,
+    /// Raw, compressed.
+    Zlib,
+    /// As Tight, with PNG in place of what it compresses itself. For browsers.
+    TightPng,
+    /// Filled areas, palettes, JPEG: what pays for each part of the picture.
+    Tight,
+    /// 7.7.5: palettes and runs in tiles of 16 pixels.
+    Trle,
+    /// 7.7.6: palettes and runs in tiles of 64 pixels, compressed.
+    Zrle,
+}
+
+impl Encoding {
+    /// All of them, best first: what a server chooses if the client has no wish.
+    pub const ALL: [Self; 9] = [
+        Self::Tight,
+        Self::Zrle,
+        Self::TightPng,
+        Self::Hextile,
+        Self::Zlib,
+        Self::Trle,
+        Self::CoRre,
+        Self::Rre,
+        Self::Raw,
+    ];
+
+    /// Its number in `SetEncodings` and in a rectangle.
+    pub const fn number(self) -> i32 {
+        match self {
+            Self::Raw => 0,
+            Self::Rre => 2,
+            Self::CoRre => 4,
+            Self::Hextile => 5,
+            Self::Zlib => 6,
+            Self::Tight => 7,
+            Self::Trle => 15,
+            Self::Zrle => 16,
+            Self::TightPng => -260,
+        }
+    }
+
+    /// The encoding with this number, if it is one for pixels that can be sent.
+    pub fn from_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.number() == number)
+    }
+}
+
+/// What a client prefers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// How it wants its pixels.
+    pub encoding: Encoding,
+    /// How good JPEG must be, 0 to 9. None is lossless.
+    pub quality: Option<u8>,
+    /// How much time compression may take, 0 to 9.
+    pub compression: u8,
+}
+
+/// What is to be encoded and how, as the encodings see it.
+#[derive(Clone, Copy)]
+struct Job<'a, 'b> {
+    choice: &'a Choice,
+    view: &'a View<'b>,
+}
+
+impl Job<'_, '_> {
+    /// How hard to compress.
+    fn effort(&self) -> Effort {
+        Effort::new(self.choice.compression)
+    }
+}
+
+/// Encodes for one client, which decodes with streams that match those in here.
+pub struct Encoder {
+    format: PixelFormat,
+    /// Whole pixels, `PIXEL`.
+    pixel: Wire,
+    /// Without the byte that says nothing, `CPIXEL`.
+    compact: Wire,
+    tile: Vec<u32>,
+    plain: Vec<u8>,
+    palette: Palette,
+    zlib: Stream,
+    zrle: Stream,
+    tight: Tight,
+}
+
+impl Default for Encoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Encoder {
+    /// For a client that has just come.
+    pub fn new() -> Self {
+        let format = PixelFormat::OURS;
+        Self {
+            format,
+            pixel: Wire::pixel(&format),
+            compact: Wire::compact(&format),
+            tile: Vec::new(),
+            plain: Vec::new(),
+            palette: Palette::default(),
+            zlib: Stream::default(),
+            zrle: Stream::default(),
+            tight: Tight::new(),
+        }
+    }
+
+    /// Appends the area as whole rectangles, header and data, and says how many there are. There
+    /// are fewer than one for each 256 pixels, unless the area is narrower than 16.
+    ///
+    /// The format may change between two calls, as `SetPixelFormat` does: the streams go on.
+    ///
+    /// # Panics
+    ///
+    /// When the area is not within the view's pixels.
+    pub fn encode(
+        &mut self,
+        choice: &Choice,
+        format: &PixelFormat,
+        view: &View<'_>,
+        out: &mut Vec<u8>,
+    ) -> usize {
+        if *format != self.format {
+            self.format = *format;
+            self.pixel = Wire::pixel(format);
+            self.compact = Wire::compact(format);
+        }
+        let job = Job { choice, view };
+        match choice.encoding {
+            _ if view.area.is_empty() => 0,
+            Encoding::TightPng if !format.is_full() => self.raw(job, out),
+            Encoding::Tight | Encoding::TightPng => self.tight.encode(job, format, out),
+            Encoding::Raw => self.raw(job, out),
+            Encoding::Rre => rre::rre(view, &self.pixel, &mut self.tile, out),
+            Encoding::CoRre => rre::corre(view, &self.pixel, &mut self.tile, out),
+            Encoding::Hextile => {
+                header(view.area, Encoding::Hextile, out);
+                hextile::encode(view, &self.pixel, &mut self.palette, out)
+            }
+            Encoding::Zlib => self.zlib(job, out),
+            Encoding::Trle => self.trle(job, out),
+            Encoding::Zrle => self.zrle(job, out),
+        }
+    }
+
+    fn raw(&self, job: Job<'_, '_>, out: &mut Vec<u8>) -> usize {
+        header(job.view.area, Encoding::Raw, out);
+        out.reserve(job.view.area.pixels() * self.pixel.size());
+        job.view.rows().for_each(|row| self.pixel.write(row, out));
+        1
+    }
+
+    fn zlib(&mut self, job: Job<'_, '_>, out: &mut Vec<u8>) -> usize {
+        header(job.view.area, Encoding::Zlib, out);
+        let (length, effort) = (Length::reserve(out), job.effort());
+        for row in job.view.rows() {
+            self.pixel.write(row, &mut self.plain);
+            self.zlib.pour(effort, &mut self.plain, out);
+        }
+        self.zlib.finish(effort, &mut self.plain, out);
+        length.fill(out);
+        1
+    }
+
+    fn zrle(&mut self, job: Job<'_, '_>, out: &mut Vec<u8>) -> usize {
+        header(job.view.area, Encoding::Zrle, out);
+        let (length, effort) = (Length::reserve(out), job.effort());
+        let mut before = effort;
+        for area in job.view.area.pieces(64, 64) {
+            self.compact.gather(&job.view.of(area), &mut self.tile);
+            let tile = tiles::Tile::new(&self.tile, area, self.compact.size());
+            let shape = tile.shape(&mut self.palette);
+            let its = if shape.is_raw() { effort.photograph() } else { effort };
+            if its != before {
+                self.zrle.finish(before, &mut self.plain, out);
+                before = its;
+            }
+            tile.write(shape, &self.palette, &mut self.plain);
+            self.zrle.pour(its, &mut self.plain, out);
+        }
+        self.zrle.finish(before, &mut self.plain, out);
+        length.fill(out);
+        1
+    }
+
+    fn trle(&mut self, job: Job<'_, '_>, out: &mut Vec<u8>) -> usize {
+        header(job.view.area, Encoding::Trle, out);
+        for area in job.view.area.pieces(16, 16) {
+            self.compact.gather(&job.view.of(area), &mut self.tile);
+            let tile = tiles::Tile::new(&self.tile, area, self.compact.size());
+            tile.write(tile.shape(&mut self.palette), &self.palette, out);
+        }
+        1
+    }
+}
+
+/// Appends a `CopyRect` (7.7.2): `area` gets what was at `x`, `y`.
+pub fn copy(area: Area, x: u16, y: u16, out: &mut Vec<u8>) {
+    numbered(area, COPY_RECT, out);
+    out.extend(x.to_be_bytes());
+    out.extend(y.to_be_bytes());
+}
+
+/// The header of a rectangle (7.6.1).
+fn header(area: Area, encoding: Encoding, out: &mut Vec<u8>) {
+    numbered(area, encoding.number(), out);
+}
+
+fn numbered(area: Area, encoding: i32, out: &mut Vec<u8>) {
+    for number in [area.x, area.y, area.width, area.height] {
+        out.extend(number.to_be_bytes());
+    }
+    out.extend(encoding.to_be_bytes());
+}
+
+/// The place of a length that is known only when what it counts has been written.
+struct Length(usize);
+
+impl Length {
+    fn reserve(out: &mut Vec<u8>) -> Self {
+        out.extend([0; 4]);
+        Self(out.len())
+    }
+
+    fn fill(self, out: &mut [u8]) {
+        let length = u32::try_from(out.len() - self.0).expect("no area has 4 GiB of pixels");
+        out[self.0 - 4..self.0].copy_from_slice(&length.to_be_bytes());
+    }
+}
+
+#[cfg(test)]
+mod decoder;
+#[cfg(test)]
+mod test;

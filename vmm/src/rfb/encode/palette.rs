@@ -1,0 +1,168 @@
+//! Counting colours.
+
+/// How many places there are for colours: twice as many as colours at most.
+const PLACES: usize = 512;
+
+/// The most colours that are counted.
+pub(super) const MOST: usize = 256;
+
+/// How many pixels are looked at together: mostly they are all alike.
+const CHUNK: usize = 16;
+
+/// Whether all words are this one. All are looked at, which is quicker than to stop early.
+fn is_all(words: &[u32], word: u32) -> bool {
+    words.iter().fold(0, |all, it| all | (it ^ word)) == 0
+}
+
+/// A place in the table. It is empty unless it is of this age.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    age: u32,
+    word: u32,
+    index: u8,
+}
+
+/// The colours that were found, in the order in which they were.
+pub(super) struct Palette {
+    places: Box<[Place; PLACES]>,
+    age: u32,
+    words: Vec<u32>,
+}
+
+impl Default for Palette {
+    fn default() -> Self {
+        let places = Box::new([Place::default(); PLACES]);
+        Self { places, age: 1, words: Vec::with_capacity(MOST) }
+    }
+}
+
+impl Palette {
+    /// Forgets all.
+    pub(super) fn clear(&mut self) {
+        self.words.clear();
+        self.age = self.age.wrapping_add(1);
+        if self.age == 0 {
+            *self = Self::default();
+        }
+    }
+
+    /// The colours.
+    pub(super) fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Where the colour is, or where it would be.
+    fn place(&self, word: u32) -> usize {
+        let mut at = (word.wrapping_mul(0x9e37_79b1) >> 23) as usize % PLACES;
+        while self.places[at].age == self.age && self.places[at].word != word {
+            at = (at + 1) % PLACES;
+        }
+        at
+    }
+
+    /// The index of a colour that is known to be there.
+    pub(super) fn index(&self, word: u32) -> u8 {
+        self.places[self.place(word)].index
+    }
+
+    /// Adds a colour, unless that would be more than `limit`: whether it is one of them now.
+    pub(super) fn add(&mut self, word: u32, limit: usize) -> bool {
+        let at = self.place(word);
+        if self.places[at].age == self.age {
+            return true;
+        }
+        let Ok(index) = u8::try_from(self.words.len()) else { return false };
+        if self.words.len() >= limit {
+            return false;
+        }
+        self.places[at] = Place { age: self.age, word, index };
+        self.words.push(word);
+        true
+    }
+
+    /// Adds the colours of words, in which runs are likely, or as many as `limit` allows: whether
+    /// that was all of them.
+    pub(super) fn add_all(&mut self, words: &[u32], limit: usize) -> bool {
+        let Some(mut last) = words.first().copied() else { return true };
+        self.add(last, limit)
+            && words.chunks(CHUNK).all(|chunk| {
+                is_all(chunk, last)
+                    || chunk.iter().all(|word| {
+                        let known = last == *word || self.add(*word, limit);
+                        last = *word;
+                        known
+                    })
+            })
+    }
+
+    /// Forgets those that came last, so that `length` are left.
+    pub(super) fn truncate(&mut self, length: usize) {
+        // Backwards: then no colour is searched for beyond the place that becomes empty.
+        while self.words.len() > length {
+            let Some(word) = self.words.pop() else { return };
+            let at = self.place(word);
+            self.places[at].age = self.age.wrapping_sub(1);
+        }
+    }
+
+    /// The indices of a row, each of so many bits (1, 2, 4 or 8), the first one highest. All of
+    /// its colours are known to be there.
+    pub(super) fn indices(&self, row: &[u32], bits: usize, out: &mut Vec<u8>) {
+        let mut last = (row[0], self.index(row[0]));
+        let mut index = |word: u32| {
+            if word != last.0 {
+                last = (word, self.index(word));
+            }
+            last.1
+        };
+        if bits == 8 {
+            for chunk in row.chunks(CHUNK) {
+                let first = index(chunk[0]);
+                if is_all(chunk, chunk[0]) {
+                    out.extend(std::iter::repeat_n(first, chunk.len()));
+                } else {
+                    out.extend(chunk.iter().map(|word| index(*word)));
+                }
+            }
+            return;
+        }
+        for group in row.chunks(8 / bits) {
+            let byte = group.iter().fold(0, |byte, word| byte << bits | index(*word));
+            out.push(byte << (8 - bits * group.len()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn colours_keep_their_index_until_they_are_forgotten() {
+        let mut palette = Palette::default();
+        for round in 0..3_u32 {
+            palette.clear();
+            let words: Vec<u32> = (0..256).map(|it| (it * 0x0001_0307) ^ round).collect();
+            assert!(palette.add_all(&words, MOST));
+            assert_eq!(palette.words(), words);
+            assert!(!palette.add(0xffff_ffff, MOST));
+            palette.truncate(100);
+            for (index, word) in words.iter().enumerate() {
+                let kept = palette.words.get(index) == Some(word);
+                assert_eq!(kept, index < 100);
+                assert!(!kept || usize::from(palette.index(*word)) == index);
+                assert_eq!(palette.add(*word, 100), kept);
+            }
+            assert!(palette.add_all(&words[100..], MOST));
+            assert_eq!(palette.index(words[255]), 255);
+        }
+    }
+
+    #[test]
+    fn no_more_colours_than_the_limit() {
+        let mut palette = Palette::default();
+        assert!(!palette.add_all(&[1, 1, 2, 2, 3], 2));
+        assert_eq!(palette.words(), [1, 2]);
+        assert!(palette.add(2, 2));
+    }
+}

@@ -1,0 +1,51 @@
+//! PNG, for browsers: they decode it themselves, faster than a script can.
+
+use anyhow::Result;
+use png::{BitDepth, ColorType, Compression, Encoder};
+
+use super::palette::{MOST, Palette};
+use super::wire::put;
+use crate::rfb::picture::View;
+
+/// The area as one image, behind what is in `image`, with a palette if it has so few colours.
+/// `plain` is used on the way.
+///
+/// # Errors
+///
+/// When the area has no pixel.
+pub(super) fn write(
+    view: &View<'_>,
+    palette: &mut Palette,
+    plain: &mut Vec<u8>,
+    image: &mut Vec<u8>,
+) -> Result<()> {
+    palette.clear();
+    let indexed = view.rows().all(|row| palette.add_all(row, MOST));
+    let depth = match palette.words().len() {
+        0..=2 => BitDepth::One,
+        3..=4 => BitDepth::Two,
+        5..=16 => BitDepth::Four,
+        _ => BitDepth::Eight,
+    };
+    let colours = |pixels: &[u32], to: &mut Vec<u8>| {
+        put(pixels.iter().map(|pixel| pixel.swap_bytes() >> 8), 3, to);
+    };
+    let area = view.area;
+    let mut encoder = Encoder::new(image, u32::from(area.width), u32::from(area.height));
+    plain.clear();
+    if indexed {
+        encoder.set_color(ColorType::Indexed);
+        encoder.set_depth(depth);
+        let mut entries = Vec::with_capacity(3 * MOST);
+        colours(palette.words(), &mut entries);
+        encoder.set_palette(entries);
+        view.rows().for_each(|row| palette.indices(row, depth as usize, plain));
+    } else {
+        encoder.set_color(ColorType::Rgb);
+        view.rows().for_each(|row| colours(row, plain));
+    }
+    encoder.set_compression(Compression::Fast);
+    let written = encoder.write_header().and_then(|mut it| it.write_image_data(plain));
+    plain.clear();
+    Ok(written?)
+}

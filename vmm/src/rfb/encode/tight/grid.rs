@@ -1,0 +1,331 @@
+//! What a picture is like, in cells of 16 pixels: plain, of two colours, like a photograph, or
+//! none of these. And rectangles of cells that are alike.
+
+use crate::rfb::encode::palette::{MOST, Palette};
+use crate::rfb::picture::{Area, View};
+
+/// The side of a cell.
+const SIDE: u16 = 16;
+
+/// What a cell is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// One colour.
+    Solid,
+    /// Two colours.
+    Two,
+    /// More colours, maybe with sharp edges.
+    Some,
+    /// Many colours, and nothing that JPEG would spoil.
+    Photo,
+}
+
+/// What is known of a cell.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    kind: Kind,
+    /// It is in a rectangle.
+    taken: bool,
+    /// There is an edge in it.
+    sharp: bool,
+    /// The first two colours.
+    words: [u32; 2],
+}
+
+impl Cell {
+    /// Whether it is of this kind.
+    fn is(&self, kind: Kind) -> bool {
+        self.kind == kind
+    }
+
+    /// Its colours, if there are no more than two.
+    fn few(&self) -> Option<&[u32]> {
+        match self.kind {
+            Kind::Solid => Some(&self.words[..1]),
+            Kind::Two => Some(&self.words),
+            Kind::Some | Kind::Photo => None,
+        }
+    }
+}
+
+/// A rectangle of cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    column: u16,
+    row: u16,
+    columns: u16,
+    rows: u16,
+}
+
+impl Span {
+    /// How many cells it has.
+    pub(super) const fn cells(self) -> usize {
+        self.columns as usize * self.rows as usize
+    }
+
+    /// Its cells.
+    fn each(self) -> impl Iterator<Item = Self> {
+        let columns = self.column..self.column + self.columns;
+        (self.row..self.row + self.rows).flat_map(move |row| {
+            columns.clone().map(move |column| Self { column, row, columns: 1, rows: 1 })
+        })
+    }
+
+    /// Its pixels, as a part of the area that the grid is of.
+    pub(super) fn area(self, of: Area) -> Area {
+        let (x, y) = (self.column * SIDE, self.row * SIDE);
+        Area {
+            x: of.x + x,
+            y: of.y + y,
+            width: (self.columns * SIDE).min(of.width - x),
+            height: (self.rows * SIDE).min(of.height - y),
+        }
+    }
+}
+
+/// All cells of an area.
+#[derive(Default)]
+pub(super) struct Grid {
+    cells: Vec<Cell>,
+    columns: u16,
+    rows: u16,
+    palette: Palette,
+}
+
+impl Grid {
+    /// Looks at the pixels of an area.
+    pub(super) fn survey(&mut self, view: &View<'_>) {
+        self.cells.clear();
+        self.columns = view.area.width.div_ceil(SIDE);
+        self.rows = view.area.height.div_ceil(SIDE);
+        let pieces = view.area.pieces(SIDE, SIDE);
+        let look = |area| look(&view.of(area), &mut self.palette);
+        self.cells.extend(pieces.map(look));
+    }
+
+    /// How many cells there are.
+    pub(super) const fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// The first colour of a cell.
+    pub(super) fn word(&self, cell: usize) -> u32 {
+        self.cells[cell].words[0]
+    }
+
+    fn at(&self, column: u16, row: u16) -> usize {
+        usize::from(row) * usize::from(self.columns) + usize::from(column)
+    }
+
+    fn place(&self, cell: usize) -> (u16, u16) {
+        let columns = usize::from(self.columns);
+        let [column, row] = [cell % columns, cell / columns]
+            .map(|it| u16::try_from(it).expect("a cell has 16 pixels of a side of at most 65535"));
+        (column, row)
+    }
+
+    /// Whether all cells of a span are so, and in no rectangle yet.
+    fn all(&self, span: Span, mut is: impl FnMut(&Cell) -> bool) -> bool {
+        (span.row..span.row + span.rows).all(|row| {
+            let start = self.at(span.column, row);
+            let cells = &self.cells[start..start + usize::from(span.columns)];
+            cells.iter().all(|cell| !cell.taken && is(cell))
+        })
+    }
+
+    /// Adds the colours of a span to a palette, unless they become too many, or something there
+    /// is in a rectangle already or is a photograph. Whether they were added.
+    pub(super) fn colours(&self, span: Span, view: &View<'_>, palette: &mut Palette) -> bool {
+        let before = palette.words().len();
+        let fits = self.all(span, |cell| !cell.is(Kind::Photo))
+            && span.each().all(|one| match self.cells[self.at(one.column, one.row)].few() {
+                Some(words) => palette.add_all(words, MOST),
+                None => view.of(one.area(view.area)).rows().all(|row| palette.add_all(row, MOST)),
+            });
+        if !fits {
+            palette.truncate(before);
+        }
+        fits
+    }
+
+    /// Puts cells into a rectangle.
+    pub(super) fn take(&mut self, span: Span) {
+        for row in span.row..span.row + span.rows {
+            let start = self.at(span.column, row);
+            let cells = &mut self.cells[start..start + usize::from(span.columns)];
+            cells.iter_mut().for_each(|cell| cell.taken = true);
+        }
+    }
+
+    /// A photograph that is too small for one.
+    pub(super) fn sharpen(&mut self, cell: usize) {
+        self.cells[cell].kind = Kind::Some;
+    }
+
+    /// The span from a cell on, as far right and then as far down as each strip of it fits.
+    pub(super) fn grow(&self, cell: usize, mut fits: impl FnMut(Span) -> bool) -> Option<Span> {
+        let (column, row) = self.place(cell);
+        let mut span = Span { column, row, columns: 1, rows: 1 };
+        if self.cells[cell].taken || !fits(span) {
+            return None;
+        }
+        while column + span.columns < self.columns
+            && fits(Span { column: column + span.columns, columns: 1, ..span })
+        {
+            span.columns += 1;
+        }
+        while row + span.rows < self.rows && fits(Span { row: row + span.rows, rows: 1, ..span }) {
+            span.rows += 1;
+        }
+        Some(span)
+    }
+
+    /// One colour from here on.
+    pub(super) fn plain(&self, cell: usize) -> Option<Span> {
+        let word = self.word(cell);
+        let same = |it: &Cell| it.kind == Kind::Solid && it.words[0] == word;
+        self.grow(cell, |strip| self.all(strip, same))
+    }
+
+    /// A photograph from here on.
+    pub(super) fn photograph(&self, cell: usize) -> Option<Span> {
+        self.grow(cell, |strip| self.all(strip, |it| it.kind == Kind::Photo))
+    }
+
+    /// At most two colours from here on.
+    pub(super) fn mono(&self, cell: usize) -> Option<Span> {
+        let (mut words, mut count) = ([0; 2], 0);
+        let mut known = |it: &Cell| {
+            let mut words_of = it.few().unwrap_or_default().iter();
+            it.few().is_some()
+                && words_of.all(|word| {
+                    if !words[..count].contains(word) {
+                        if count == words.len() {
+                            return false;
+                        }
+                        words[count] = *word;
+                        count += 1;
+                    }
+                    true
+                })
+        };
+        self.grow(cell, |strip| self.all(strip, &mut known))
+    }
+
+    /// Holes in photographs become part of them, where there is no edge.
+    pub(super) fn close(&mut self) {
+        for cell in 0..self.cells.len() {
+            let it = self.cells[cell];
+            if it.taken || it.sharp || it.kind == Kind::Photo {
+                continue;
+            }
+            let (column, row) = self.place(cell);
+            let beside = [
+                column.checked_sub(1).map(|column| (column, row)),
+                row.checked_sub(1).map(|row| (column, row)),
+                (column + 1 < self.columns).then_some((column + 1, row)),
+                (row + 1 < self.rows).then_some((column, row + 1)),
+            ];
+            let photos = beside
+                .into_iter()
+                .flatten()
+                .filter(|(column, row)| self.cells[self.at(*column, *row)].kind == Kind::Photo);
+            if photos.count() >= 3 {
+                self.cells[cell].kind = Kind::Photo;
+            }
+        }
+    }
+}
+
+/// Looks at one cell.
+fn look(view: &View<'_>, palette: &mut Palette) -> Cell {
+    let first = view.row(0)[0];
+    let mut cell = Cell { kind: Kind::Solid, taken: false, sharp: false, words: [first; 2] };
+    let Some(other) = view.rows().find_map(|row| another(row, first)) else { return cell };
+    cell.words[1] = other;
+    let strange = |row: &[u32]| {
+        row.iter().fold(0, |all, word| all + u32::from(*word != first && *word != other))
+    };
+    cell.sharp = true;
+    if view.rows().all(|row| strange(row) == 0) {
+        cell.kind = Kind::Two;
+        return cell;
+    }
+    cell.kind = Kind::Some;
+    let pairs = view.area.pixels() - usize::from(view.area.height);
+    let equal = count(view, |one, next| one == next);
+    if 4 * equal >= 3 * pairs {
+        return cell;
+    }
+    let sharp = count(view, is_edge);
+    cell.sharp = sharp > 0 || is_edge_between(view);
+    // Soft everywhere, or different everywhere. Text is neither: it has edges, and paper.
+    let enough = if 16 * sharp < pairs { view.area.pixels() / 12 } else { pairs / 3 };
+    if (16 * sharp < pairs || 4 * equal < pairs) && !(cell.sharp && is_partly_text(view, palette)) {
+        palette.clear();
+        // Counting ends where it is clear.
+        if !view.rows().all(|row| palette.add_all(row, enough.clamp(1, MOST))) {
+            cell.kind = Kind::Photo;
+        }
+    }
+    cell
+}
+
+/// How many pixels and their right neighbours are so.
+fn count(view: &View<'_>, is: impl Fn(u32, u32) -> bool) -> usize {
+    let row = |row: &[u32]| {
+        let pairs = row.iter().zip(&row[1..]);
+        pairs.fold(0_u32, |count, (one, next)| count + u32::from(is(*one, *next)))
+    };
+    view.rows().map(row).sum::<u32>() as usize
+}
+
+/// The first other colour, found where there mostly is none.
+fn another(row: &[u32], first: u32) -> Option<u32> {
+    let different = row.iter().fold(0, |all, word| all | (word ^ first));
+    if different == 0 {
+        return None;
+    }
+    row.iter().copied().find(|word| *word != first)
+}
+
+/// Whether there is an edge between some row and the next.
+fn is_edge_between(view: &View<'_>) -> bool {
+    let edges = |(upper, lower): (&[u32], &[u32])| {
+        let pairs = upper.iter().zip(lower);
+        pairs.fold(false, |any, (one, next)| any | is_edge(*one, *next))
+    };
+    view.rows().zip(view.rows().skip(1)).any(edges)
+}
+
+/// Whether a part of a cell is not like a photograph, though the cell is: it is at the edge of one.
+fn is_partly_text(view: &View<'_>, palette: &mut Palette) -> bool {
+    let mut few = |area: Area| {
+        palette.clear();
+        view.of(area).rows().all(|row| palette.add_all(row, area.pixels() / 4))
+    };
+    let strips = |width, height| view.area.pieces(width, height);
+    view.rows().any(has_paper) || strips(SIDE, 4).chain(strips(4, SIDE)).any(&mut few)
+}
+
+/// Whether a row is paper somewhere, with or without ink: what is beside a photograph, and would
+/// not look well as a part of it.
+fn has_paper(row: &[u32]) -> bool {
+    row.chunks_exact(8).any(|part| {
+        let pairs = || part.iter().zip(&part[1..]);
+        let equal = pairs().filter(|(one, next)| one == next).count();
+        equal == 7 || equal > 3 && pairs().any(|(one, next)| is_edge(*one, *next))
+    })
+}
+
+/// A step of more than this in a colour is an edge.
+const EDGE: u32 = 32;
+
+/// Whether some colour of two pixels is far from the other's.
+fn is_edge(one: u32, next: u32) -> bool {
+    let far = |shift: u32| {
+        let [one, next] = [one, next].map(|it| it >> shift & 0xff);
+        u32::from((one + EDGE).wrapping_sub(next) > 2 * EDGE)
+    };
+    far(0) | far(8) | far(16) != 0
+}

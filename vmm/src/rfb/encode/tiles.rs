@@ -1,0 +1,153 @@
+//! The tiles of ZRLE and TRLE (RFC 6143, 7.7.5 and 7.7.6).
+
+use super::palette::Palette;
+use super::wire::put;
+use crate::rfb::picture::Area;
+
+/// A palette has at most so many colours in a tile.
+const COLOURS: usize = 127;
+
+/// A palette of at most so many colours has indices that are packed.
+const PACKED: usize = 16;
+
+/// The pixels of a tile.
+pub(super) struct Tile<'a> {
+    words: &'a [u32],
+    width: usize,
+    size: usize,
+}
+
+/// What a tile can be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    Solid,
+    Raw,
+    Packed,
+    Runs,
+    PaletteRuns,
+}
+
+impl Shape {
+    /// Whether it is sent pixel by pixel.
+    pub(super) fn is_raw(self) -> bool {
+        self == Self::Raw
+    }
+}
+
+impl<'a> Tile<'a> {
+    /// The words of an area, each of `size` bytes.
+    pub(super) fn new(words: &'a [u32], area: Area, size: usize) -> Self {
+        Self { words, width: usize::from(area.width), size }
+    }
+
+    /// Appends it in the shape that was found to be best.
+    pub(super) fn write(&self, shape: Shape, palette: &Palette, out: &mut Vec<u8>) {
+        let words = self.words;
+        match shape {
+            Shape::Solid => {
+                out.push(1);
+                self.put(&words[..1], out);
+            }
+            Shape::Raw => {
+                out.push(0);
+                self.put(words, out);
+            }
+            Shape::Packed => self.packed(palette, out),
+            Shape::Runs => {
+                out.push(128);
+                for (word, length) in runs(words) {
+                    out.extend(&word.to_le_bytes()[..self.size]);
+                    run(length, out);
+                }
+            }
+            Shape::PaletteRuns => {
+                out.push(128 | colours(palette));
+                self.put(palette.words(), out);
+                for (word, length) in runs(words) {
+                    let index = palette.index(word);
+                    if length == 1 {
+                        out.push(index);
+                    } else {
+                        out.push(index | 128);
+                        run(length, out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The shape that takes the fewest bytes. The palette is filled if it has one.
+    pub(super) fn shape(&self, palette: &mut Palette) -> Shape {
+        let (words, size) = (self.words, self.size);
+        let runs = 1 + count(words.iter().zip(&words[1..]), |(one, next)| one != next);
+        if runs == 1 {
+            return Shape::Solid;
+        }
+        // One more byte for each 255 pixels that are as those before.
+        let long = (words.len() - runs) / 255;
+        let mut best = (words.len() * size, Shape::Raw);
+        let mut offer = |length: usize, shape: Shape| {
+            if length < best.0 {
+                best = (length, shape);
+            }
+        };
+        offer(runs * (size + 1) + long, Shape::Runs);
+        palette.clear();
+        if palette.add_all(words, COLOURS) {
+            let colours = palette.words().len();
+            let triples = words.iter().zip(&words[1..]).zip(&words[2..]);
+            let inner = count(triples, |((before, it), after)| before != it && it != after);
+            let first = usize::from(words[0] != words[1]);
+            let last = usize::from(words[words.len() - 1] != words[words.len() - 2]);
+            let single = inner + first + last;
+            offer(colours * size + 2 * runs - single + long, Shape::PaletteRuns);
+            if colours <= PACKED {
+                let rows = words.len() / self.width;
+                let row = (self.width * bits(colours)).div_ceil(8);
+                offer(colours * size + rows * row, Shape::Packed);
+            }
+        }
+        best.1
+    }
+
+    fn packed(&self, palette: &Palette, out: &mut Vec<u8>) {
+        out.push(colours(palette));
+        self.put(palette.words(), out);
+        let bits = bits(palette.words().len());
+        self.words.chunks(self.width).for_each(|row| palette.indices(row, bits, out));
+    }
+
+    fn put(&self, words: &[u32], out: &mut Vec<u8>) {
+        put(words.iter().copied(), self.size, out);
+    }
+}
+
+/// How many of them are so; quick where the compiler can look at many at once.
+fn count<T>(all: impl Iterator<Item = T>, is: impl Fn(T) -> bool) -> usize {
+    all.map(|it| u32::from(is(it))).sum::<u32>() as usize
+}
+
+/// The bits of an index.
+const fn bits(colours: usize) -> usize {
+    match colours {
+        0..=2 => 1,
+        3..=4 => 2,
+        _ => 4,
+    }
+}
+
+fn colours(palette: &Palette) -> u8 {
+    u8::try_from(palette.words().len()).expect("a tile has at most 127 colours")
+}
+
+/// Words, and how often each stands in a row.
+fn runs(words: &[u32]) -> impl Iterator<Item = (u32, usize)> {
+    words.chunk_by(|one, next| one == next).map(|run| (run[0], run.len()))
+}
+
+/// A length less one, in bytes of which all but the last are 255.
+fn run(length: usize, out: &mut Vec<u8>) {
+    let (full, rest) = ((length - 1) / 255, (length - 1) % 255);
+    out.extend(std::iter::repeat_n(255, full));
+    out.push(u8::try_from(rest).expect("a remainder of 255"));
+}

@@ -1,0 +1,95 @@
+//! What is to be sent: pixels in memory, and which of them.
+
+/// A rectangle of a screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Area {
+    /// Distance from the left edge.
+    pub x: u16,
+    /// Distance from the upper edge.
+    pub y: u16,
+    /// Pixels in a row.
+    pub width: u16,
+    /// Rows.
+    pub height: u16,
+}
+
+impl Area {
+    /// Whether there is no pixel in it.
+    pub const fn is_empty(self) -> bool {
+        self.width == 0 || self.height == 0
+    }
+
+    /// How many pixels it has.
+    pub const fn pixels(self) -> usize {
+        self.width as usize * self.height as usize
+    }
+
+    /// This area in pieces that are at most so large, row by row.
+    pub fn pieces(self, width: u16, height: u16) -> impl Iterator<Item = Self> {
+        steps(self.y, self.height, height).flat_map(move |(y, height)| {
+            steps(self.x, self.width, width).map(move |(x, width)| Self { x, y, width, height })
+        })
+    }
+}
+
+/// `length` from `start` on, in steps: where each starts and how long it is.
+fn steps(start: u16, length: u16, step: u16) -> impl Iterator<Item = (u16, u16)> {
+    (0..length).step_by(usize::from(step)).map(move |at| (start + at, step.min(length - at)))
+}
+
+/// Pixels as 0x00RRGGBB, row after row, and the part of them that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The whole screen, from its upper left corner on.
+    pub pixels: &'a [u32],
+    /// Pixels from the start of a row to that of the next.
+    pub stride: usize,
+    /// What is to be sent. It lies within `pixels`.
+    pub area: Area,
+}
+
+impl<'a> View<'a> {
+    /// The same pixels, another area.
+    pub(super) const fn of(&self, area: Area) -> Self {
+        Self { pixels: self.pixels, stride: self.stride, area }
+    }
+
+    /// The pixels of one row of the area, counted from its upper edge.
+    pub(super) fn row(self, row: usize) -> &'a [u32] {
+        let start = (usize::from(self.area.y) + row) * self.stride + usize::from(self.area.x);
+        &self.pixels[start..start + usize::from(self.area.width)]
+    }
+
+    /// All rows of the area.
+    pub(super) fn rows(self) -> impl Iterator<Item = &'a [u32]> {
+        (0..usize::from(self.area.height)).map(move |row| self.row(row))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_an_area_once() {
+        let area = Area { x: 65_000, y: 7, width: 535, height: 33 };
+        let mut seen = vec![0; area.pixels()];
+        for piece in area.pieces(64, 10) {
+            assert!(piece.width <= 64 && piece.height <= 10 && !piece.is_empty());
+            for y in piece.y..piece.y + piece.height {
+                for x in piece.x..piece.x + piece.width {
+                    seen[usize::from(y - 7) * 535 + usize::from(x - 65_000)] += 1;
+                }
+            }
+        }
+        assert!(seen.iter().all(|count| *count == 1));
+    }
+
+    #[test]
+    fn rows_are_those_of_the_area() {
+        let pixels: Vec<u32> = (0..50).collect();
+        let view =
+            View { pixels: &pixels, stride: 10, area: Area { x: 8, y: 3, width: 2, height: 2 } };
+        assert_eq!(view.rows().collect::<Vec<_>>(), [&[38, 39], &[48, 49]]);
+    }
+}
