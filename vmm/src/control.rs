@@ -84,7 +84,8 @@ macro_rules! commands {
 }
 
 commands! {
-    /// State, size and number of resets; disks and networks by their names.
+    /// State, size and number of resets; disks and networks by their names; who looks at the
+    /// screen.
     "status" "" Status,
     /// Stop the processors.
     "pause" "" Pause,
@@ -173,6 +174,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// A command of somebody who does not wait for the answer.
+    pub fn unanswered(command: Command) -> Self {
+        Self { command, back: mpsc::channel().0 }
+    }
+
     /// Answers it.
     pub fn answer(self, result: anyhow::Result<Value>) {
         let line = match result {

@@ -15,7 +15,9 @@ pub mod msr;
 pub mod probe;
 pub mod ram;
 pub mod reference;
+pub mod rfb;
 pub mod run;
+pub mod screen;
 pub mod status;
 pub mod vcpu;
 

@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::screen::{Closed, Screen};
 use crate::size::Size;
 use crate::status::{Failure, Status};
 use crate::vcpu::Stop;
@@ -57,7 +58,8 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // First the socket: what is in use there must end us before the guest touches a disk.
     let control = config.control.clone();
     let server = control.map(|path| Server::new(&path, tell.clone())).transpose()?;
-    let mut machine = machine::build(config, tell)?;
+    let screen = Closed::new(&config)?;
+    let mut machine = machine::build(config, tell.clone())?;
     // A file that is wrong is said first: it is wrong on every host.
     machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
@@ -67,8 +69,10 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         let (size, readonly) = (geometry.size, geometry.read_only);
         tracing::info!(disk = %path, size, readonly, "{}", disk.name());
     }
+    let screen = screen.map(|screen| screen.open(&machine, tell)).transpose()?;
     machine.resume();
     let mut life = Life {
+        screen,
         machine,
         notices,
         paused: false,
@@ -100,6 +104,8 @@ fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
 }
 
 struct Life {
+    // Before the machine, whose display it shows.
+    screen: Option<Screen>,
     machine: Machine,
     notices: Receiver<Notice>,
     paused: bool,
@@ -300,6 +306,7 @@ impl Life {
             "processors": self.machine.config().cpus.count,
             "memory": self.machine.config().memory.size.0,
             "pid": std::process::id(),
+            "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })

@@ -20,7 +20,9 @@ use devices::backend::net::link::Links;
 use devices::backend::stream::Stream;
 use devices::balloon;
 use devices::board::{Board, Event};
+use devices::display::Screens;
 use devices::host::Host;
+use devices::input::Hub;
 use devices::memory::Memory;
 use devices::nvme;
 use devices::platform::{flash, fw_cfg, serial};
@@ -277,6 +279,16 @@ impl Machine {
     /// The balloon, if it has one.
     pub fn balloon(&self) -> &balloon::Hub {
         self.board.balloon()
+    }
+
+    /// Its displays.
+    pub fn screens(&self) -> &Arc<Screens> {
+        self.board.screens()
+    }
+
+    /// Its keyboards and mice.
+    pub fn input(&self) -> &Arc<Hub> {
+        self.board.input()
     }
 
     /// Its disks.
