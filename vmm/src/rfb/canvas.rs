@@ -59,6 +59,15 @@ pub struct Viewer {
     waits: AtomicBool,
     /// Something is there for it.
     pub wake: Notify,
+    /// The canvas'.
+    wanted: Arc<Notify>,
+}
+
+impl Drop for Viewer {
+    /// The last one takes the picture along.
+    fn drop(&mut self) {
+        self.wanted.notify_one();
+    }
 }
 
 impl Viewer {
@@ -75,8 +84,8 @@ pub struct Canvas {
     picture: RwLock<Picture>,
     viewers: Mutex<Vec<Weak<Viewer>>>,
     look: Mutex<Look>,
-    /// Somebody begins to wait.
-    wanted: Notify,
+    /// Somebody begins to wait, or leaves.
+    wanted: Arc<Notify>,
     /// Somebody did something, to which the guest may answer.
     hurry: Notify,
 }
@@ -126,7 +135,7 @@ impl Canvas {
             picture: RwLock::default(),
             viewers: Mutex::default(),
             look: Mutex::default(),
-            wanted: Notify::new(),
+            wanted: Arc::default(),
             hurry: Notify::new(),
         })
     }
@@ -161,6 +170,7 @@ impl Canvas {
             dirty: Mutex::new(Tiles::all(width, height)),
             waits: AtomicBool::new(false),
             wake: Notify::new(),
+            wanted: self.wanted.clone(),
         });
         let mut viewers = self.viewers.lock().expect("no canvas panicked");
         viewers.push(Arc::downgrade(&viewer));

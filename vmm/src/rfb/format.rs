@@ -22,6 +22,9 @@ impl PixelFormat {
         ensure!(matches!(bytes[0], 8 | 16 | 32), "pixels of {} bits", bytes[0]);
         let most = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         for (max, shift) in [(most(4), bytes[10]), (most(6), bytes[11]), (most(8), bytes[12])] {
+            if bytes[3] == 0 {
+                break;
+            }
             ensure!(shift < bytes[0], "a colour's shift of {shift} in {} bits", bytes[0]);
             ensure!(max & max.wrapping_add(1) == 0, "a colour's maximum of {max}");
         }

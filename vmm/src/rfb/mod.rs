@@ -193,8 +193,12 @@ impl Server {
     /// Serves one client until it leaves.
     pub async fn serve(self: Arc<Self>, stream: Wire, admission: Admission) {
         let peer = admission.peer.clone();
-        let (Ok(_place), Ok(stranger)) = (self.places.try_acquire(), self.strangers.try_acquire())
-        else {
+        let Ok(_place) = self.places.try_acquire() else {
+            return self.turn_away(stream, &peer).await;
+        };
+        let is_stranger = matches!(admission.entry, Entry::Ask(_));
+        let stranger = is_stranger.then(|| self.strangers.try_acquire()).transpose();
+        let Ok(stranger) = stranger else {
             return self.turn_away(stream, &peer).await;
         };
         let greet = handshake::greet(&self.rules, &self.doors, stream, &admission);
@@ -212,8 +216,8 @@ impl Server {
 
     async fn turn_away(&self, mut stream: Wire, peer: &str) {
         let Ok(_turn) = self.refusals.try_acquire() else { return };
-        tracing::warn!("vnc: {peer} was turned away: {MOST} clients are there");
-        let reason = format!("{MOST} clients are there, which is all that there may be");
+        tracing::warn!("vnc: {peer} was turned away: too many clients are there");
+        let reason = format!("too many clients are there: {MOST}, or {STRANGERS} at the door");
         timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
     }
 

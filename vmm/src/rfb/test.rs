@@ -111,7 +111,7 @@ impl Bench {
 
     async fn everybody_left(&self) {
         let left = async {
-            while !self.server.status().is_empty() {
+            while self.server.places.available_permits() < MOST {
                 sleep(Duration::from_millis(5)).await;
             }
         };
@@ -492,17 +492,59 @@ async fn more_clients_than_there_is_room_for_are_told() {
     let mut answer = Vec::new();
     timeout(LONG, line.read_to_end(&mut answer)).await.unwrap().unwrap();
     let text = String::from_utf8_lossy(&answer);
-    assert!(text.contains("64 clients are there"), "{text}");
+    assert!(text.contains("too many clients are there: 64"), "{text}");
     eyes.pop();
     let again = async {
-        while bench.server.status().len() >= MOST {
+        while bench.server.places.available_permits() == 0 {
             sleep(Duration::from_millis(5)).await;
         }
-        // The place is free a moment after the seat.
-        sleep(Duration::from_millis(50)).await;
         bench.eye().await
     };
     timeout(LONG, again).await.unwrap();
+}
+
+/// Any bytes at all, as a client that is in and as one that is not: nothing of it ends more than
+/// that client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_bytes_end_their_own_client_alone() {
+    let bench = bench(rules(both()));
+    let mut noise = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        noise ^= noise << 17;
+        noise
+    };
+    const KINDS: [u8; 12] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77];
+    for round in 0..300 {
+        let entry = if round % 10 == 0 { network(9) } else { Entry::Open { view_only: false } };
+        let mut line = bench.connect(entry);
+        let mut bytes = b"RFB 003.008\n\x01\x01".to_vec();
+        for _ in 0..random() % 40 {
+            bytes.push(KINDS[usize::try_from(random() % 12).unwrap()]);
+            // Mostly zeros: lengths are short then, and more of a message is read.
+            let byte = |it: u64| if it % 3 == 0 { it.to_le_bytes()[1] } else { 0 };
+            bytes.extend((0..random() % 20).map(|_| byte(random())));
+        }
+        tokio::spawn(async move {
+            let (mut reader, mut writer) = tokio::io::split(&mut line);
+            let read = async {
+                let mut drain = [0; 4096];
+                while reader.read(&mut drain).await.is_ok_and(|count| count > 0) {}
+            };
+            let write = async {
+                writer.write_all(&bytes).await.ok();
+                sleep(Duration::from_millis(20)).await;
+            };
+            tokio::select! { () = read => {} () = write => {} }
+        });
+        if round % 20 == 19 {
+            bench.everybody_left().await;
+        }
+    }
+    let mut eye = bench.eye().await;
+    eye.ask(false).await;
+    bench.sees_all(&mut eye).await;
 }
 
 /// Fifty clients: good ones keep seeing the picture while others stall, dribble, send noise and
@@ -510,31 +552,32 @@ async fn more_clients_than_there_is_room_for_are_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_clients_do_not_disturb_good_ones() {
     let bench = bench(rules(Passwords::default()));
-    let alone = frames(&bench, 1, Duration::from_secs(1)).await;
+    let alone = frames(&bench).await;
     let mut bad = tokio::task::JoinSet::new();
     for kind in 0..40 {
         let line = bench.connect(Entry::Open { view_only: kind % 2 == 0 });
         bad.spawn(misbehave(kind, line));
     }
-    let together = frames(&bench, 10, Duration::from_secs(2)).await;
-    // Ten share two processors with one another, and with forty that ask for all that they can.
-    assert!(together * 4 >= alone, "{alone} updates alone, {together} together");
+    let together = frames(&bench).await;
+    // The host has other things to do meanwhile: far from what one who blocks would make of it.
+    assert!(alone >= GOOD && together * 4 >= alone, "{alone} updates without, {together} with");
     bad.shutdown().await;
     bench.everybody_left().await;
     let forgotten = async {
         while bench.server.canvas().show(|picture| picture.pixels.capacity()) > 0 {
-            bench.server.canvas().hurry();
             sleep(Duration::from_millis(5)).await;
         }
     };
     timeout(LONG, forgotten).await.expect("without clients there is no picture");
 }
 
-/// How many updates a second each of some good clients sees of a picture that changes.
-async fn frames(bench: &Bench, clients: usize, time: Duration) -> usize {
+const GOOD: usize = 10;
+
+/// How many updates good clients see of a picture that changes for two seconds.
+async fn frames(bench: &Bench) -> usize {
     let seen = Arc::new(AtomicUsize::new(0));
     let mut good = tokio::task::JoinSet::new();
-    for _ in 0..clients {
+    for _ in 0..GOOD {
         let (mut eye, seen) = (bench.eye().await, seen.clone());
         good.spawn(async move {
             eye.encodings(&[0, -224]).await;
@@ -547,13 +590,13 @@ async fn frames(bench: &Bench, clients: usize, time: Duration) -> usize {
     }
     let start = Instant::now();
     let mut seed = 1000;
-    while start.elapsed() < time {
+    while start.elapsed() < Duration::from_secs(2) {
         bench.fake.paint(seed);
         seed += 1;
         sleep(Duration::from_millis(10)).await;
     }
     good.shutdown().await;
-    seen.load(Ordering::Relaxed) * 1000 / clients / usize::try_from(time.as_millis()).unwrap()
+    seen.load(Ordering::Relaxed)
 }
 
 async fn misbehave(kind: u32, line: DuplexStream) {
