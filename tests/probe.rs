@@ -1,6 +1,6 @@
 //! The probe, started by `vmm run` on this host's own KVM: that a machine runs, resets, pauses and
-//! ends as it is told, that devices work with the kernel's help, that no access breaks it, and that
-//! disks keep what they were given.
+//! ends as it is told, that devices work with the kernel's help, that no access breaks it, that
+//! disks keep what they were given, and that its screen can be looked at.
 #![forbid(unsafe_code)]
 
 #[path = "probe/crash.rs"]
@@ -13,6 +13,8 @@ mod disk;
 mod life;
 #[path = "probe/machine.rs"]
 mod machine;
+#[path = "probe/screen.rs"]
+mod screen;
 
 use transom_tests::program::not_run;
 use vmm::kvm::Situation;

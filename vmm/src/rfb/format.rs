@@ -59,9 +59,8 @@ impl PixelFormat {
             ((value & 0xff) * most(at) / 255).checked_shl(u32::from(self.bytes[shift])).unwrap_or(0)
         };
         let value = if self.bytes[3] == 0 {
-            (pixel >> 16 & 0xff) * 7 / 255
-                | ((pixel >> 8 & 0xff) * 7 / 255) << 3
-                | (pixel & 0xff) * 3 / 255 << 6
+            let part = |shift: u32, most: u32| (pixel >> shift & 0xff) * most / 255;
+            part(16, 7) | (part(8, 7) << 3) | (part(0, 3) << 6)
         } else {
             colour(pixel >> 16, 4, 10) | colour(pixel >> 8, 6, 11) | colour(pixel, 8, 12)
         };

@@ -137,7 +137,7 @@ impl Passwords {
             None => Choice::from(0),
         };
         // Both, always: what is right must not be seen by the time it takes.
-        self.pick(check(&self.full), check(&self.view))
+        Self::pick(check(&self.full), check(&self.view))
     }
 
     /// Checks a name and a password.
@@ -147,10 +147,10 @@ impl Passwords {
             Some(right) => named & right.as_bytes().ct_eq(password),
             None => Choice::from(0),
         };
-        self.pick(check(&self.full), check(&self.view))
+        Self::pick(check(&self.full), check(&self.view))
     }
 
-    fn pick(&self, full: Choice, view: Choice) -> Option<Right> {
+    fn pick(full: Choice, view: Choice) -> Option<Right> {
         match (bool::from(full), bool::from(view)) {
             (true, _) => Some(Right::Full),
             (false, true) => Some(Right::View),

@@ -523,7 +523,7 @@ async fn any_bytes_end_their_own_client_alone() {
         for _ in 0..random() % 40 {
             bytes.push(KINDS[usize::try_from(random() % 12).unwrap()]);
             // Mostly zeros: lengths are short then, and more of a message is read.
-            let byte = |it: u64| if it % 3 == 0 { it.to_le_bytes()[1] } else { 0 };
+            let byte = |it: u64| if it.is_multiple_of(3) { it.to_le_bytes()[1] } else { 0 };
             bytes.extend((0..random() % 20).map(|_| byte(random())));
         }
         tokio::spawn(async move {
