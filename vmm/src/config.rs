@@ -99,7 +99,8 @@ options! {
     /// `auth=none`. Passwords are the first lines of files; `view-password` is for looking only.
     /// With `tls-cert` viewers must use TLS, and their user name can matter. `view-only`: nobody
     /// may touch. `shared`: nobody gets the screen for themselves.
-    "vnc" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME][,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]"
+    "vnc" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME]\
+           [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]"
     vnc: Option<listen::Config>,
     /// Hyper-V enlightenments: `on`, `off`, or `auto`, which is on with firmware where KVM has
     /// them and off for a kernel that is started directly.

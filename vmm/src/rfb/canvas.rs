@@ -84,6 +84,8 @@ pub struct Canvas {
     picture: RwLock<Picture>,
     viewers: Mutex<Vec<Weak<Viewer>>>,
     look: Mutex<Look>,
+    /// Of the keyboard, when somebody last looked.
+    lights: Mutex<Option<Lights>>,
     /// Somebody begins to wait, or leaves.
     wanted: Arc<Notify>,
     /// Somebody did something, to which the guest may answer.
@@ -97,7 +99,6 @@ struct Look {
     pages: Vec<u64>,
     line: Vec<u8>,
     pixels: Vec<u32>,
-    lights: Option<Lights>,
 }
 
 /// When the next look is.
@@ -135,6 +136,7 @@ impl Canvas {
             picture: RwLock::default(),
             viewers: Mutex::default(),
             look: Mutex::default(),
+            lights: Mutex::default(),
             wanted: Arc::default(),
             hurry: Notify::new(),
         })
@@ -147,7 +149,7 @@ impl Canvas {
 
     /// The keyboard's lights when somebody last looked.
     pub fn lights(&self) -> Option<Lights> {
-        self.look.lock().expect("no look panicked").lights
+        *self.lights.lock().expect("no look panicked")
     }
 
     /// Works on the picture and what of it one client lacks, which are of one size meanwhile.
@@ -237,13 +239,13 @@ impl Canvas {
 
     /// Asks the display and the keyboard; true when there is something to look at.
     fn ask(&self) -> bool {
-        let mut look = self.look.lock().expect("no look panicked");
         let lights = self.hub.lights();
-        if lights != look.lights {
-            look.lights = lights;
+        let before = std::mem::replace(&mut *self.lights.lock().expect("no look panicked"), lights);
+        if before != lights {
             self.viewers().iter().for_each(|viewer| viewer.wake.notify_one());
         }
         let Some(scanout) = &self.scanout else { return false };
+        let mut look = self.look.lock().expect("no look panicked");
         let look = &mut *look;
         scanout.changed(&mut look.pages);
         look.pages.iter().any(|word| *word != 0) || checked(scanout.mode()) != look.mode

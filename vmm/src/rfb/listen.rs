@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use devices::backend::stream::Bound;
+use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 use tokio::net;
 
@@ -205,6 +206,7 @@ impl Listener {
                         Ok((stream, peer)) => {
                             // A key's echo is one small packet.
                             stream.set_nodelay(true).ok();
+                            keep_alive(&stream).ok();
                             let entry = Entry::Ask(Door::of(peer.ip()));
                             let admission = Admission { peer: peer.to_string(), entry };
                             tokio::spawn(server.clone().serve(Box::new(stream), admission));
@@ -229,6 +231,14 @@ impl Listener {
             }
         }
     }
+}
+
+/// A client whose host is gone leaves its place after two minutes.
+fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 6)
 }
 
 /// Out of file descriptors, for a while: no reason to spin.

@@ -7,8 +7,9 @@
 //! as two futures of one task.
 //!
 //! Threats: whoever reaches the port, and the guest, whose picture is only ever bytes. A client
-//! costs a bounded amount of memory: what it may send is bounded by `message`, what waits for it
-//! by `paint` ([`paint::CHUNK`]). Who does not read is waited for by its own task alone, and closed
+//! costs a bounded amount of memory: 1 MiB of what it sends (`message`), 2 MiB of answers
+//! (`session`) and 2 MiB of picture ([`paint::CHUNK`]), and hardly ever a tenth of that; besides,
+//! all together have [`BUDGET`]. Who does not read is waited for by its own task alone, and closed
 //! after a while.
 
 pub mod canvas;
@@ -276,8 +277,9 @@ impl Server {
         if text.len() > message::LONGEST_TEXT {
             return tracing::debug!("vnc: a clipboard of {} bytes stays in the guest", text.len());
         }
+        let text = Arc::from(text);
         for client in self.all().into_iter().filter(|it| it.right == Right::Full) {
-            client.state(|state| state.offer(text));
+            client.state(|state| state.offer(&text));
             client.viewer.wake.notify_one();
         }
     }

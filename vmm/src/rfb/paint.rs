@@ -51,6 +51,8 @@ pub(super) struct Painter {
 /// What the client knows.
 struct Told {
     size: (u16, u16),
+    /// The picture's size, for a client that keeps its own.
+    inside: (u16, u16),
     codes: bool,
     buttons: bool,
     name: bool,
@@ -76,6 +78,8 @@ struct Job {
     format: PixelFormat,
     /// What the client knows the picture's size to be.
     clip: (u16, u16),
+    /// What the picture does not reach any more, of a client that keeps its size.
+    rest: Vec<Area>,
     last_rect: bool,
     fence: bool,
 }
@@ -95,7 +99,14 @@ impl Painter {
             client,
             encoder: Some(Encoder::new()),
             out: Vec::new(),
-            told: Told { size, codes: false, buttons: false, name: false, lights: None },
+            told: Told {
+                size,
+                inside: size,
+                codes: false,
+                buttons: false,
+                name: false,
+                lights: None,
+            },
             coarse: Tiles::none(size.0, size.1),
             last: Instant::now(),
         }
@@ -139,16 +150,17 @@ impl Painter {
     fn plan(&mut self) -> Plan {
         let (client, canvas) = (self.client.clone(), self.server.canvas.clone());
         let lights = canvas.lights();
-        // In this order everywhere: picture, state, tiles.
-        canvas.show(|picture| {
-            client.state(|state| {
+        // In this order everywhere: picture, state, tiles. Not the picture: who copies it has it
+        // for a while, and the tiles' size is its size.
+        client.state(|state| {
+            client.viewer.dirty(|dirty| {
                 let mut plan =
                     Plan { first: std::mem::take(&mut state.replies), ..Plan::default() };
-                self.resize(picture.size(), state, &mut plan);
+                self.resize(dirty.size(), state, &mut plan);
                 self.signs(lights, state, &mut plan);
-                self.pixels(state, &mut plan);
-                let waits = plan.job.is_none() && (state.request.is_some() || is_streaming(state));
-                canvas.wait(&client.viewer, waits || state.continuous.is_some());
+                self.pixels(dirty, state, &mut plan);
+                let asks = plan.job.is_none() && state.request.is_some();
+                canvas.wait(&client.viewer, asks || is_streaming(state));
                 plan
             })
         })
@@ -169,6 +181,7 @@ impl Painter {
             } else {
                 return;
             }
+            self.told.inside = size;
             // Who waits for all of the picture waits for all of the new one.
             let whole = |area: &mut Area| {
                 let covers = (area.x, area.y) == (0, 0) && area.width >= self.told.size.0;
@@ -224,7 +237,7 @@ impl Painter {
     }
 
     /// Takes the tiles that the client waits for.
-    fn pixels(&mut self, state: &mut State, plan: &mut Plan) {
+    fn pixels(&mut self, dirty: &mut Tiles, state: &mut State, plan: &mut Plan) {
         let streams = is_streaming(state);
         let asked = match (state.request, state.continuous.filter(|_| streams)) {
             (Some(one), Some(_)) | (Some(one), None) => one,
@@ -233,13 +246,17 @@ impl Painter {
         };
         let slow = state.rate.slow();
         let mut job = Job {
-            tiles: self.client.viewer.dirty(|dirty| dirty.split_off(asked)),
+            tiles: dirty.split_off(asked),
             choice: state.wishes.choice(slow),
             format: state.format,
             clip: self.told.size,
+            rest: Vec::new(),
             last_rect: state.wishes.can.last_rect,
             fence: state.wishes.can.fence,
         };
+        if job.tiles.size() != std::mem::replace(&mut self.told.inside, job.tiles.size()) {
+            job.rest = outside(job.clip, self.told.inside);
+        }
         let same = job.tiles.size() == self.coarse.size();
         if !same {
             self.coarse = Tiles::none(job.tiles.size().0, job.tiles.size().1);
@@ -363,6 +380,15 @@ impl Part {
             }
             let mut areas = Vec::new();
             job.tiles.take(CHUNK, &mut areas);
+            if !job.rest.is_empty() {
+                let stride = usize::from(job.clip.0);
+                let black = vec![0; stride * usize::from(job.clip.1)];
+                for area in std::mem::take(&mut job.rest) {
+                    let view = View { pixels: &black, stride, area };
+                    let (encoder, out) = (&mut self.encoder, &mut self.out);
+                    self.rectangles += encoder.encode(&job.choice, &job.format, &view, out);
+                }
+            }
             for area in areas {
                 let clip =
                     |start: u16, length: u16, most: u16| length.min(most.saturating_sub(start));
@@ -380,6 +406,14 @@ impl Part {
         });
         self
     }
+}
+
+/// What of a client's size a smaller picture leaves.
+fn outside(client: (u16, u16), picture: (u16, u16)) -> Vec<Area> {
+    let (right, bottom) = (client.0.saturating_sub(picture.0), client.1.saturating_sub(picture.1));
+    let beside = Area { x: picture.0, y: 0, width: right, height: client.1 };
+    let below = Area { x: 0, y: picture.1, width: client.0 - right, height: bottom };
+    [beside, below].into_iter().filter(|it| it.width > 0 && it.height > 0).collect()
 }
 
 /// Whether changes are sent without being asked for, and more of them may be on their way.

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use super::clipboard::{self, Say};
 use super::format::PixelFormat;
 use super::hands::Hands;
-use super::message::{self, Message, Screen};
+use super::message::{self, LONGEST_TEXT, Message, Screen};
 use super::picture::Area;
 use super::rate::Rate;
 use super::security::Right;
@@ -60,7 +60,7 @@ pub(super) struct State {
     pub told_relative: bool,
     pub rate: Rate,
     /// What the guest copied last.
-    text: Option<String>,
+    text: Option<Arc<str>>,
     /// The client wants to be told of it.
     notify: bool,
     /// An answer that goes out together with what the next message changes.
@@ -98,8 +98,8 @@ impl Default for State {
 
 impl State {
     /// The guest copied a text.
-    pub(super) fn offer(&mut self, text: &str) {
-        self.text = Some(text.to_owned());
+    pub(super) fn offer(&mut self, text: &Arc<str>) {
+        self.text = Some(text.clone());
         if self.replies.len() > MOST_REPLIES {
             return;
         }
@@ -249,7 +249,7 @@ impl Session {
             start += skipped;
             let waits = self.client.state(|state| state.replies.len());
             // One read can ask for many answers; each of them is short but for the clipboard's.
-            ensure!(waits <= 64 * MOST_REPLIES, "it asks and does not read");
+            ensure!(waits <= 2 * LONGEST_TEXT, "it asks and does not read");
         }
         self.buffer.drain(..start);
         if self.buffer.is_empty() {
@@ -338,7 +338,7 @@ impl Session {
                 keys::of_code(code).or_else(|| layout.find(keysym)).map(|key| (key, down))
             }
             Message::Pointer { buttons, x, y } => {
-                let size = self.server.canvas.show(|picture| picture.size());
+                let size = self.client.viewer.dirty(|dirty| dirty.size());
                 if self.client.state(|state| state.told_relative) {
                     self.hands.push(x, y, buttons, size);
                 } else {

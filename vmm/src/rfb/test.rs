@@ -186,6 +186,20 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
         old.ask(true).await;
         timeout(LONG, old.see()).await.unwrap().unwrap();
     }
+    bench.fake.set(Some(Mode { width: 100, height: 50, stride: 400, start: 0 }));
+    bench.fake.paint(10);
+    let small = bench.fake.pixels();
+    let pixel = |at: usize| match (at % 320, at / 320) {
+        (x @ 0..100, y @ 0..50) => small[y * 100 + x],
+        _ => 0,
+    };
+    let wanted: Vec<u32> = (0..320 * 200).map(pixel).collect();
+    while old.pixels != wanted {
+        old.ask(true).await;
+        timeout(LONG, old.see()).await.unwrap().unwrap();
+    }
+    bench.fake.set(Some(Mode { width: 640, height: 480, stride: 2560, start: 0 }));
+    bench.sees_all(&mut extended).await;
     bench.fake.set(None);
     extended.ask(true).await;
     while extended.pixels.iter().any(|pixel| *pixel != 0) {
