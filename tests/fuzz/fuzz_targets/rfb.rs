@@ -15,9 +15,7 @@ use vmm::rfb::{Admission, Entry, Outside, Rules, Server};
 
 fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-    RUNTIME.get_or_init(|| {
-        Builder::new_current_thread().enable_all().build().expect("a runtime")
-    })
+    RUNTIME.get_or_init(|| Builder::new_current_thread().enable_all().build().expect("a runtime"))
 }
 
 fuzz_target!(|data: &[u8]| {
@@ -30,8 +28,7 @@ fuzz_target!(|data: &[u8]| {
     let rules = Rules { passwords, ..Rules::default() };
     let hub = Arc::<Hub>::default();
     let canvas = Canvas::new(None, hub.clone());
-    let outside =
-        Outside { hub, layout: Arc::new(Us), clipboard: None, power: Box::new(|_| ()) };
+    let outside = Outside { hub, layout: Arc::new(Us), clipboard: None, power: Box::new(|_| ()) };
     let server = Server::new(canvas, rules, outside);
     runtime().block_on(async {
         let (near, far) = duplex(64 << 10);

@@ -46,7 +46,9 @@ pub(super) struct Report {
 
 /// What reader and writer of one client share.
 pub(super) struct State {
+    /// How it wants its pixels.
     pub format: PixelFormat,
+    /// What else it wants.
     pub wishes: Wishes,
     /// It waits for this.
     pub request: Option<Area>,
@@ -54,10 +56,13 @@ pub(super) struct State {
     pub continuous: Option<Area>,
     /// Messages to be sent before anything else.
     pub replies: Vec<u8>,
+    /// What it is to be told of the picture's size.
     pub reports: VecDeque<Report>,
-    /// Clients should send ways, not places; and whether this one knows.
+    /// Clients should send ways, not places.
     pub relative: bool,
+    /// And this one knows.
     pub told_relative: bool,
+    /// How fast it is.
     pub rate: Rate,
     /// What the guest copied last.
     text: Option<Arc<str>>,
