@@ -1,6 +1,7 @@
 //! The probe, started by `vmm run` on this host's own KVM: that a machine runs, resets, pauses and
 //! ends as it is told, that devices work with the kernel's help, that no access breaks it, that
-//! disks keep what they were given, and that frames come back as they went.
+//! disks keep what they were given, that frames come back as they went, and that its screen can be
+//! looked at.
 #![forbid(unsafe_code)]
 
 #[path = "probe/crash.rs"]
@@ -19,6 +20,8 @@ mod life;
 mod machine;
 #[path = "probe/net.rs"]
 mod net;
+#[path = "probe/screen.rs"]
+mod screen;
 #[path = "probe/volume.rs"]
 mod volume;
 

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use self::display::{Absent, Display};
 use crate::keyvalue;
 use crate::msr::Unknown;
+use crate::rfb::listen;
 use crate::size::Size;
 use crate::status::{Failure, Status};
 
@@ -100,6 +101,13 @@ options! {
     "device" "KIND[,KEY=VALUE...]" device: Vec<registry::Config>,
     /// A Unix socket for `vmm ctl`: status, pause, resume, reset, power button.
     "control" "PATH" control: Option<PathBuf>,
+    /// Serve the screen to VNC viewers. A port that other hosts reach needs a password, or the word
+    /// `auth=none`. Passwords are the first lines of files; `view-password` is for looking only.
+    /// With `tls-cert` viewers must use TLS, and their user name can matter. `view-only`: nobody
+    /// may touch. `shared`: nobody gets the screen for themselves.
+    "vnc" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME]\
+           [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]"
+    vnc: Option<listen::Config>,
     /// Hyper-V enlightenments: `on`, `off`, or `auto`, which is on with firmware where KVM has
     /// them and off for a kernel that is started directly.
     "hyperv" "auto|on|off" hyperv: Hyperv,
@@ -194,6 +202,19 @@ impl Word for Option<Stream> {
     fn put(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(Stream::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
         Ok(())
+    }
+}
+
+impl Word for Option<listen::Config> {
+    const ELSE: &'static str = "a place or an object";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = Some(keyvalue::parse(text, Some("to"))?);
+        Ok(())
+    }
+
+    fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
+        listen::Config::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
     }
 }
 
@@ -589,6 +610,7 @@ mod test {
             ("disk", "b,,c.img,queues=4,serial=7"),
             ("display", "1920x1080,memory=16M"),
             ("device", "serial,port=2"),
+            ("vnc", "127.0.0.1:5900,password=secret,view-only"),
             ("msr", "ignore"),
             ("accept-emulation", ""),
             ("fw-cfg", "opt/a=b"),
@@ -600,6 +622,7 @@ mod test {
                          {"path": "b,c.img", "queues": 4, "serial": "7"}],
                 "display": {"mode": "1920x1080", "memory": "16M"},
                 "device": [{"kind": "serial", "port": 2}], "msr": "ignore",
+                "vnc": {"to": "127.0.0.1:5900", "password": "secret", "view-only": true},
                 "accept-emulation": true, "fw-cfg": ["opt/a=b"]}"#,
         )
         .unwrap();
@@ -646,6 +669,8 @@ mod test {
             ("display", "noen", vec!["noen", "WIDTHxHEIGHT"]),
             ("display", "320x200", vec!["320x200", "from 640x480"]),
             ("display", "1920x1080,memroy=4M", vec!["memroy", "memory"]),
+            ("vnc", "5900", vec!["`5900`", "HOST:PORT", "unix:PATH"]),
+            ("vnc", "unix:/s,viewonly", vec!["viewonly", "view-only"]),
         ] {
             let said = said(key, text);
             assert!(words.iter().all(|word| said.contains(word)), "{key} {text}: {said}");

@@ -87,7 +87,8 @@ macro_rules! commands {
 }
 
 commands! {
-    /// State, size and number of resets; what the display shows; disks and networks by their names.
+    /// State, size and number of resets; what the display shows and who looks at it; disks and
+    /// networks by their names.
     "status" "" Status,
     /// Stop the processors.
     "pause" "" Pause,
@@ -192,6 +193,11 @@ struct Answer {
 }
 
 impl Request {
+    /// A command of somebody who does not wait for the answer.
+    pub fn unanswered(command: Command) -> Self {
+        Self { command, back: mpsc::channel().0 }
+    }
+
     /// Answers it.
     pub fn answer(self, result: anyhow::Result<Value>) {
         let line = match result {

@@ -18,6 +18,7 @@ pub mod ram;
 pub mod reference;
 pub mod rfb;
 pub mod run;
+pub mod screen;
 pub mod screenshot;
 pub mod signals;
 pub mod status;

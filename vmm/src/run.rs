@@ -18,6 +18,7 @@ use crate::control::{Command, Plug, Request, Server};
 use crate::keys::Combination;
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::screen::{Closed, Screen};
 use crate::screenshot::{self, Picture};
 use crate::signals;
 use crate::size::Size;
@@ -58,7 +59,8 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // First the socket: what is in use there must end us before the guest touches a disk.
     let control = config.control.clone();
     let server = control.map(|path| Server::new(&path, tell.clone())).transpose()?;
-    let mut machine = match (machine::build(config, tell), signals::arrived()) {
+    let screen = Closed::new(&config)?;
+    let mut machine = match (machine::build(config, tell.clone()), signals::arrived()) {
         // There is no guest yet that could be asked.
         (built, Some(status)) => {
             let why = built.err().map_or(String::new(), |error| format!(": {error:#}"));
@@ -76,8 +78,10 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         let (size, readonly) = (geometry.size, geometry.read_only);
         tracing::info!(disk = %path, size, readonly, "{}", disk.name());
     }
+    let screen = screen.map(|screen| screen.open(&machine, tell)).transpose()?;
     machine.resume();
     let mut life = Life {
+        screen,
         machine,
         notices,
         paused: false,
@@ -109,6 +113,8 @@ fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
 }
 
 struct Life {
+    // Before the machine, whose display it shows.
+    screen: Option<Screen>,
     machine: Machine,
     notices: Receiver<Notice>,
     paused: bool,
@@ -319,6 +325,7 @@ impl Life {
             "memory": self.machine.config().memory.size.0,
             "pid": std::process::id(),
             "display": self.machine.screens().first().map(|display| show_display(&*display)),
+            "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })

@@ -22,13 +22,14 @@ use devices::balloon;
 use devices::board::{Board, Event};
 use devices::display::{Screens, bochs};
 use devices::host::Host;
-use devices::input;
+use devices::input::Hub;
 use devices::memory::Memory;
 use devices::nvme;
 use devices::pci::Address;
 use devices::platform::{flash, fw_cfg, serial};
 use devices::power::Buttons;
 use devices::registry;
+use devices::usb::xhci;
 use kvm_ioctls::Kvm;
 use vm_memory::GuestMemoryMmap;
 
@@ -49,6 +50,8 @@ use self::firmware::Source;
 
 /// Where the display is if nothing else is said.
 const DISPLAY_SLOT: Address = Address::new(1, 0);
+/// Where PCs of this kind have USB; out of the way of disks and networks.
+const USB_SLOT: Address = Address::new(0x1d, 0);
 
 /// A machine that is off.
 pub struct Machine {
@@ -130,6 +133,7 @@ impl Plan {
             let slot = display.slot.or(Some(DISPLAY_SLOT));
             let display = bochs::Config { slot, ..display.clone() };
             devices.push(registry::Config::Display(display));
+            devices.extend(self.hands());
         }
         if let Some(code) = &config.firmware {
             let (code, vars) = (code.clone(), config.vars.clone());
@@ -148,6 +152,20 @@ impl Plan {
             devices.iter_mut().for_each(registry::Config::leave_host_alone);
         }
         devices
+    }
+
+    /// What the person before the screen has, unless the user plugs USB devices of his own: a tablet,
+    /// whose pointer is where the viewer's is, and a keyboard, both with drivers everywhere.
+    fn hands(&self) -> Vec<registry::Config> {
+        if self.config.device.iter().any(|device| matches!(device, registry::Config::Xhci(_))) {
+            return Vec::new();
+        }
+        let xhci = xhci::Config { slot: Some(USB_SLOT), ..Default::default() };
+        vec![
+            registry::Config::Xhci(xhci),
+            registry::Config::UsbKeyboard(Default::default()),
+            registry::Config::UsbTablet(Default::default()),
+        ]
     }
 
     /// Puts all devices on a board.
@@ -292,19 +310,19 @@ impl Machine {
         self.board.balloon()
     }
 
-    /// Its disks.
-    pub fn disks(&self) -> &Disks {
-        self.board.disks()
-    }
-
     /// Its displays.
-    pub fn screens(&self) -> &Screens {
+    pub fn screens(&self) -> &Arc<Screens> {
         self.board.screens()
     }
 
     /// Its keyboards and mice.
-    pub fn input(&self) -> &input::Hub {
+    pub fn input(&self) -> &Arc<Hub> {
         self.board.input()
+    }
+
+    /// Its disks.
+    pub fn disks(&self) -> &Disks {
+        self.board.disks()
     }
 
     /// Its network cables.

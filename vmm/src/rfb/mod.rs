@@ -1,5 +1,330 @@
-//! The remote frame buffer protocol (RFC 6143, and what its community added since).
+//! The remote frame buffer protocol (RFC 6143, and what its community added since): the screen in
+//! any VNC client.
+//!
+//! One [`Server`] has the picture (`canvas`) and all clients. A client is a stream and what is
+//! known of it ([`Admission`]): listeners hand theirs over (`listen`), and so does the browser's
+//! WebSocket. `handshake` lets it in; then `session` reads what it sends and `paint` writes to it,
+//! as two futures of one task.
+//!
+//! Threats: whoever reaches the port, and the guest, whose picture is only ever bytes. A client
+//! costs a bounded amount of memory: 1 MiB of what it sends (`message`), 2 MiB of answers
+//! (`session`) and 2 MiB of picture ([`paint::CHUNK`]), and hardly ever a tenth of that; besides,
+//! all together have [`BUDGET`]. Who does not read is waited for by its own task alone, and closed
+//! after a while.
 
+pub mod canvas;
+pub mod clipboard;
 pub mod encode;
 pub mod format;
+pub mod hands;
+mod handshake;
+pub mod keys;
+pub mod listen;
+pub mod message;
+pub mod paint;
 pub mod picture;
+mod rate;
+pub mod security;
+mod session;
+#[cfg(test)]
+mod test;
+#[cfg(test)]
+mod testing;
+pub mod tiles;
+pub mod tls;
+pub mod wishes;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use devices::input::Hub;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use self::canvas::{Canvas, Viewer};
+use self::clipboard::Clipboard;
+use self::format::PixelFormat;
+use self::handshake::Welcome;
+use self::keys::Layout;
+use self::security::{Door, Doors, Passwords, Right};
+use self::session::State;
+
+/// Clients at once.
+pub const MOST: usize = 64;
+/// Of them, those who have not said a password yet.
+const STRANGERS: usize = 32;
+/// Of those who find no place, so many are told.
+const REFUSALS: usize = 8;
+/// A person types a password meanwhile.
+const HANDSHAKE: Duration = Duration::from_secs(120);
+/// How long a refusal may take.
+const REFUSAL: Duration = Duration::from_secs(5);
+/// Whole updates that wait in memory, in KiB, for all clients that take none in parts.
+const BUDGET: usize = 128 << 10;
+
+/// A line to a client.
+pub trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+/// Any line.
+pub type Wire = Box<dyn Duplex>;
+
+/// What is known of a client before it said anything.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Where it is, for people.
+    pub peer: String,
+    /// Whether it must say a password.
+    pub entry: Entry,
+}
+
+/// See [`Admission`].
+#[derive(Clone, Copy, Debug)]
+pub enum Entry {
+    /// As the server's rules are; failures are counted at this door.
+    Ask(Door),
+    /// It has shown elsewhere that it may come in.
+    Open {
+        /// To look only.
+        view_only: bool,
+    },
+}
+
+/// What holds for all clients.
+#[derive(Default)]
+pub struct Rules {
+    /// Who may come in.
+    pub passwords: Passwords,
+    /// With it, who comes in does so by TLS.
+    pub tls: Option<TlsAcceptor>,
+    /// Nobody may touch.
+    pub view_only: bool,
+    /// Clients that want the screen for themselves share it all the same.
+    pub always_shared: bool,
+    /// What windows are called.
+    pub name: String,
+}
+
+/// What a client asks of the machine (xvp).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    /// Press the power button.
+    Off,
+    /// Press the reset button.
+    Reset,
+}
+
+/// What the server reaches outside of itself.
+pub struct Outside {
+    /// Keyboards and mice.
+    pub hub: Arc<Hub>,
+    /// What symbols mean.
+    pub layout: Arc<dyn Layout>,
+    /// The guest's agent; without one, texts go nowhere.
+    pub clipboard: Option<Arc<dyn Clipboard>>,
+    /// The machine's buttons.
+    pub power: Box<dyn Fn(Power) + Send + Sync>,
+}
+
+/// See the module.
+pub struct Server {
+    canvas: Arc<Canvas>,
+    rules: Rules,
+    outside: Outside,
+    doors: Doors,
+    clients: Mutex<BTreeMap<u64, Arc<Client>>>,
+    next: AtomicU64,
+    places: Semaphore,
+    strangers: Semaphore,
+    refusals: Semaphore,
+    budget: Arc<Semaphore>,
+}
+
+/// A client that is in.
+struct Client {
+    peer: String,
+    since: Instant,
+    right: Right,
+    shared: bool,
+    security: &'static str,
+    viewer: Arc<Viewer>,
+    state: Mutex<State>,
+    /// There is room for answers again.
+    room: Notify,
+    /// It must go.
+    kick: Notify,
+    sent: AtomicU64,
+}
+
+impl Client {
+    fn state<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        work(&mut self.state.lock().expect("no session panicked"))
+    }
+}
+
+impl Server {
+    /// A server for a display; `canvas().run()` is to be polled meanwhile.
+    pub fn new(canvas: Arc<Canvas>, rules: Rules, outside: Outside) -> Arc<Self> {
+        Arc::new(Self {
+            canvas,
+            rules,
+            outside,
+            doors: Doors::default(),
+            clients: Mutex::default(),
+            next: AtomicU64::new(1),
+            places: Semaphore::new(MOST),
+            strangers: Semaphore::new(STRANGERS),
+            refusals: Semaphore::new(REFUSALS),
+            budget: Arc::new(Semaphore::new(BUDGET)),
+        })
+    }
+
+    /// The picture.
+    pub fn canvas(&self) -> &Arc<Canvas> {
+        &self.canvas
+    }
+
+    /// Serves one client until it leaves.
+    pub async fn serve(self: Arc<Self>, stream: Wire, admission: Admission) {
+        let peer = admission.peer.clone();
+        let Ok(_place) = self.places.try_acquire() else {
+            return self.turn_away(stream, &peer).await;
+        };
+        let is_stranger = matches!(admission.entry, Entry::Ask(_));
+        let stranger = is_stranger.then(|| self.strangers.try_acquire()).transpose();
+        let Ok(stranger) = stranger else {
+            return self.turn_away(stream, &peer).await;
+        };
+        let greet = handshake::greet(&self.rules, &self.doors, stream, &admission);
+        let welcome = match timeout(HANDSHAKE, greet).await {
+            Ok(Ok(welcome)) => welcome,
+            Ok(Err(error)) => return tracing::info!("vnc: {peer} did not come in: {error:#}"),
+            Err(_) => return tracing::info!("vnc: {peer} did not come in: it said nothing more"),
+        };
+        drop(stranger);
+        match self.host(welcome, &peer).await {
+            Ok(()) => tracing::info!("vnc: {peer} left"),
+            Err(error) => tracing::info!("vnc: {peer} is gone: {error:#}"),
+        }
+    }
+
+    async fn turn_away(&self, mut stream: Wire, peer: &str) {
+        let Ok(_turn) = self.refusals.try_acquire() else { return };
+        tracing::warn!("vnc: {peer} was turned away: too many clients are there");
+        let reason = format!("too many clients are there: {MOST}, or {STRANGERS} at the door");
+        timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
+    }
+
+    /// Shows the screen to one who is in.
+    async fn host(self: &Arc<Self>, mut welcome: Welcome, peer: &str) -> anyhow::Result<()> {
+        let right = if self.rules.view_only { Right::View } else { welcome.right };
+        let canvas = self.canvas.clone();
+        let viewer = tokio::task::spawn_blocking(move || canvas.admit()).await?;
+        let (width, height) = viewer.dirty(|dirty| dirty.size());
+        let init = server_init((width, height), &self.rules.name)?;
+        timeout(HANDSHAKE, welcome.stream.write_all(&init)).await.context("it does not read")??;
+        welcome.stream.flush().await?;
+        let client = Arc::new(Client {
+            peer: peer.to_owned(),
+            since: Instant::now(),
+            right,
+            shared: welcome.shared || self.rules.always_shared,
+            security: welcome.security,
+            viewer,
+            state: Mutex::default(),
+            room: Notify::new(),
+            kick: Notify::new(),
+            sent: AtomicU64::new(0),
+        });
+        let _seat = self.seat(&client)?;
+        let may = if right == Right::Full { "looks and touches" } else { "looks" };
+        tracing::info!("vnc: {peer} {may} (security {})", client.security);
+        let (reader, writer) = tokio::io::split(welcome.stream);
+        let session = session::Session::new(self.clone(), client.clone());
+        let painter = paint::Painter::new(self.clone(), client.clone(), (width, height));
+        tokio::select! {
+            ended = session.run(reader) => ended,
+            ended = painter.run(writer) => ended,
+            () = client.kick.notified() => bail!("another client wants the screen for itself"),
+        }
+    }
+
+    /// Finds a seat among those who are there: who wants to be alone sends the others away, unless
+    /// it only looks.
+    fn seat(self: &Arc<Self>, client: &Arc<Client>) -> anyhow::Result<Seat> {
+        let mut clients = self.clients.lock().expect("no client panicked");
+        let alone = !client.shared && client.right == Right::Full;
+        if alone {
+            clients.values().for_each(|other| other.kick.notify_one());
+        } else if client.right == Right::Full {
+            let taken = clients.values().any(|it| !it.shared && it.right == Right::Full);
+            ensure!(!taken, "another client has the screen for itself");
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        clients.insert(number, client.clone());
+        Ok(Seat { server: self.clone(), number })
+    }
+
+    /// The guest copied a text: whoever may touch can paste it.
+    pub fn copied(&self, text: &str) {
+        if text.len() > message::LONGEST_TEXT {
+            return tracing::debug!("vnc: a clipboard of {} bytes stays in the guest", text.len());
+        }
+        let text = Arc::from(text);
+        for client in self.all().into_iter().filter(|it| it.right == Right::Full) {
+            client.state(|state| state.offer(&text));
+            client.viewer.wake.notify_one();
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<Client>> {
+        self.clients.lock().expect("no client panicked").values().cloned().collect()
+    }
+
+    /// Who is there.
+    pub fn status(&self) -> Vec<Value> {
+        let show = |client: Arc<Client>| {
+            let encoding = client.state(|state| state.wishes.choice(0).encoding);
+            json!({
+                "peer": client.peer,
+                "seconds": client.since.elapsed().as_secs(),
+                "access": if client.right == Right::Full { "full" } else { "view" },
+                "shared": client.shared,
+                "security": client.security,
+                "encoding": format!("{encoding:?}").to_lowercase(),
+                "sent": client.sent.load(Ordering::Relaxed),
+            })
+        };
+        self.all().into_iter().map(show).collect()
+    }
+}
+
+/// A place in the list of those who are there.
+struct Seat {
+    server: Arc<Server>,
+    number: u64,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.server.clients.lock().expect("no client panicked").remove(&self.number);
+    }
+}
+
+/// RFC 6143 7.3.2
+fn server_init((width, height): (u16, u16), name: &str) -> anyhow::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    out.extend(width.to_be_bytes());
+    out.extend(height.to_be_bytes());
+    out.extend(PixelFormat::OURS.write());
+    out.extend(u32::try_from(name.len())?.to_be_bytes());
+    out.extend(name.as_bytes());
+    Ok(out)
+}

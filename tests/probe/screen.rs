@@ -1,0 +1,132 @@
+//! The screen of a machine: a client comes in, sees a whole picture, and leaves nothing behind.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use transom_tests::program::{PATIENCE, Running, connect};
+use vmm::control::{Client, Command};
+
+use crate::runs_here;
+
+/// A viewer with RFB 3.8 and Raw.
+struct Viewer {
+    line: UnixStream,
+    width: u16,
+    height: u16,
+}
+
+impl Viewer {
+    fn new(path: &Path) -> Self {
+        let mut line = UnixStream::connect(path).expect("the screen");
+        line.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        assert_eq!(&read::<12>(&mut line), b"RFB 003.008\n");
+        line.write_all(b"RFB 003.008\n").expect("room");
+        assert_eq!(read(&mut line), [1, 1], "no password on a socket of one's own");
+        line.write_all(&[1]).expect("room");
+        assert_eq!(read(&mut line), [0; 4]);
+        line.write_all(&[1]).expect("room");
+        let (width, height) = (read(&mut line), read(&mut line));
+        let (width, height) = (u16::from_be_bytes(width), u16::from_be_bytes(height));
+        read::<16>(&mut line);
+        let name = u32::from_be_bytes(read(&mut line));
+        let mut name = vec![0; usize::try_from(name).expect("a name")];
+        line.read_exact(&mut name).expect("a name");
+        assert_eq!(name, b"a probe");
+        Self { line, width, height }
+    }
+
+    /// Asks for all of the picture, and counts the pixels that come.
+    fn look(&mut self) -> usize {
+        let mut ask = vec![3, 0, 0, 0, 0, 0];
+        ask.extend(self.width.to_be_bytes());
+        ask.extend(self.height.to_be_bytes());
+        self.line.write_all(&ask).expect("room");
+        let [kind, _, count @ ..] = read::<4>(&mut self.line);
+        assert_eq!(kind, 0, "an update");
+        let mut pixels = 0;
+        for _ in 0..u16::from_be_bytes(count) {
+            let head = read::<12>(&mut self.line);
+            assert_eq!(head[8..], [0; 4], "Raw");
+            let side = |at: usize| usize::from(u16::from_be_bytes([head[at], head[at + 1]]));
+            let count = side(4) * side(6);
+            let mut data = vec![0; 4 * count];
+            self.line.read_exact(&mut data).expect("pixels");
+            pixels += count;
+        }
+        pixels
+    }
+}
+
+fn read<const N: usize>(line: &mut UnixStream) -> [u8; N] {
+    let mut bytes = [0; N];
+    line.read_exact(&mut bytes).expect("what the server says");
+    bytes
+}
+
+fn viewers(control: &mut Client) -> Vec<Value> {
+    let status = control.ask(&Command::Status).expect("a status");
+    status["viewers"].as_array().cloned().expect("a list")
+}
+
+/// Threads of a process by the start of their names.
+fn threads(machine: &Running, name: &str) -> usize {
+    let folder = format!("/proc/{}/task", machine.pid().as_raw_nonzero());
+    let tasks = fs::read_dir(folder).expect("the process").flatten();
+    let names = tasks.map(|task| fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+    names.filter(|it| it.starts_with(name)).count()
+}
+
+#[test]
+fn a_viewer_sees_a_whole_picture_and_leaves_nothing_behind() {
+    let test = "a_viewer_sees_a_whole_picture_and_leaves_nothing_behind";
+    if !runs_here(test) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (screen, control) = (folder.path().join("screen"), folder.path().join("control"));
+    let vnc = format!("unix:{},name=a probe", screen.display());
+    let path = control.display().to_string();
+    let words = ["run", "--control", &path, "--vnc", &vnc, "--cmdline", "then=halt"];
+    let mut machine = Running::vmm(&words).expect("vmm");
+    let mut control = connect(&control).expect("the control socket");
+    assert!(viewers(&mut control).is_empty());
+    let mut viewer = Viewer::new(&screen);
+    assert_eq!(viewer.look(), usize::from(viewer.width) * usize::from(viewer.height));
+    let shown = viewers(&mut control);
+    assert_eq!((shown.len(), &shown[0]["access"]), (1, &Value::from("full")), "{shown:?}");
+    // A second machine cannot have the same screen, and the first goes on.
+    let other = Running::vmm(&["run", "--vnc", &vnc]);
+    let mut other = other.expect("vmm");
+    assert_eq!(other.wait(PATIENCE).expect("an end"), 1);
+    let said = other.stderr.text();
+    assert!(said.contains("in use by another process"), "{said}");
+    drop(viewer);
+    let deadline = Instant::now() + PATIENCE;
+    while !viewers(&mut control).is_empty() {
+        assert!(Instant::now() < deadline, "the viewer left");
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!((1..=8).contains(&threads(&machine, "screen")));
+    let _late = Viewer::new(&screen);
+    machine.signal(Signal::TERM).expect("a signal");
+    let start = Instant::now();
+    assert_eq!(machine.wait(PATIENCE).expect("an end"), 128 + 15);
+    assert!(start.elapsed() < Duration::from_secs(5), "viewers do not hold up the end");
+    assert!(!screen.exists(), "the socket's file goes with it");
+}
+
+#[test]
+fn a_machine_without_a_screen_has_no_threads_for_it() {
+    if !runs_here("a_machine_without_a_screen_has_no_threads_for_it") {
+        return;
+    }
+    let mut machine = Running::vmm(&["run", "--cmdline", "then=halt"]).expect("vmm");
+    machine.says("transom probe", 1).expect("a probe");
+    assert_eq!(threads(&machine, "screen"), 0);
+}

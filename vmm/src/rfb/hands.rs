@@ -1,0 +1,210 @@
+//! What one client does with keyboard and mouse, on its way to the guest.
+//!
+//! Everything that a client holds is let go when it leaves: a modifier that sticks would change all
+//! that is typed after it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use devices::input::{Hub, Key, Motion, Position};
+
+/// The hands of one client.
+pub struct Hands {
+    hub: Arc<Hub>,
+    held: BTreeSet<Key>,
+    pointer: Pointer,
+}
+
+/// Where a client's pointer is.
+#[derive(Default)]
+struct Pointer {
+    /// As the protocol numbers them.
+    buttons: u16,
+    /// Pixels.
+    x: i32,
+    /// Pixels.
+    y: i32,
+    /// Of the picture.
+    size: (u16, u16),
+    /// There is no tablet: only ways count.
+    relative: bool,
+}
+
+/// A keyboard has so many keys: who holds more sends noise.
+const MOST_HELD: usize = 32;
+/// The wheel's two buttons, away from the person and towards.
+const WHEEL: [u16; 2] = [1 << 3, 1 << 4];
+/// The wheel to the left and to the right.
+const PAN: [u16; 2] = [1 << 5, 1 << 6];
+/// No way at all, for clients that send ways.
+const STILL: i32 = 0x7fff;
+
+impl Hands {
+    /// Hands that hold nothing.
+    pub fn new(hub: Arc<Hub>) -> Self {
+        Self { hub, held: BTreeSet::new(), pointer: Pointer::default() }
+    }
+
+    /// Whether clients should send ways, not places.
+    pub fn is_relative(&self) -> bool {
+        self.pointer.relative
+    }
+
+    /// A key is pressed or let go.
+    pub fn key(&mut self, key: Key, down: bool) {
+        if down {
+            if self.held.len() >= MOST_HELD && !self.held.contains(&key) {
+                return;
+            }
+            self.held.insert(key);
+        } else if !self.held.remove(&key) {
+            // Another client may hold it, and it was never pressed here.
+            return;
+        }
+        self.hub.key(key, down);
+    }
+
+    /// The pointer is at a pixel of a picture of `size`.
+    pub fn point(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
+        let (x, y) = (i32::from(x), i32::from(y));
+        let way = (x - self.pointer.x, y - self.pointer.y);
+        self.go(way, buttons, size);
+    }
+
+    /// The pointer goes a way; both numbers are [`STILL`] for none.
+    pub fn push(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
+        self.go((i32::from(x) - STILL, i32::from(y) - STILL), buttons, size);
+    }
+
+    fn go(&mut self, (dx, dy): (i32, i32), buttons: u16, size: (u16, u16)) {
+        let pressed = buttons & !self.pointer.buttons;
+        let notches = |[more, less]: [u16; 2]| {
+            i32::from(pressed & more != 0) - i32::from(pressed & less != 0)
+        };
+        let (wheel, pan) = (notches(WHEEL), -notches(PAN));
+        let pointer = &mut self.pointer;
+        (pointer.buttons, pointer.size) = (buttons, size);
+        let last = |length: u16| i32::from(length.max(1)) - 1;
+        pointer.x = (pointer.x + dx).clamp(0, last(size.0));
+        pointer.y = (pointer.y + dy).clamp(0, last(size.1));
+        let place = |at: i32, length: u16| {
+            let most = i64::from(Position::MOST);
+            let scaled = i64::from(at) * most / i64::from(last(length).max(1));
+            u16::try_from(scaled.clamp(0, most)).unwrap_or(0)
+        };
+        let (x, y) = (place(pointer.x, size.0), place(pointer.y, size.1));
+        let buttons = order(buttons);
+        // A tablet may come at any time, as it does when an operating system has started.
+        pointer.relative = !self.hub.position(Position { x, y, wheel, pan, buttons });
+        if pointer.relative {
+            self.hub.motion(Motion { dx, dy, wheel, buttons });
+        }
+    }
+}
+
+/// From the protocol's order of buttons to ours.
+fn order(buttons: u16) -> u8 {
+    // Left, right, middle, back, forward.
+    let theirs = [0, 2, 1, 7, 8];
+    (0..)
+        .zip(theirs)
+        .fold(0, |sum, (ours, theirs)| sum | u8::from(buttons >> theirs & 1 != 0) << ours)
+}
+
+impl Drop for Hands {
+    fn drop(&mut self) {
+        for key in std::mem::take(&mut self.held) {
+            self.hub.key(key, false);
+        }
+        if order(self.pointer.buttons) != 0 {
+            // There where they are held.
+            self.go((0, 0), 0, self.pointer.size);
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use devices::input::{Event, Sink};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Seen {
+        tablet: AtomicBool,
+        events: Mutex<Vec<Event>>,
+    }
+
+    impl Sink for Seen {
+        fn take(&self, event: Event) -> bool {
+            if matches!(event, Event::Position(_)) && !self.tablet.load(Ordering::Relaxed) {
+                return false;
+            }
+            self.events.lock().unwrap().push(event);
+            true
+        }
+    }
+
+    fn hands() -> (Hands, Arc<Seen>) {
+        let (hub, seen) = (Arc::<Hub>::default(), Arc::<Seen>::default());
+        hub.register(seen.clone());
+        (Hands::new(hub), seen)
+    }
+
+    #[test]
+    fn what_is_held_is_let_go_when_the_client_leaves() {
+        let (mut hands, seen) = hands();
+        seen.tablet.store(true, Ordering::Relaxed);
+        let (shift, a) = (Key::new(0x2a).unwrap(), Key::new(0x1e).unwrap());
+        hands.key(shift, true);
+        hands.key(a, true);
+        hands.key(a, false);
+        hands.key(a, false);
+        hands.point(0, 0, 1, (640, 480));
+        seen.events.lock().unwrap().clear();
+        drop(hands);
+        let events = seen.events.lock().unwrap();
+        assert_eq!(events[0], Event::Key(shift, false));
+        assert_eq!(events.len(), 2, "the key, and the button: {events:?}");
+    }
+
+    #[test]
+    fn a_tablet_gets_places_and_a_mouse_gets_ways() {
+        let (mut hands, seen) = hands();
+        hands.point(10, 20, 0, (640, 480));
+        assert!(hands.is_relative());
+        hands.point(13, 18, 0b101, (640, 480));
+        hands.push(0x7fff, 0x8000, 0, (640, 480));
+        seen.tablet.store(true, Ordering::Relaxed);
+        hands.point(639, 479, 1 << 3, (640, 480));
+        hands.point(639, 479, 1 << 6 | 1 << 7, (640, 480));
+        assert!(!hands.is_relative());
+        let motion = |dx, dy, buttons| Event::Motion(Motion { dx, dy, wheel: 0, buttons });
+        let most = Position::MOST;
+        let position = |wheel, pan, buttons| {
+            Event::Position(Position { x: most, y: most, wheel, pan, buttons })
+        };
+        assert_eq!(
+            *seen.events.lock().unwrap(),
+            [
+                motion(10, 20, 0),
+                motion(3, -2, 0b011),
+                motion(0, 1, 0),
+                position(1, 0, 0),
+                position(0, 1, 0b1000)
+            ]
+        );
+    }
+
+    #[test]
+    fn pictures_of_one_pixel_and_places_outside_of_them_are_harmless() {
+        let (mut hands, _) = hands();
+        for size in [(0, 0), (1, 1), (65535, 1)] {
+            hands.point(65535, 65535, 0xffff, size);
+            hands.push(0, 0xffff, 0, size);
+        }
+    }
+}

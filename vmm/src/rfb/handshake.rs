@@ -1,0 +1,317 @@
+//! How a client comes in (RFC 6143 7.1 to 7.3; VeNCrypt as the community's rfbproto has it).
+//!
+//! Threats: nobody is known yet. Everything is of fixed length or bounded, the whole takes a
+//! bounded time (`Server::serve`), and a wrong password costs time (`security`).
+
+use anyhow::{Context, bail, ensure};
+use rustix::rand::{GetRandomFlags, getrandom};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::{Duration, timeout};
+
+use super::security::{Door, Doors, Right};
+use super::{Admission, Duplex, Entry, Rules, Wire};
+
+/// A client that is in.
+pub(super) struct Welcome {
+    /// The line, which may be TLS by now.
+    pub stream: Wire,
+    /// What it may do.
+    pub right: Right,
+    /// It does not mind others.
+    pub shared: bool,
+    /// How it came in, for people.
+    pub security: &'static str,
+}
+
+/// The versions that make a difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Version {
+    V3,
+    V7,
+    V8,
+}
+
+const GREETING: &[u8; 12] = b"RFB 003.008\n";
+/// Security types.
+const NONE: u8 = 1;
+const VNC: u8 = 2;
+const VENCRYPT: u8 = 19;
+/// Those of VeNCrypt that we have: TLS with a certificate.
+const X509_NONE: u32 = 260;
+const X509_VNC: u32 = 261;
+const X509_PLAIN: u32 = 262;
+/// Longer names and passwords are nobody's.
+const LONGEST_NAME: u32 = 1024;
+/// Whoever speaks first is no VNC client; this long we listen for it.
+const FIRST: Duration = Duration::from_millis(20);
+
+/// Talks until the client is in.
+pub(super) async fn greet(
+    rules: &Rules,
+    doors: &Doors,
+    mut stream: Wire,
+    admission: &Admission,
+) -> anyhow::Result<Welcome> {
+    let listens = matches!(admission.entry, Entry::Ask(Door::Network(_)));
+    let version = versions(&mut stream, listens).await?;
+    let door = match admission.entry {
+        Entry::Open { view_only } => {
+            choose(&mut stream, version, NONE).await?;
+            let right = if view_only { Right::View } else { Right::Full };
+            return finish(stream, version, right, "by the browser's").await;
+        }
+        Entry::Ask(door) => door,
+    };
+    if let Some(left) = doors.closed(door) {
+        let seconds = left.as_secs() + 1;
+        let reason = format!("too many wrong passwords: try again in {seconds} s");
+        refuse_early(&mut stream, version, &reason).await?;
+        bail!(reason);
+    }
+    let needed = rules.passwords.are_needed();
+    let kind = if rules.tls.is_some() { VENCRYPT } else { [NONE, VNC][usize::from(needed)] };
+    choose(&mut stream, version, kind).await?;
+    let talk = Talk { rules, doors, door, version };
+    match kind {
+        NONE => finish(stream, version, Right::Full, "none").await,
+        VNC => {
+            let right = talk.vnc(&mut stream).await?;
+            finish(stream, version, right, "vnc").await
+        }
+        _ => talk.vencrypt(stream).await,
+    }
+}
+
+/// Tells a client that it cannot come in.
+pub(super) async fn refuse(stream: &mut Wire, reason: &str) -> anyhow::Result<()> {
+    let version = versions(stream, false).await?;
+    refuse_early(stream, version, reason).await
+}
+
+/// Both sides say their version.
+async fn versions(stream: &mut Wire, listens: bool) -> anyhow::Result<Version> {
+    let mut said = [0; 12];
+    let mut count = 0;
+    if listens && let Ok(read) = timeout(FIRST, stream.read(&mut said)).await {
+        count = read?;
+        ensure!(count > 0, "it left without a word");
+        foreigner(stream, &said[..count]).await?;
+    }
+    stream.write_all(GREETING).await?;
+    stream.flush().await?;
+    while count < said.len() {
+        let read = stream.read(&mut said[count..]).await?;
+        ensure!(read > 0, "it left without a word");
+        count += read;
+        foreigner(stream, &said[..count]).await?;
+    }
+    parse_version(&said)
+}
+
+fn parse_version(said: &[u8; 12]) -> anyhow::Result<Version> {
+    let text = std::str::from_utf8(said).ok();
+    let numbers = text.and_then(|text| text.strip_prefix("RFB ")?.strip_suffix('\n'));
+    let numbers = numbers.and_then(|numbers| numbers.split_once('.'));
+    let number = |text: &str| {
+        let plain = text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit());
+        plain.then(|| text.parse::<u16>().ok()).flatten()
+    };
+    let version = numbers.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+    Ok(match version.with_context(|| format!("it said `{}`", said.escape_ascii()))? {
+        // What was never a version of the protocol is treated as the first one.
+        (0..=2, _) | (3, 0..=6) => Version::V3,
+        (3, 7) => Version::V7,
+        _ => Version::V8,
+    })
+}
+
+/// Somebody who wants something else here.
+async fn foreigner(stream: &mut Wire, said: &[u8]) -> anyhow::Result<()> {
+    const METHODS: &[&[u8]] = &[b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"CONN", b"PRI "];
+    if METHODS.iter().any(|method| said.starts_with(method)) {
+        let text = "This port speaks VNC (RFB), not HTTP: open it with a VNC viewer.\n";
+        let answer = format!(
+            "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
+             Connection: close\r\n\r\n{text}",
+            text.len()
+        );
+        stream.write_all(answer.as_bytes()).await?;
+        stream.flush().await?;
+        // What we did not read would make the kernel throw our answer away.
+        let mut rest = [0; 4096];
+        timeout(FIRST, stream.read(&mut rest)).await.ok();
+        stream.shutdown().await?;
+        bail!("it speaks HTTP: this port is for VNC viewers");
+    }
+    if said.starts_with(&[0x16, 0x03]) {
+        bail!("it speaks TLS at once: VNC viewers begin with RFB, and TLS follows (VeNCrypt)");
+    }
+    Ok(())
+}
+
+/// Offers one security type, and hears that it is taken.
+async fn choose(stream: &mut Wire, version: Version, kind: u8) -> anyhow::Result<()> {
+    if version == Version::V3 {
+        if kind == VENCRYPT {
+            let reason = "this screen needs a viewer with RFB 3.7 and TLS (VeNCrypt)";
+            refuse_early(stream, version, reason).await?;
+            bail!("its RFB 3.3 is too old for TLS");
+        }
+        stream.write_u32(kind.into()).await?;
+        stream.flush().await?;
+        return Ok(());
+    }
+    stream.write_all(&[1, kind]).await?;
+    stream.flush().await?;
+    let taken = stream.read_u8().await?;
+    ensure!(taken == kind, "it wants security type {taken}, where we have {kind}");
+    Ok(())
+}
+
+/// Refuses in place of offering security types.
+async fn refuse_early(stream: &mut Wire, version: Version, reason: &str) -> anyhow::Result<()> {
+    if version == Version::V3 {
+        stream.write_u32(0).await?;
+    } else {
+        stream.write_u8(0).await?;
+    }
+    say(stream, reason).await
+}
+
+/// A text with its length.
+async fn say<S: Duplex + ?Sized>(stream: &mut S, text: &str) -> anyhow::Result<()> {
+    stream.write_u32(u32::try_from(text.len())?).await?;
+    stream.write_all(text.as_bytes()).await?;
+    stream.flush().await?;
+    Ok(())
+}
+
+/// Says that it may come in, and hears how.
+async fn finish(
+    mut stream: Wire,
+    version: Version,
+    right: Right,
+    security: &'static str,
+) -> anyhow::Result<Welcome> {
+    // Before 3.8 there is no result where nothing was asked for.
+    if version == Version::V8 || !matches!(security, "none" | "by the browser's") {
+        stream.write_u32(0).await?;
+        stream.flush().await?;
+    }
+    let shared = stream.read_u8().await? != 0;
+    Ok(Welcome { stream, right, shared, security })
+}
+
+struct Talk<'a> {
+    rules: &'a Rules,
+    doors: &'a Doors,
+    door: Door,
+    version: Version,
+}
+
+impl Talk<'_> {
+    /// VNC authentication: a challenge, and its answer.
+    async fn vnc<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
+        let mut challenge = [0; 16];
+        let count = getrandom(&mut challenge, GetRandomFlags::empty()).context("randomness")?;
+        ensure!(count == challenge.len(), "randomness");
+        stream.write_all(&challenge).await?;
+        stream.flush().await?;
+        let mut answer = [0; 16];
+        stream.read_exact(&mut answer).await?;
+        self.judge(stream, || self.rules.passwords.check_answer(&challenge, &answer)).await
+    }
+
+    /// A name and a password, within TLS.
+    async fn plain<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
+        let (user, password) = (stream.read_u32().await?, stream.read_u32().await?);
+        let most = user.max(password);
+        ensure!(most <= LONGEST_NAME, "a name or password of {most} bytes");
+        let mut both = vec![0; user as usize + password as usize];
+        stream.read_exact(&mut both).await?;
+        let (user, password) = both.split_at(user as usize);
+        self.judge(stream, || self.rules.passwords.check_plain(user, password)).await
+    }
+
+    /// Lets it in, or says no.
+    async fn judge<S: Duplex + ?Sized>(
+        &self,
+        stream: &mut S,
+        check: impl FnOnce() -> Option<Right>,
+    ) -> anyhow::Result<Right> {
+        // Others from there may have guessed while this one waited.
+        let late = self.doors.closed(self.door).is_some();
+        if let Some(right) = check().filter(|_| !late) {
+            self.doors.opened(self.door);
+            return Ok(right);
+        }
+        let count = self.doors.failed(self.door);
+        stream.write_u32(1).await?;
+        if self.version == Version::V8 {
+            say(stream, "wrong password").await?;
+        }
+        stream.flush().await?;
+        stream.shutdown().await?;
+        bail!("wrong password (failure {count} from there)");
+    }
+
+    async fn vencrypt(&self, mut stream: Wire) -> anyhow::Result<Welcome> {
+        stream.write_all(&[0, 2]).await?;
+        stream.flush().await?;
+        let wanted = [stream.read_u8().await?, stream.read_u8().await?];
+        stream.write_u8(u8::from(wanted != [0, 2])).await?;
+        stream.flush().await?;
+        ensure!(wanted == [0, 2], "it wants VeNCrypt {}.{}", wanted[0], wanted[1]);
+        let offered = self.offered();
+        stream.write_u8(u8::try_from(offered.len())?).await?;
+        for kind in &offered {
+            stream.write_u32(*kind).await?;
+        }
+        stream.flush().await?;
+        let kind = stream.read_u32().await?;
+        let known = offered.contains(&kind);
+        stream.write_u8(known.into()).await?;
+        stream.flush().await?;
+        ensure!(known, "it wants VeNCrypt's type {kind}, where we have {offered:?}");
+        let acceptor = self.rules.tls.as_ref().context("TLS without a certificate")?;
+        let mut secure = acceptor.accept(stream).await.context("TLS")?;
+        let (right, security) = match kind {
+            X509_VNC => (self.vnc(&mut secure).await?, "x509-vnc"),
+            X509_PLAIN => (self.plain(&mut secure).await?, "x509-plain"),
+            // Its result follows in all versions, as for the others.
+            _ => (Right::Full, "x509-none"),
+        };
+        finish(Box::new(secure), self.version, right, security).await
+    }
+
+    /// VNC authentication would look at a part of a long password, and at no name.
+    fn offered(&self) -> Vec<u32> {
+        let passwords = &self.rules.passwords;
+        match (passwords.are_needed(), passwords.are_long() || passwords.user.is_some()) {
+            (false, _) => vec![X509_NONE],
+            (true, true) => vec![X509_PLAIN],
+            (true, false) => vec![X509_PLAIN, X509_VNC],
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn versions_that_never_were_are_the_nearest_that_was() {
+        let version = |text: &[u8; 12]| parse_version(text).ok();
+        assert_eq!(version(b"RFB 003.003\n"), Some(Version::V3));
+        assert_eq!(version(b"RFB 003.005\n"), Some(Version::V3));
+        assert_eq!(version(b"RFB 003.007\n"), Some(Version::V7));
+        assert_eq!(version(b"RFB 003.008\n"), Some(Version::V8));
+        assert_eq!(version(b"RFB 003.889\n"), Some(Version::V8));
+        assert_eq!(version(b"RFB 005.000\n"), Some(Version::V8));
+        for bad in
+            [b"RFB 003.0+8\n", b"RFB 003,008\n", b"RFB 003.008\r", b"\0\0\0\0\0\0\0\0\0\0\0\0"]
+        {
+            assert_eq!(version(bad), None, "{}", bad.escape_ascii());
+        }
+    }
+}

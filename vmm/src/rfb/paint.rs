@@ -1,0 +1,448 @@
+//! What a client is sent: one update after the other, each when the one before is written.
+//!
+//! An update is made of the tiles that are marked when it begins, so a guest that draws all the
+//! time cannot make one endless. It is encoded and written in parts of [`CHUNK`] pixels, which is
+//! all the memory that a slow client holds; clients that cannot be told the end of an update behind
+//! it (LastRect) get theirs in one piece, and share one budget for that.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use devices::input::Lights;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use super::canvas::Canvas;
+use super::encode::{Choice, Encoder};
+use super::format::PixelFormat;
+use super::picture::{Area, View};
+use super::session::{Report, State, milestone};
+use super::tiles::Tiles;
+use super::wishes::number;
+use super::{BUDGET, Client, Server};
+
+/// Pixels that are encoded at once; one row of tiles can be a little more. Without compression they
+/// are 1 MiB.
+pub const CHUNK: usize = 1 << 18;
+/// Fewer pixels than this are encoded where we are: another thread would cost more.
+const SMALL: usize = 1 << 13;
+/// A client that takes nothing for so long is gone.
+const STALL: Duration = Duration::from_secs(30);
+/// Bytes for which a client has that long.
+const PIECE: usize = 64 << 10;
+/// When nothing changed for so long, what was sent worse than asked for is sent again.
+const STILL: Duration = Duration::from_millis(300);
+
+/// The writing half.
+pub(super) struct Painter {
+    server: Arc<Server>,
+    client: Arc<Client>,
+    encoder: Option<Encoder>,
+    out: Vec<u8>,
+    told: Told,
+    /// Sent with less than the quality that the client asked for.
+    coarse: Tiles,
+    last: Instant,
+}
+
+/// What the client knows.
+struct Told {
+    size: (u16, u16),
+    /// The picture's size, for a client that keeps its own.
+    inside: (u16, u16),
+    codes: bool,
+    buttons: bool,
+    name: bool,
+    lights: Option<Lights>,
+}
+
+/// What is to be done next.
+#[derive(Default)]
+struct Plan {
+    /// Messages, and updates without pixels.
+    first: Vec<u8>,
+    /// Rectangles that say something, to go with the pixels.
+    signs: Vec<u8>,
+    signs_count: u16,
+    /// The pixels.
+    job: Option<Job>,
+}
+
+/// An update's pixels.
+struct Job {
+    tiles: Tiles,
+    choice: Choice,
+    format: PixelFormat,
+    /// What the client knows the picture's size to be.
+    clip: (u16, u16),
+    /// What the picture does not reach any more, of a client that keeps its size.
+    rest: Vec<Area>,
+    last_rect: bool,
+    fence: bool,
+}
+
+/// A part of them, encoded.
+struct Part {
+    job: Job,
+    encoder: Encoder,
+    out: Vec<u8>,
+    rectangles: usize,
+}
+
+impl Painter {
+    pub(super) fn new(server: Arc<Server>, client: Arc<Client>, size: (u16, u16)) -> Self {
+        Self {
+            server,
+            client,
+            encoder: Some(Encoder::new()),
+            out: Vec::new(),
+            told: Told {
+                size,
+                inside: size,
+                codes: false,
+                buttons: false,
+                name: false,
+                lights: None,
+            },
+            coarse: Tiles::none(size.0, size.1),
+            last: Instant::now(),
+        }
+    }
+
+    /// Writes until the client is gone.
+    pub(super) async fn run<W: AsyncWrite + Unpin>(mut self, mut writer: W) -> anyhow::Result<()> {
+        loop {
+            let plan = self.plan();
+            if plan.first.is_empty() && plan.signs.is_empty() && plan.job.is_none() {
+                self.wait().await;
+                continue;
+            }
+            if !plan.first.is_empty() {
+                self.write(&mut writer, &plan.first).await?;
+                self.client.room.notify_one();
+            }
+            match plan.job {
+                Some(job) => self.update(&mut writer, job, (plan.signs, plan.signs_count)).await?,
+                None if plan.signs_count > 0 => {
+                    let mut message = header(plan.signs_count);
+                    message.extend(plan.signs);
+                    self.write(&mut writer, &message).await?;
+                }
+                None => {}
+            }
+            writer.flush().await?;
+        }
+    }
+
+    /// Sleeps until there may be something to do.
+    async fn wait(&self) {
+        let wake = self.client.viewer.wake.notified();
+        if self.coarse.is_empty() {
+            return wake.await;
+        }
+        timeout(STILL, wake).await.ok();
+    }
+
+    /// Decides what to send, and takes it from what waits.
+    fn plan(&mut self) -> Plan {
+        let (client, canvas) = (self.client.clone(), self.server.canvas.clone());
+        let lights = canvas.lights();
+        // In this order everywhere: picture, state, tiles. Not the picture: who copies it has it
+        // for a while, and the tiles' size is its size.
+        client.state(|state| {
+            client.viewer.dirty(|dirty| {
+                let mut plan =
+                    Plan { first: std::mem::take(&mut state.replies), ..Plan::default() };
+                self.resize(dirty.size(), state, &mut plan);
+                self.signs(lights, state, &mut plan);
+                self.pixels(dirty, state, &mut plan);
+                let asks = plan.job.is_none() && state.request.is_some();
+                canvas.wait(&client.viewer, asks || is_streaming(state));
+                plan
+            })
+        })
+    }
+
+    /// Tells the client of another size, and answers its wishes.
+    fn resize(&mut self, size: (u16, u16), state: &mut State, plan: &mut Plan) {
+        let can = &state.wishes.can;
+        if size != self.told.size {
+            if can.screens {
+                let report = Report { reason: 0, status: 0 };
+                if !state.reports.contains(&report) {
+                    state.reports.push_back(report);
+                }
+            } else if can.resize {
+                plan.first.extend(header(1));
+                rectangle((0, 0), size, number::RESIZE, &mut plan.first);
+            } else {
+                return;
+            }
+            self.told.inside = size;
+            // Who waits for all of the picture waits for all of the new one.
+            let whole = |area: &mut Area| {
+                let covers = (area.x, area.y) == (0, 0) && area.width >= self.told.size.0;
+                if covers && area.height >= self.told.size.1 {
+                    (area.width, area.height) = size;
+                }
+            };
+            state.request.as_mut().map(whole);
+            state.continuous.as_mut().map(whole);
+            self.told.size = size;
+            self.coarse = Tiles::none(size.0, size.1);
+        }
+        while let Some(report) = state.reports.pop_front() {
+            plan.first.extend(header(1));
+            screens(report, size, &mut plan.first);
+        }
+    }
+
+    /// Tells the client what else it can know.
+    fn signs(&mut self, lights: Option<Lights>, state: &mut State, plan: &mut Plan) {
+        let (can, told, name) = (&state.wishes.can, &mut self.told, &self.server.rules.name);
+        let out = &mut plan.signs;
+        let mut sign = |x: u16, number: i32, data: &[u8]| {
+            rectangle((x, 0), (0, 0), number, out);
+            out.extend(data);
+            plan.signs_count += 1;
+        };
+        if can.codes && !std::mem::replace(&mut told.codes, can.codes) {
+            sign(0, number::CODES, &[]);
+        }
+        if can.buttons && !std::mem::replace(&mut told.buttons, can.buttons) {
+            sign(0, number::BUTTONS, &[]);
+        }
+        if can.name && !std::mem::replace(&mut told.name, can.name) {
+            let length = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
+            sign(0, number::NAME, &[&length[..], name.as_bytes()].concat());
+        }
+        if can.motion && state.relative != state.told_relative {
+            state.told_relative = state.relative;
+            sign(u16::from(!state.relative), number::MOTION, &[]);
+        }
+        if (can.lights || can.vmware_lights)
+            && let Some(now) = lights.filter(|now| told.lights != Some(*now))
+        {
+            told.lights = Some(now);
+            let bits = u8::from(now.scroll) | u8::from(now.num) << 1 | u8::from(now.caps) << 2;
+            if can.lights {
+                sign(0, number::LIGHTS, &[bits]);
+            } else {
+                sign(0, number::VMWARE_LIGHTS, &u32::from(bits).to_be_bytes());
+            }
+        }
+    }
+
+    /// Takes the tiles that the client waits for.
+    fn pixels(&mut self, dirty: &mut Tiles, state: &mut State, plan: &mut Plan) {
+        let streams = is_streaming(state);
+        let asked = match (state.request, state.continuous.filter(|_| streams)) {
+            (Some(one), Some(_)) | (Some(one), None) => one,
+            (None, Some(area)) => area,
+            (None, None) => return,
+        };
+        let slow = state.rate.slow();
+        let mut job = Job {
+            tiles: dirty.split_off(asked),
+            choice: state.wishes.choice(slow),
+            format: state.format,
+            clip: self.told.size,
+            rest: Vec::new(),
+            last_rect: state.wishes.can.last_rect,
+            fence: state.wishes.can.fence,
+        };
+        if job.tiles.size() != std::mem::replace(&mut self.told.inside, job.tiles.size()) {
+            job.rest = outside(job.clip, self.told.inside);
+        }
+        let same = job.tiles.size() == self.coarse.size();
+        if !same {
+            self.coarse = Tiles::none(job.tiles.size().0, job.tiles.size().1);
+        }
+        if job.tiles.is_empty() {
+            if self.coarse.is_empty() || self.last.elapsed() < STILL {
+                return;
+            }
+            job.tiles = self.coarse.split_off(asked);
+            if job.tiles.is_empty() {
+                return;
+            }
+            job.choice = state.wishes.choice(0);
+        } else if slow > 0 && job.choice.quality.is_some() {
+            self.coarse.unite(&job.tiles);
+        } else {
+            self.coarse.subtract(&job.tiles);
+        }
+        state.request = None;
+        plan.job = Some(job);
+    }
+
+    /// Writes one update.
+    async fn update<W: AsyncWrite + Unpin>(
+        &mut self,
+        writer: &mut W,
+        mut job: Job,
+        (signs, count): (Vec<u8>, u16),
+    ) -> anyhow::Result<()> {
+        let (fence, last_rect) = (job.fence, job.last_rect);
+        let milestone_number = self.client.state(|state| state.rate.sending());
+        let pixels = job.tiles.pixels();
+        let _budget = if last_rect || pixels <= CHUNK { None } else { self.budget(pixels).await };
+        let mut rectangles = usize::from(count);
+        let mut bytes = 0;
+        let mut open = false;
+        let mut message = std::mem::take(&mut self.out);
+        message.clear();
+        message.extend(header(0));
+        message.extend(signs);
+        while !job.tiles.is_empty() {
+            let part = self.encode(job, message).await?;
+            (job, message) = (part.job, part.out);
+            rectangles += part.rectangles;
+            self.encoder = Some(part.encoder);
+            if last_rect && !job.tiles.is_empty() {
+                if !std::mem::replace(&mut open, true) {
+                    message[2..4].copy_from_slice(&u16::MAX.to_be_bytes());
+                }
+                self.write(writer, &message).await?;
+                bytes += message.len();
+                message.clear();
+            }
+        }
+        if open {
+            rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message);
+        } else {
+            let count = u16::try_from(rectangles).context("an update of too many rectangles")?;
+            message[2..4].copy_from_slice(&count.to_be_bytes());
+        }
+        bytes += message.len();
+        if fence {
+            milestone(milestone_number, &mut message);
+        }
+        self.client.state(|state| state.rate.sent(milestone_number, bytes));
+        self.write(writer, &message).await?;
+        message.shrink_to(4 * CHUNK);
+        self.out = message;
+        self.last = Instant::now();
+        if !fence {
+            self.client.state(|state| {
+                if state.continuous.is_some() {
+                    state.rate.arrived(milestone_number, Instant::now());
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Room for an update in one piece, which others wait for while it is taken.
+    async fn budget(&self, pixels: usize) -> Option<OwnedSemaphorePermit> {
+        let kib = (pixels * 4).div_ceil(1 << 10).min(BUDGET);
+        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
+        self.server.budget.clone().acquire_many_owned(kib).await.ok()
+    }
+
+    /// Encodes the next part of a job behind what is in `out`.
+    async fn encode(&mut self, job: Job, out: Vec<u8>) -> anyhow::Result<Part> {
+        let encoder = self.encoder.take().context("an encoder was lost")?;
+        let part = Part { job, encoder, out, rectangles: 0 };
+        let canvas = self.server.canvas.clone();
+        if part.job.tiles.pixels() <= SMALL {
+            return Ok(part.encode(&canvas));
+        }
+        tokio::task::spawn_blocking(move || part.encode(&canvas)).await.context("an encoder")
+    }
+
+    /// Writes, as long as the client takes something from time to time.
+    async fn write<W: AsyncWrite + Unpin>(
+        &self,
+        writer: &mut W,
+        bytes: &[u8],
+    ) -> anyhow::Result<()> {
+        for piece in bytes.chunks(PIECE) {
+            let write = timeout(STALL, writer.write_all(piece)).await;
+            write.context("it does not read")??;
+            self.client.sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    fn encode(mut self, canvas: &Canvas) -> Self {
+        canvas.show(|picture| {
+            let job = &mut self.job;
+            if picture.size() != job.tiles.size() {
+                // All of the new picture is marked for the next update.
+                job.tiles = Tiles::none(0, 0);
+                return;
+            }
+            let mut areas = Vec::new();
+            job.tiles.take(CHUNK, &mut areas);
+            if !job.rest.is_empty() {
+                let stride = usize::from(job.clip.0);
+                let black = vec![0; stride * usize::from(job.clip.1)];
+                for area in std::mem::take(&mut job.rest) {
+                    let view = View { pixels: &black, stride, area };
+                    let (encoder, out) = (&mut self.encoder, &mut self.out);
+                    self.rectangles += encoder.encode(&job.choice, &job.format, &view, out);
+                }
+            }
+            for area in areas {
+                let clip =
+                    |start: u16, length: u16, most: u16| length.min(most.saturating_sub(start));
+                let width = clip(area.x, area.width, job.clip.0);
+                let height = clip(area.y, area.height, job.clip.1);
+                if width == 0 || height == 0 {
+                    continue;
+                }
+                let area = Area { width, height, ..area };
+                let stride = usize::from(picture.width);
+                let view = View { pixels: &picture.pixels, stride, area };
+                let encoder = &mut self.encoder;
+                self.rectangles += encoder.encode(&job.choice, &job.format, &view, &mut self.out);
+            }
+        });
+        self
+    }
+}
+
+/// What of a client's size a smaller picture leaves.
+fn outside(client: (u16, u16), picture: (u16, u16)) -> Vec<Area> {
+    let (right, bottom) = (client.0.saturating_sub(picture.0), client.1.saturating_sub(picture.1));
+    let beside = Area { x: picture.0, y: 0, width: right, height: client.1 };
+    let below = Area { x: 0, y: picture.1, width: client.0 - right, height: bottom };
+    [beside, below].into_iter().filter(|it| it.width > 0 && it.height > 0).collect()
+}
+
+/// Whether changes are sent without being asked for, and more of them may be on their way.
+fn is_streaming(state: &State) -> bool {
+    state.continuous.is_some() && state.rate.is_open()
+}
+
+/// FramebufferUpdate
+fn header(rectangles: u16) -> Vec<u8> {
+    let mut out = vec![0, 0];
+    out.extend(rectangles.to_be_bytes());
+    out
+}
+
+/// A rectangle's header.
+fn rectangle(at: (u16, u16), size: (u16, u16), encoding: i32, out: &mut Vec<u8>) {
+    for part in [at.0, at.1, size.0, size.1] {
+        out.extend(part.to_be_bytes());
+    }
+    out.extend(encoding.to_be_bytes());
+}
+
+/// ExtendedDesktopSize with our one screen.
+fn screens(report: Report, size: (u16, u16), out: &mut Vec<u8>) {
+    rectangle((report.reason, report.status), size, number::SCREENS, out);
+    out.extend([1, 0, 0, 0]);
+    out.extend(0_u32.to_be_bytes());
+    for part in [0, 0, size.0, size.1] {
+        out.extend(part.to_be_bytes());
+    }
+    out.extend(0_u32.to_be_bytes());
+}

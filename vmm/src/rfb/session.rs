@@ -1,0 +1,419 @@
+//! What a client says, and what follows from it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::ensure;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
+use super::clipboard::{self, Say};
+use super::format::PixelFormat;
+use super::hands::Hands;
+use super::message::{self, LONGEST_TEXT, Message, Screen};
+use super::picture::Area;
+use super::rate::Rate;
+use super::security::Right;
+use super::wishes::Wishes;
+use super::{Client, Power, Server, keys};
+
+/// Answers that wait: whoever does not read them is not heard any further.
+const MOST_REPLIES: usize = 64 << 10;
+/// Answers to wishes of another size that wait.
+const MOST_REPORTS: usize = 16;
+/// What is read at once.
+const READ: usize = 16 << 10;
+/// No wish is larger.
+const LARGEST: u16 = 8192;
+
+/// EndOfContinuousUpdates
+const END_OF_CONTINUOUS: u8 = 150;
+/// A fence that asks for an answer.
+const FENCE_REQUEST: u32 = 1 << 31;
+/// A fence for which the next message belongs to what comes after.
+const FENCE_SYNC_NEXT: u32 = 1 << 2;
+/// The flags that we understand.
+const FENCE_KNOWN: u32 = 0b111;
+
+/// ExtendedDesktopSize: why, and how it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Report {
+    /// 0 the guest's doing or a question, 1 this client's wish.
+    pub reason: u16,
+    /// 0 it is so, 1 not allowed, 3 no such screen, 4 the guest was asked.
+    pub status: u16,
+}
+
+/// What reader and writer of one client share.
+pub(super) struct State {
+    /// How it wants its pixels.
+    pub format: PixelFormat,
+    /// What else it wants.
+    pub wishes: Wishes,
+    /// It waits for this.
+    pub request: Option<Area>,
+    /// It wants all changes here.
+    pub continuous: Option<Area>,
+    /// Messages to be sent before anything else.
+    pub replies: Vec<u8>,
+    /// What it is to be told of the picture's size.
+    pub reports: VecDeque<Report>,
+    /// Clients should send ways, not places.
+    pub relative: bool,
+    /// And this one knows.
+    pub told_relative: bool,
+    /// How fast it is.
+    pub rate: Rate,
+    /// What the guest copied last.
+    text: Option<Arc<str>>,
+    /// The client wants to be told of it.
+    notify: bool,
+    /// An answer that goes out together with what the next message changes.
+    fence: Option<Vec<u8>>,
+    greeted: Greeted,
+}
+
+/// Extensions that were confirmed: once is enough.
+#[derive(Default)]
+struct Greeted {
+    fence: bool,
+    continuous: bool,
+    power: bool,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            format: PixelFormat::OURS,
+            wishes: Wishes::default(),
+            request: None,
+            continuous: None,
+            replies: Vec::new(),
+            reports: VecDeque::new(),
+            relative: false,
+            told_relative: false,
+            rate: Rate::default(),
+            text: None,
+            notify: true,
+            fence: None,
+            greeted: Greeted::default(),
+        }
+    }
+}
+
+impl State {
+    /// The guest copied a text.
+    pub(super) fn offer(&mut self, text: &Arc<str>) {
+        self.text = Some(text.clone());
+        if self.replies.len() > MOST_REPLIES {
+            return;
+        }
+        if !self.wishes.can.clipboard {
+            clipboard::latin(text, &mut self.replies);
+        } else if self.notify {
+            clipboard::notify(true, &mut self.replies);
+        }
+    }
+
+    /// SetEncodings
+    fn wish(&mut self, numbers: &[i32], right: Right) {
+        self.wishes = Wishes::read(numbers);
+        let (can, replies) = (&self.wishes.can, &mut self.replies);
+        let first = |can: bool, greeted: &mut bool| can && !std::mem::replace(greeted, can);
+        if first(can.fence, &mut self.greeted.fence) {
+            fence(FENCE_REQUEST, &0_u64.to_be_bytes(), replies);
+        }
+        if first(can.continuous, &mut self.greeted.continuous) {
+            replies.push(END_OF_CONTINUOUS);
+        }
+        if right == Right::Full && first(can.power, &mut self.greeted.power) {
+            power(XVP_INIT, replies);
+        }
+        if can.clipboard && right == Right::Full {
+            clipboard::caps(replies);
+        }
+    }
+
+    /// FramebufferUpdateRequest
+    fn ask(&mut self, incremental: bool, area: Area) {
+        if !self.wishes.can.fence {
+            self.rate.all_arrived(Instant::now());
+        }
+        if !incremental && self.wishes.can.screens {
+            let report = Report { reason: 0, status: 0 };
+            if !self.reports.contains(&report) {
+                self.report(report);
+            }
+        }
+        self.request = Some(self.request.map_or(area, |before| around(before, area)));
+    }
+
+    fn report(&mut self, report: Report) {
+        if self.reports.len() < MOST_REPORTS {
+            self.reports.push_back(report);
+        }
+    }
+
+    /// What the client says of its clipboard; its text, if that is what it says.
+    fn clipboard(&mut self, say: Say, agent: bool) -> Option<String> {
+        let replies = &mut self.replies;
+        match say {
+            Say::Caps { notify, .. } => self.notify = notify,
+            Say::Request => {
+                clipboard::provide(self.text.as_deref().unwrap_or_default(), replies);
+            }
+            Say::Peek => clipboard::notify(self.text.is_some(), replies),
+            // Only for somebody: a text without an agent would go nowhere.
+            Say::Notify(true) if agent => clipboard::request(replies),
+            Say::Provide(text) => return Some(text),
+            Say::Notify(_) | Say::Other => {}
+        }
+        None
+    }
+}
+
+/// The smallest area with both in it.
+fn around(one: Area, other: Area) -> Area {
+    let end = |start: u16, length: u16| start.saturating_add(length);
+    let (x, y) = (one.x.min(other.x), one.y.min(other.y));
+    let right = end(one.x, one.width).max(end(other.x, other.width));
+    let bottom = end(one.y, one.height).max(end(other.y, other.height));
+    Area { x, y, width: right - x, height: bottom - y }
+}
+
+/// ServerFence
+pub(super) fn fence(flags: u32, payload: &[u8], out: &mut Vec<u8>) {
+    out.extend([248, 0, 0, 0]);
+    out.extend(flags.to_be_bytes());
+    out.push(u8::try_from(payload.len()).unwrap_or(0));
+    out.extend(payload);
+}
+
+/// A fence behind an update: its answer says that the update has arrived.
+pub(super) fn milestone(number: u64, out: &mut Vec<u8>) {
+    fence(FENCE_REQUEST | 1, &number.to_be_bytes(), out);
+}
+
+/// xvp
+const XVP_FAIL: u8 = 0;
+const XVP_INIT: u8 = 1;
+const XVP_SHUTDOWN: u8 = 2;
+const XVP_RESET: u8 = 4;
+
+fn power(code: u8, out: &mut Vec<u8>) {
+    out.extend([250, 0, 1, code]);
+}
+
+/// The reading half.
+pub(super) struct Session {
+    server: Arc<Server>,
+    client: Arc<Client>,
+    hands: Hands,
+    buffer: Vec<u8>,
+    /// Bytes to come that nobody wants.
+    skip: usize,
+}
+
+impl Session {
+    pub(super) fn new(server: Arc<Server>, client: Arc<Client>) -> Self {
+        let hands = Hands::new(server.outside.hub.clone());
+        Self { server, client, hands, buffer: Vec::new(), skip: 0 }
+    }
+
+    /// Reads until the client leaves.
+    pub(super) async fn run<R: AsyncRead + Unpin>(mut self, mut reader: R) -> anyhow::Result<()> {
+        let mut bytes = vec![0; READ];
+        loop {
+            let count = reader.read(&mut bytes).await?;
+            if count == 0 {
+                return Ok(());
+            }
+            self.take(&bytes[..count])?;
+            while self.client.state(|state| state.replies.len()) > MOST_REPLIES {
+                self.client.room.notified().await;
+            }
+        }
+    }
+
+    /// Takes what came in.
+    fn take(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
+        let skipped = self.skip.min(bytes.len());
+        self.skip -= skipped;
+        bytes = &bytes[skipped..];
+        self.buffer.extend_from_slice(bytes);
+        let mut start = 0;
+        loop {
+            let more_buttons = self.client.state(|state| state.wishes.can.buttons);
+            let Some((message, used)) = message::parse(&self.buffer[start..], more_buttons)? else {
+                break;
+            };
+            start += used;
+            self.heed(message);
+            let skipped = self.skip.min(self.buffer.len() - start);
+            self.skip -= skipped;
+            start += skipped;
+            let waits = self.client.state(|state| state.replies.len());
+            // One read can ask for many answers; each of them is short but for the clipboard's.
+            ensure!(waits <= 2 * LONGEST_TEXT, "it asks and does not read");
+        }
+        self.buffer.drain(..start);
+        if self.buffer.is_empty() {
+            // A long message is over, and so is its room.
+            self.buffer.shrink_to(READ);
+        }
+        self.client.viewer.wake.notify_one();
+        Ok(())
+    }
+
+    /// Does what a message says.
+    fn heed(&mut self, message: Message) {
+        let before = self.client.state(|state| state.fence.take());
+        match message {
+            Message::Key { .. } | Message::Pointer { .. } | Message::Code { .. } => {
+                self.touch(&message);
+            }
+            Message::CutText(bytes) => self.copied(&clipboard::from_latin(&bytes)),
+            Message::Clipboard(bytes) => self.clipboard(&bytes),
+            Message::Power { version, code } => self.power(version, code),
+            Message::Size { width, height, screens } => self.size((width, height), &screens),
+            Message::TooLong(length) => {
+                tracing::debug!("vnc: {}: a text of {length} bytes is left out", self.client.peer);
+                self.skip = length;
+            }
+            other => self.settle(other),
+        }
+        if let Some(fence) = before {
+            self.client.state(|state| state.replies.extend(fence));
+        }
+    }
+
+    /// What concerns the picture alone.
+    fn settle(&self, message: Message) {
+        let client = &self.client;
+        match message {
+            Message::PixelFormat(format) => client.state(|state| {
+                state.format = format;
+                if format.is_mapped() {
+                    state.replies.extend(PixelFormat::colour_map());
+                }
+            }),
+            Message::Encodings(numbers) => {
+                client.state(|state| state.wish(&numbers, client.right));
+            }
+            Message::Request { incremental, area } => {
+                if !incremental {
+                    client.viewer.dirty(|dirty| dirty.insert_area(area));
+                }
+                client.state(|state| state.ask(incremental, area));
+            }
+            Message::Continuous { on, area } => client.state(|state| {
+                state.continuous = on.then_some(area);
+                if !on {
+                    state.replies.push(END_OF_CONTINUOUS);
+                }
+            }),
+            Message::Fence { flags, payload } => client.state(|state| {
+                if flags & FENCE_REQUEST == 0 {
+                    if let Ok(number) = payload.try_into().map(u64::from_be_bytes) {
+                        state.rate.arrived(number, Instant::now());
+                    }
+                    return;
+                }
+                let mut answer = Vec::new();
+                fence(flags & FENCE_KNOWN, &payload, &mut answer);
+                if flags & FENCE_SYNC_NEXT == 0 {
+                    state.replies.extend(answer);
+                } else {
+                    state.fence = Some(answer);
+                }
+            }),
+            _ => {}
+        }
+    }
+
+    /// Keyboard and mouse.
+    fn touch(&mut self, message: &Message) {
+        if self.client.right != Right::Full {
+            return;
+        }
+        let layout = &self.server.outside.layout;
+        let press = match *message {
+            Message::Key { down, keysym } => layout.find(keysym).map(|key| (key, down)),
+            Message::Code { down, keysym, code } => {
+                keys::of_code(code).or_else(|| layout.find(keysym)).map(|key| (key, down))
+            }
+            Message::Pointer { buttons, x, y } => {
+                let size = self.client.viewer.dirty(|dirty| dirty.size());
+                if self.client.state(|state| state.told_relative) {
+                    self.hands.push(x, y, buttons, size);
+                } else {
+                    self.hands.point(x, y, buttons, size);
+                }
+                let relative = self.hands.is_relative();
+                self.client.state(|state| state.relative = relative);
+                None
+            }
+            _ => None,
+        };
+        if let Some((key, down)) = press {
+            self.hands.key(key, down);
+        }
+        self.server.canvas.hurry();
+    }
+
+    fn copied(&self, text: &str) {
+        let Some(agent) = &self.server.outside.clipboard else {
+            return tracing::debug!("vnc: a text of {} bytes has nobody to go to", text.len());
+        };
+        if self.client.right == Right::Full {
+            agent.copied(text);
+        }
+    }
+
+    fn clipboard(&self, bytes: &[u8]) {
+        if self.client.right != Right::Full {
+            return;
+        }
+        let agent = self.server.outside.clipboard.is_some();
+        match clipboard::read(bytes) {
+            Ok(say) => {
+                if let Some(text) = self.client.state(|state| state.clipboard(say, agent)) {
+                    self.copied(&text);
+                }
+            }
+            Err(error) => tracing::debug!("vnc: {}: {error:#}", self.client.peer),
+        }
+    }
+
+    fn power(&self, version: u8, code: u8) {
+        let wish = match (version, code) {
+            (1, XVP_SHUTDOWN) => Some(Power::Off),
+            (1, XVP_RESET) => Some(Power::Reset),
+            // No button makes a guest start again by itself.
+            _ => None,
+        };
+        match wish.filter(|_| self.client.right == Right::Full) {
+            Some(wish) => {
+                tracing::info!("vnc: {} presses a button: {wish:?}", self.client.peer);
+                (self.server.outside.power)(wish);
+            }
+            None => self.client.state(|state| power(XVP_FAIL, &mut state.replies)),
+        }
+    }
+
+    /// SetDesktopSize
+    fn size(&self, (width, height): (u16, u16), screens: &[Screen]) {
+        let whole = Area { x: 0, y: 0, width, height };
+        let fits = (1..=LARGEST).contains(&width) && (1..=LARGEST).contains(&height);
+        let status = match (self.server.canvas.scanout(), screens) {
+            _ if self.client.right != Right::Full => 1,
+            (None, _) => 1,
+            (Some(scanout), [one]) if fits && one.area == whole => {
+                scanout.prefer(width.into(), height.into());
+                4
+            }
+            _ => 3,
+        };
+        self.client.state(|state| state.report(Report { reason: 1, status }));
+    }
+}

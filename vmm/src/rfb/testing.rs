@@ -1,0 +1,291 @@
+//! A display and a client for tests.
+
+use std::sync::{Arc, Mutex};
+
+use devices::display::{Mode, PAGE, Scanout};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::Wire;
+
+/// Memory of a display, written by a test.
+pub(super) struct Fake {
+    state: Mutex<State>,
+}
+
+struct State {
+    mode: Option<Mode>,
+    bytes: Vec<u8>,
+    changed: Vec<u64>,
+    preferred: Option<(u32, u32)>,
+}
+
+impl Fake {
+    /// A picture that is black.
+    pub(super) fn new(width: u32, height: u32) -> Arc<Self> {
+        let mode = Some(Mode { width, height, stride: width * 4, start: 0 });
+        let bytes = vec![0; 16 << 20];
+        let changed = vec![0; bytes.len() / 4096 / 64];
+        Arc::new(Self { state: Mutex::new(State { mode, bytes, changed, preferred: None }) })
+    }
+
+    /// Another mode, or none.
+    pub(super) fn set(&self, mode: Option<Mode>) {
+        self.state.lock().unwrap().mode = mode;
+    }
+
+    /// One pixel.
+    pub(super) fn draw(&self, x: u32, y: u32, colour: u32) {
+        let mut state = self.state.lock().unwrap();
+        let mode = state.mode.unwrap();
+        let at = mode.start + u64::from(y * mode.stride + x * 4);
+        let index = usize::try_from(at).unwrap();
+        state.bytes[index..index + 4].copy_from_slice(&(colour | 0xff00_0000).to_le_bytes());
+        for page in [at / PAGE, (at + 3) / PAGE] {
+            state.changed[usize::try_from(page / 64).unwrap()] |= 1 << (page % 64);
+        }
+    }
+
+    /// All of the picture in one colour, and noise in it.
+    pub(super) fn paint(&self, seed: u32) {
+        let mut state = self.state.lock().unwrap();
+        let mode = state.mode.unwrap();
+        let start = usize::try_from(mode.start).unwrap();
+        let end = start + usize::try_from(mode.stride * mode.height).unwrap();
+        let mut noise = seed.wrapping_mul(2_654_435_761) | 1;
+        for pixel in state.bytes[start..end].chunks_exact_mut(4) {
+            noise ^= noise << 13;
+            noise ^= noise >> 17;
+            noise ^= noise << 5;
+            pixel.copy_from_slice(&noise.to_le_bytes());
+        }
+        state.changed.fill(u64::MAX);
+    }
+
+    /// The picture.
+    pub(super) fn pixels(&self) -> Vec<u32> {
+        let state = self.state.lock().unwrap();
+        let mode = state.mode.unwrap();
+        assert_eq!((mode.start, mode.stride), (0, mode.width * 4));
+        let end = usize::try_from(mode.stride * mode.height).unwrap();
+        let pixels = state.bytes[..end].chunks_exact(4);
+        pixels.map(|it| u32::from_le_bytes(it.try_into().unwrap()) & 0x00ff_ffff).collect()
+    }
+
+    /// Everything counts as written.
+    pub(super) fn touch(&self) {
+        self.state.lock().unwrap().changed.fill(u64::MAX);
+    }
+
+    /// What a viewer asked for.
+    pub(super) fn preferred(&self) -> Option<(u32, u32)> {
+        self.state.lock().unwrap().preferred
+    }
+}
+
+impl Scanout for Fake {
+    fn mode(&self) -> Option<Mode> {
+        self.state.lock().unwrap().mode
+    }
+
+    fn changed(&self, pages: &mut Vec<u64>) {
+        let mut state = self.state.lock().unwrap();
+        let count = pages.len().max(state.changed.len());
+        pages.resize(count, 0);
+        for (page, changed) in pages.iter_mut().zip(&mut state.changed) {
+            *page |= std::mem::take(changed);
+        }
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let state = self.state.lock().unwrap();
+        let start = usize::try_from(offset).unwrap().min(state.bytes.len());
+        let count = data.len().min(state.bytes.len() - start);
+        data[..count].copy_from_slice(&state.bytes[start..start + count]);
+    }
+
+    fn prefer(&self, width: u32, height: u32) {
+        self.state.lock().unwrap().preferred = Some((width, height));
+    }
+}
+
+/// A certificate for `localhost`, its key, and another key.
+pub(super) const CERTIFICATE: &str = "\
+-----BEGIN CERTIFICATE-----\n\
+MIIBkjCCATigAwIBAgIUBaW25ipF3NIUdpg0PRjBadTz8nQwCgYIKoZIzj0EAwIw\n\
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTA2MjYxMFoYDzIxMjYxMDI4\n\
+MDYyNjEwWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\n\
+PQMBBwNCAATg05cXIWxIRvxxKyQne/slCDWR7lOeKmVeG91Wz1aBkI8mYx8xf+LX\n\
+vJ4HjSk3TCRNJt1W/TcOd24qoQ9CjQv4o2YwZDAdBgNVHQ4EFgQUkseN/EQcEq2q\n\
+eN/B4ZzBkrp4ufMwHwYDVR0jBBgwFoAUkseN/EQcEq2qeN/B4ZzBkrp4ufMwFAYD\n\
+VR0RBA0wC4IJbG9jYWxob3N0MAwGA1UdEwEB/wQCMAAwCgYIKoZIzj0EAwIDSAAw\n\
+RQIgSAtObycjEB2josEPNWQufj7DJykM8clKIWb7mXMrJIQCIQCKDiE05Kcqs5hy\n\
+IREq6WZRKafhW/6iu1Dg+H125DShdQ==\n\
+-----END CERTIFICATE-----\n";
+pub(super) const KEY: &str = "\
+-----BEGIN PRIVATE KEY-----\n\
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQggLOoAKCNvEZCJDuo\n\
+OO9c9LMQjIx46TKsMGvYynl8TyehRANCAATg05cXIWxIRvxxKyQne/slCDWR7lOe\n\
+KmVeG91Wz1aBkI8mYx8xf+LXvJ4HjSk3TCRNJt1W/TcOd24qoQ9CjQv4\n\
+-----END PRIVATE KEY-----\n";
+pub(super) const OTHER_KEY: &str = "\
+-----BEGIN PRIVATE KEY-----\n\
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgMyyUNJJbLldwsQeQ\n\
+sMmCIustC/jGy7HsBtdj2O0OZJShRANCAASTYq7pl+E7jSXql1o6EKXCNjGarckX\n\
+yWQkkWP6BAN/OjIpPwRDRcxZSGxt1vj8+312U/WzhvcEqW3q8gnvH8n1\n\
+-----END PRIVATE KEY-----\n";
+
+/// What a client hears.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    Update,
+    Colours,
+    Fence(u32, Vec<u8>),
+    EndOfContinuous,
+    Power(u8),
+    Text(Vec<u8>),
+    Clipboard(Vec<u8>),
+}
+
+/// A client that knows Raw and looks at everything.
+pub(super) struct Eye {
+    pub(super) stream: Wire,
+    pub(super) size: (u16, u16),
+    pub(super) name: String,
+    pub(super) pixels: Vec<u32>,
+    /// Pseudo-rectangles: number, place and size, content.
+    pub(super) signs: Vec<(i32, [u16; 4], Vec<u8>)>,
+}
+
+impl Eye {
+    /// Comes in without a password.
+    pub(super) async fn open(mut stream: Wire, shared: bool) -> anyhow::Result<Self> {
+        let mut version = [0; 12];
+        stream.read_exact(&mut version).await?;
+        stream.write_all(b"RFB 003.008\n").await?;
+        let mut types = [0; 2];
+        stream.read_exact(&mut types).await?;
+        anyhow::ensure!(types == [1, 1], "{types:?}");
+        stream.write_all(&[1]).await?;
+        anyhow::ensure!(stream.read_u32().await? == 0);
+        Self::init(stream, shared).await
+    }
+
+    /// The rest, once the result was good.
+    pub(super) async fn init(mut stream: Wire, shared: bool) -> anyhow::Result<Self> {
+        stream.write_all(&[u8::from(shared)]).await?;
+        let size = (stream.read_u16().await?, stream.read_u16().await?);
+        let mut format = [0; 16];
+        stream.read_exact(&mut format).await?;
+        let mut name = vec![0; stream.read_u32().await? as usize];
+        stream.read_exact(&mut name).await?;
+        let pixels = vec![0x0055_5555; usize::from(size.0) * usize::from(size.1)];
+        let name = String::from_utf8(name)?;
+        Ok(Self { stream, size, name, pixels, signs: Vec::new() })
+    }
+
+    pub(super) async fn say(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+    }
+
+    pub(super) async fn encodings(&mut self, numbers: &[i32]) {
+        let mut out = vec![2, 0];
+        out.extend(u16::try_from(numbers.len()).unwrap().to_be_bytes());
+        numbers.iter().for_each(|number| out.extend(number.to_be_bytes()));
+        self.say(&out).await;
+    }
+
+    pub(super) async fn ask(&mut self, incremental: bool) {
+        let (width, height) = self.size;
+        let mut out = vec![3, u8::from(incremental), 0, 0, 0, 0];
+        out.extend(width.to_be_bytes());
+        out.extend(height.to_be_bytes());
+        self.say(&out).await;
+    }
+
+    pub(super) async fn hear(&mut self) -> anyhow::Result<Heard> {
+        let stream = &mut self.stream;
+        Ok(match stream.read_u8().await? {
+            0 => {
+                self.update().await?;
+                Heard::Update
+            }
+            1 => {
+                stream.read_exact(&mut [0; 5 + 256 * 6]).await?;
+                Heard::Colours
+            }
+            3 => {
+                stream.read_exact(&mut [0; 3]).await?;
+                let length = stream.read_i32().await?;
+                let mut text = vec![0; length.unsigned_abs() as usize];
+                stream.read_exact(&mut text).await?;
+                if length < 0 { Heard::Clipboard(text) } else { Heard::Text(text) }
+            }
+            150 => Heard::EndOfContinuous,
+            248 => {
+                stream.read_exact(&mut [0; 3]).await?;
+                let flags = stream.read_u32().await?;
+                let mut payload = vec![0; stream.read_u8().await?.into()];
+                stream.read_exact(&mut payload).await?;
+                Heard::Fence(flags, payload)
+            }
+            250 => {
+                stream.read_exact(&mut [0; 2]).await?;
+                Heard::Power(stream.read_u8().await?)
+            }
+            other => anyhow::bail!("message {other}"),
+        })
+    }
+
+    /// Hears until there is an update.
+    pub(super) async fn see(&mut self) -> anyhow::Result<()> {
+        while self.hear().await? != Heard::Update {}
+        Ok(())
+    }
+
+    async fn update(&mut self) -> anyhow::Result<()> {
+        self.stream.read_u8().await?;
+        let count = self.stream.read_u16().await?;
+        for _ in 0..count {
+            let mut place = [0; 4];
+            for part in &mut place {
+                *part = self.stream.read_u16().await?;
+            }
+            let number = self.stream.read_i32().await?;
+            if number == 0 {
+                self.raw(place).await?;
+                continue;
+            }
+            let length = match number {
+                -308 => 20,
+                -261 => 1,
+                0x574d_5668 => 4,
+                -307 => self.stream.read_u32().await? as usize,
+                -224 | -223 | -257 | -258 | -316 => 0,
+                other => anyhow::bail!("encoding {other}"),
+            };
+            let mut content = vec![0; length];
+            self.stream.read_exact(&mut content).await?;
+            if matches!(number, -223 | -308) {
+                self.size = (place[2], place[3]);
+                self.pixels = vec![0; usize::from(place[2]) * usize::from(place[3])];
+            }
+            self.signs.push((number, place, content));
+            if number == -224 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn raw(&mut self, [x, y, width, height]: [u16; 4]) -> anyhow::Result<()> {
+        let mut line = vec![0; usize::from(width) * 4];
+        for y in y..y + height {
+            self.stream.read_exact(&mut line).await?;
+            let start = usize::from(y) * usize::from(self.size.0) + usize::from(x);
+            let line = line.chunks_exact(4).map(|it| u32::from_le_bytes(it.try_into().unwrap()));
+            let pixels = &mut self.pixels[start..start + usize::from(width)];
+            pixels.iter_mut().zip(line).for_each(|(pixel, new)| *pixel = new);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! Which parts of a picture are to be sent: one bit for each tile.
+
+use super::picture::Area;
+
+/// Pixels of a tile's edge: a letter is not much smaller, and a bit costs little.
+pub const TILE: u16 = 32;
+
+/// A set of tiles of a picture of one size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tiles {
+    width: u16,
+    height: u16,
+    bits: Vec<bool>,
+}
+
+impl Tiles {
+    /// No tile.
+    pub fn none(width: u16, height: u16) -> Self {
+        let count = usize::from(width.div_ceil(TILE)) * usize::from(height.div_ceil(TILE));
+        Self { width, height, bits: vec![false; count] }
+    }
+
+    /// Every tile.
+    pub fn all(width: u16, height: u16) -> Self {
+        let mut tiles = Self::none(width, height);
+        tiles.bits.fill(true);
+        tiles
+    }
+
+    /// The size of the picture.
+    pub fn size(&self) -> (u16, u16) {
+        (self.width, self.height)
+    }
+
+    fn columns(&self) -> usize {
+        usize::from(self.width.div_ceil(TILE))
+    }
+
+    /// The tile at a pixel.
+    pub fn insert(&mut self, x: u16, y: u16) {
+        let at = usize::from(y / TILE) * self.columns() + usize::from(x / TILE);
+        if let Some(bit) = self.bits.get_mut(at) {
+            *bit = true;
+        }
+    }
+
+    /// All tiles that an area touches; what is not within the picture is nothing.
+    pub fn insert_area(&mut self, area: Area) {
+        self.each(area, |bit| *bit = true);
+    }
+
+    /// The tiles of another set.
+    pub fn unite(&mut self, other: &Self) {
+        debug_assert_eq!(self.size(), other.size(), "sets of one picture");
+        self.bits.iter_mut().zip(&other.bits).for_each(|(bit, other)| *bit |= other);
+    }
+
+    /// Takes away the tiles of another set.
+    pub fn subtract(&mut self, other: &Self) {
+        debug_assert_eq!(self.size(), other.size(), "sets of one picture");
+        self.bits.iter_mut().zip(&other.bits).for_each(|(bit, other)| *bit &= !other);
+    }
+
+    /// How many pixels they are at most.
+    pub fn pixels(&self) -> usize {
+        let count = self.bits.iter().filter(|bit| **bit).count();
+        count * usize::from(TILE) * usize::from(TILE)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        !self.bits.contains(&true)
+    }
+
+    /// Whether an area touches one.
+    pub fn touches(&self, area: Area) -> bool {
+        let (columns, rows) = self.reach(area);
+        let width = self.columns();
+        rows.into_iter().any(|y| columns.clone().any(|x| self.bits[y * width + x]))
+    }
+
+    /// Takes away the tiles that an area touches.
+    pub fn split_off(&mut self, area: Area) -> Self {
+        let mut taken = Self::none(self.width, self.height);
+        let (columns, rows) = self.reach(area);
+        let width = self.columns();
+        for y in rows {
+            for at in columns.clone().map(|x| y * width + x) {
+                taken.bits[at] = std::mem::take(&mut self.bits[at]);
+            }
+        }
+        taken
+    }
+
+    fn each(&mut self, area: Area, mut change: impl FnMut(&mut bool)) {
+        let (columns, rows) = self.reach(area);
+        let width = self.columns();
+        for y in rows {
+            columns.clone().for_each(|x| change(&mut self.bits[y * width + x]));
+        }
+    }
+
+    /// The columns and rows of tiles that an area touches.
+    fn reach(&self, area: Area) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let range = |start: u16, length: u16, most: u16| {
+            let end = start.saturating_add(length).min(most);
+            if start >= end {
+                return 0..0;
+            }
+            usize::from(start / TILE)..usize::from(end.div_ceil(TILE))
+        };
+        (range(area.x, area.width, self.width), range(area.y, area.height, self.height))
+    }
+
+    /// Takes tiles away as rectangles, until they are `most` pixels or more.
+    pub fn take(&mut self, most: usize, areas: &mut Vec<Area>) {
+        let (columns, mut pixels) = (self.columns(), 0);
+        while pixels < most {
+            let Some(first) = self.bits.iter().position(|bit| *bit) else { return };
+            let row = &self.bits[first..(first / columns + 1) * columns];
+            let run = row.iter().take_while(|bit| **bit).count();
+            let pixels_of_row = run * usize::from(TILE) * usize::from(TILE);
+            let room = ((most - pixels) / pixels_of_row).max(1);
+            let mut rows = 0;
+            while rows < room {
+                let start = first + rows * columns;
+                let Some(row) = self.bits.get_mut(start..start + run) else { break };
+                if row.contains(&false) {
+                    break;
+                }
+                row.fill(false);
+                rows += 1;
+            }
+            let area = self.area(first, run, rows);
+            pixels += usize::from(area.width) * usize::from(area.height);
+            areas.push(area);
+        }
+    }
+
+    /// The pixels of `run` by `rows` tiles.
+    fn area(&self, first: usize, run: usize, rows: usize) -> Area {
+        let at = |tiles: usize, most: u16| {
+            let pixel = tiles * usize::from(TILE);
+            u16::try_from(pixel).map_or(most, |pixel| pixel.min(most))
+        };
+        let columns = self.columns();
+        let (left, top) = (first % columns, first / columns);
+        let (x, y) = (at(left, self.width), at(top, self.height));
+        let width = at(left + run, self.width) - x;
+        Area { x, y, width, height: at(top + rows, self.height) - y }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn area(x: u16, y: u16, width: u16, height: u16) -> Area {
+        Area { x, y, width, height }
+    }
+
+    #[test]
+    fn what_was_put_in_comes_out_once_as_rectangles() {
+        let mut tiles = Tiles::none(100, 70);
+        tiles.insert_area(area(31, 0, 2, 33));
+        tiles.insert(99, 69);
+        assert!(tiles.touches(area(0, 0, 1, 1)) && !tiles.touches(area(64, 0, 36, 64)));
+        let mut areas = Vec::new();
+        tiles.take(usize::MAX, &mut areas);
+        assert_eq!(areas, [area(0, 0, 64, 64), area(96, 64, 4, 6)]);
+        assert!(tiles.is_empty());
+    }
+
+    #[test]
+    fn everything_is_one_rectangle_or_bands_of_about_the_size_asked_for() {
+        let mut areas = Vec::new();
+        Tiles::all(1920, 1080).take(usize::MAX, &mut areas);
+        assert_eq!(areas, [area(0, 0, 1920, 1080)]);
+        areas.clear();
+        let mut tiles = Tiles::all(1920, 1080);
+        tiles.take(1 << 18, &mut areas);
+        let sum: usize =
+            areas.iter().map(|it| usize::from(it.width) * usize::from(it.height)).sum();
+        assert!((1 << 18..(1 << 18) + (1 << 17)).contains(&sum), "{areas:?}");
+        tiles.take(usize::MAX, &mut areas);
+        let sum: usize =
+            areas.iter().map(|it| usize::from(it.width) * usize::from(it.height)).sum();
+        assert_eq!(sum, 1920 * 1080);
+    }
+
+    #[test]
+    fn areas_beyond_the_picture_are_nothing() {
+        for area in [
+            area(100, 0, 9, 9),
+            area(0, 70, 1, 1),
+            area(5, 5, 0, 9),
+            area(65535, 65535, 65535, 65535),
+        ] {
+            let mut tiles = Tiles::none(100, 70);
+            tiles.insert_area(area);
+            assert!(tiles.is_empty(), "{area:?}");
+        }
+        let mut tiles = Tiles::none(0, 0);
+        tiles.insert_area(area(0, 0, 65535, 65535));
+        tiles.insert(3, 3);
+        tiles.take(9, &mut Vec::new());
+        assert!(tiles.is_empty());
+    }
+
+    #[test]
+    fn a_part_is_split_off() {
+        let mut tiles = Tiles::all(64, 64);
+        let mut part = tiles.split_off(area(0, 0, 64, 1));
+        let mut areas = Vec::new();
+        part.take(usize::MAX, &mut areas);
+        tiles.take(usize::MAX, &mut areas);
+        assert_eq!(areas, [area(0, 0, 64, 32), area(0, 32, 64, 32)]);
+    }
+}

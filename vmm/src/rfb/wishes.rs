@@ -1,0 +1,150 @@
+//! What a client can and wants: the numbers of SetEncodings.
+
+use super::encode::{Choice, Encoding};
+
+/// What a client declares by pseudo-encodings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// DesktopSize
+    pub resize: bool,
+    /// ExtendedDesktopSize
+    pub screens: bool,
+    /// LastRect
+    pub last_rect: bool,
+    /// DesktopName
+    pub name: bool,
+    /// QEMU Pointer Motion Change
+    pub motion: bool,
+    /// QEMU Extended Key Event
+    pub codes: bool,
+    /// QEMU LED State
+    pub lights: bool,
+    /// VMware LED State
+    pub vmware_lights: bool,
+    /// xvp
+    pub power: bool,
+    /// Fence
+    pub fence: bool,
+    /// ContinuousUpdates
+    pub continuous: bool,
+    /// ExtendedMouseButtons
+    pub buttons: bool,
+    /// Extended Clipboard
+    pub clipboard: bool,
+}
+
+/// What a client wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    /// The first of its encodings that we have.
+    pub encoding: Option<Encoding>,
+    /// How good a picture it asks for: 0 to 9. Without it nothing may be lost.
+    pub quality: Option<u8>,
+    /// How hard to pack: 0 to 9.
+    pub compression: Option<u8>,
+    /// What it can.
+    pub can: Abilities,
+}
+
+/// The numbers of the pseudo-encodings.
+pub mod number {
+    /// DesktopSize
+    pub const RESIZE: i32 = -223;
+    /// LastRect
+    pub const LAST_RECT: i32 = -224;
+    /// QEMU Pointer Motion Change
+    pub const MOTION: i32 = -257;
+    /// QEMU Extended Key Event
+    pub const CODES: i32 = -258;
+    /// QEMU LED State
+    pub const LIGHTS: i32 = -261;
+    /// DesktopName
+    pub const NAME: i32 = -307;
+    /// ExtendedDesktopSize
+    pub const SCREENS: i32 = -308;
+    /// xvp
+    pub const POWER: i32 = -309;
+    /// Fence
+    pub const FENCE: i32 = -312;
+    /// ContinuousUpdates
+    pub const CONTINUOUS: i32 = -313;
+    /// ExtendedMouseButtons
+    pub const BUTTONS: i32 = -316;
+    /// VMware LED State
+    pub const VMWARE_LIGHTS: i32 = 0x574d_5668;
+    /// Extended Clipboard
+    pub const CLIPBOARD: i32 = 0xc0a1_e5ce_u32.cast_signed();
+}
+
+impl Wishes {
+    /// Understands what there is to understand; clients send many numbers that are others'.
+    pub fn read(numbers: &[i32]) -> Self {
+        let mut wishes = Self::default();
+        let can = &mut wishes.can;
+        for number in numbers {
+            let level = |first: i32| u8::try_from(number - first).ok();
+            match *number {
+                -32..=-23 => wishes.quality = level(-32),
+                // 0 to 100, of TurboVNC.
+                -512..=-412 => {
+                    let fine = level(-512).map(|it| (it / 11).min(9));
+                    wishes.quality = wishes.quality.or(fine);
+                }
+                -256..=-247 => wishes.compression = level(-256),
+                number::RESIZE => can.resize = true,
+                number::SCREENS => can.screens = true,
+                number::LAST_RECT => can.last_rect = true,
+                number::NAME => can.name = true,
+                number::MOTION => can.motion = true,
+                number::CODES => can.codes = true,
+                number::LIGHTS => can.lights = true,
+                number::VMWARE_LIGHTS => can.vmware_lights = true,
+                number::POWER => can.power = true,
+                number::FENCE => can.fence = true,
+                number::CONTINUOUS => can.continuous = true,
+                number::BUTTONS => can.buttons = true,
+                number::CLIPBOARD => can.clipboard = true,
+                other => wishes.encoding = wishes.encoding.or(Encoding::from_number(other)),
+            }
+        }
+        wishes
+    }
+
+    /// What is sent while the line is as it should be. `slow` steps are taken off the quality, and
+    /// make us pack harder.
+    pub fn choice(&self, slow: u8) -> Choice {
+        let encoding = self.encoding.unwrap_or(Encoding::Raw);
+        // A client that asks for little gets no less than that.
+        let quality = self.quality.map(|it| it.saturating_sub(slow).max(it.min(1)));
+        let compression = self.compression.unwrap_or(if slow == 0 { 2 } else { 6 });
+        Choice { encoding, quality, compression }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn thousands_of_unknown_numbers_are_fine() {
+        let mut numbers: Vec<i32> = (1000..60_000).collect();
+        numbers.extend([-26, -254, 0, -223, -308, i32::MIN, i32::MAX, -312, 0x574d_5668]);
+        let wishes = Wishes::read(&numbers);
+        assert_eq!(wishes.encoding, Some(Encoding::Raw));
+        assert_eq!((wishes.quality, wishes.compression), (Some(6), Some(2)));
+        let can = wishes.can;
+        assert!(can.resize && can.screens && can.fence && can.vmware_lights && !can.continuous);
+        assert_eq!(Wishes::read(&[]), Wishes::default());
+    }
+
+    #[test]
+    fn a_slow_line_lowers_the_quality_that_was_asked_for_and_never_below_the_least() {
+        let wishes = Wishes::read(&[-24]);
+        assert_eq!(wishes.choice(0).quality, Some(8));
+        assert_eq!(wishes.choice(3).quality, Some(5));
+        assert_eq!(wishes.choice(99).quality, Some(1));
+        assert_eq!(Wishes::read(&[-32]).choice(9).quality, Some(0));
+        assert_eq!(Wishes::read(&[7]).choice(9).quality, None, "lossless stays lossless");
+        assert_eq!(Wishes::read(&[-247]).choice(9).compression, 9);
+    }
+}
