@@ -328,12 +328,18 @@ fn share_of_a_core(machine: &Running) -> f64 {
         after.split_whitespace().nth(17).expect("a number").to_owned()
     };
     thread::sleep(Duration::from_millis(1500));
-    let (start, count) = (Instant::now(), threads());
-    let before = machine.processor_seconds().expect("a process");
-    thread::sleep(Duration::from_secs(5));
-    let used = machine.processor_seconds().expect("a process") - before;
-    assert_eq!(threads(), count, "threads that end take their time with them");
-    used / start.elapsed().as_secs_f64() * 100.0
+    // Threads that end take their time with them. Those that the kernel has for a ring end when they
+    // had nothing to do for five seconds, one after the other.
+    for _ in 0..6 {
+        let (start, count) = (Instant::now(), threads());
+        let before = machine.processor_seconds().expect("a process");
+        thread::sleep(Duration::from_secs(5));
+        let used = machine.processor_seconds().expect("a process") - before;
+        if threads() == count {
+            return used / start.elapsed().as_secs_f64() * 100.0;
+        }
+    }
+    panic!("its threads come and go while it should be idle");
 }
 
 /// The time from the question to the answer, with a guest that computes on all processors.
