@@ -328,8 +328,8 @@ fn share_of_a_core(machine: &Running) -> f64 {
         after.split_whitespace().nth(17).expect("a number").to_owned()
     };
     thread::sleep(Duration::from_millis(1500));
-    // Threads that end take their time with them. Those that the kernel has for a ring end when they
-    // had nothing to do for five seconds, one after the other.
+    // Threads that end take their time with them. Those that the kernel has for a ring end when
+    // they had nothing to do for five seconds, one after the other.
     for _ in 0..6 {
         let (start, count) = (Instant::now(), threads());
         let before = machine.processor_seconds().expect("a process");
