@@ -439,7 +439,7 @@ mod test {
             }
         }
         let count = lines.lines().count();
-        assert!(count > 4000 && foreign < 300, "{count} symbols of X, {foreign} of Windows alone");
+        assert!(count > 3900 && foreign < 400, "{count} symbols of X, {foreign} of Windows alone");
         if let Some(output) = xkb("judge", &lines) {
             let wrong = String::from_utf8(output.stdout).unwrap();
             assert_eq!(wrong, "", "of {count}");
