@@ -118,6 +118,10 @@ pub trait Sink: Send + Sync {
     fn lights(&self) -> Option<Lights> {
         None
     }
+    /// Whether the guest has fetched all that was taken.
+    fn is_idle(&self) -> bool {
+        true
+    }
 }
 
 /// All input devices of a machine.
@@ -154,6 +158,14 @@ impl Hub {
         sinks.iter().rev().find_map(|sink| sink.lights())
     }
 
+    /// Whether the guest has fetched all keys: who types for a machine waits for it, or keys are
+    /// lost.
+    pub fn is_idle(&self) -> bool {
+        let sinks = self.sinks.lock().expect("no input device panicked");
+        let keyboard = sinks.iter().rev().find(|sink| sink.lights().is_some());
+        keyboard.is_none_or(|sink| sink.is_idle())
+    }
+
     fn push(&self, event: Event) -> bool {
         // The lock also keeps the events of two viewers apart.
         let sinks = self.sinks.lock().expect("no input device panicked");
@@ -171,6 +183,30 @@ mod test {
     struct Counter {
         deaf: AtomicBool,
         taken: AtomicU32,
+    }
+
+    /// A keyboard that the guest does not read.
+    struct Waiting;
+
+    impl Sink for Waiting {
+        fn take(&self, _: Event) -> bool {
+            true
+        }
+        fn lights(&self) -> Option<Lights> {
+            Some(Lights::default())
+        }
+        fn is_idle(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn the_keyboard_that_keys_go_to_says_whether_they_were_fetched() {
+        let hub = Hub::default();
+        assert!(hub.is_idle(), "nothing waits");
+        hub.register(Arc::new(Waiting));
+        hub.register(Arc::<Counter>::default());
+        assert!(!hub.is_idle(), "a mouse that came later is no keyboard");
     }
 
     impl Sink for Counter {

@@ -15,6 +15,7 @@ use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visi
 use serde::{Deserialize, Serialize};
 
 pub use self::display::{Absent, Display};
+use crate::keys::layout;
 use crate::keyvalue;
 use crate::msr::Unknown;
 use crate::rfb::listen;
@@ -94,6 +95,9 @@ options! {
     /// The display: what its monitor prefers, which is 1280x800 if nothing is said, and further
     /// keys of the kind `display`; or `none`.
     "display" "none|WIDTHxHEIGHT[,KEY=VALUE...]" display: Display,
+    /// The keyboard that the guest believes in, for viewers that send symbols and for `vmm ctl type`:
+    /// a language or a culture, as in `de`, `ko` or `fr-CA`; `us` if nothing is said.
+    "keyboard" "NAME" keyboard: layout::Name,
     /// A disk: a file or block device. It is of the kind `nvme`, which every system has a driver
     /// for, and has its keys; `--device` has other kinds.
     "disk" "PATH[,KEY=VALUE...]" disk: Vec<disk::Config>,
@@ -215,6 +219,15 @@ impl Word for Option<listen::Config> {
 
     fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
         listen::Config::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
+    }
+}
+
+impl Word for layout::Name {
+    const ELSE: &'static str = "the name of a keyboard";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = text.parse()?;
+        Ok(())
     }
 }
 
@@ -669,6 +682,8 @@ mod test {
             ("display", "noen", vec!["noen", "WIDTHxHEIGHT"]),
             ("display", "320x200", vec!["320x200", "from 640x480"]),
             ("display", "1920x1080,memroy=4M", vec!["memroy", "memory"]),
+            ("keyboard", "germn", vec!["germn", "write us, gb", "de-DE"]),
+            ("keyboard", "ko-KP", vec!["ko-KP", "did you mean ko-KR"]),
             ("vnc", "5900", vec!["`5900`", "HOST:PORT", "unix:PATH"]),
             ("vnc", "unix:/s,viewonly", vec!["viewonly", "view-only"]),
         ] {

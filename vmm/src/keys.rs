@@ -1,5 +1,10 @@
 //! Keys by their names, as operators write them: what is printed on them where letters are English.
 
+pub mod fingers;
+pub mod layout;
+pub mod symbol;
+pub mod text;
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -15,7 +17,8 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server};
-use crate::keys::Combination;
+use crate::keys::layout::Stroke;
+use crate::keys::{Combination, text};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
 use crate::screen::{Closed, Screen};
@@ -84,6 +87,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         screen,
         machine,
         notices,
+        typing: Arc::default(),
         paused: false,
         holds: 0,
         resets: Resets::default(),
@@ -117,6 +121,8 @@ struct Life {
     screen: Option<Screen>,
     machine: Machine,
     notices: Receiver<Notice>,
+    /// Whose text is typed.
+    typing: Arc<Mutex<()>>,
     paused: bool,
     /// Devices that wait for something of the host's.
     holds: u32,
@@ -302,6 +308,13 @@ impl Life {
                 return None;
             }
             Command::Key { keys } => self.key(keys),
+            Command::Type { text } => {
+                match self.strokes(text) {
+                    Ok(strokes) => self.type_strokes(strokes, request),
+                    Err(error) => request.answer(Err(error)),
+                }
+                return None;
+            }
             Command::Pointer { x, y, buttons, wheel } => {
                 let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
                 self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
@@ -393,6 +406,23 @@ impl Life {
             "{keys}: the guest listens to no keyboard that has all of these keys"
         );
         Ok(json!({}))
+    }
+
+    /// What a text is on the machine's keyboard.
+    fn strokes(&self, text: &str) -> anyhow::Result<Vec<Stroke>> {
+        text::plan(&*self.machine.config().keyboard.layout()?, text)
+    }
+
+    /// Types, in a thread of its own: the guest takes its time.
+    fn type_strokes(&self, strokes: Vec<Stroke>, request: Request) {
+        let (hub, turn) = (self.machine.input().clone(), self.typing.clone());
+        let body = move || {
+            // One text after the other.
+            let _turn = turn.lock().expect("a panic ends the process");
+            request.answer(text::send(&hub, &strokes).map(|()| json!({})));
+        };
+        // Without a thread the request is dropped, which its client is told.
+        Builder::new().name("typist".into()).spawn(body).ok();
     }
 
     fn point(&self, position: Position) -> anyhow::Result<Value> {

@@ -16,7 +16,6 @@ use crate::config::Config;
 use crate::control::{Command, Request};
 use crate::machine::Machine;
 use crate::rfb::canvas::Canvas;
-use crate::rfb::keys::Us;
 use crate::rfb::listen::Listener;
 use crate::rfb::{Outside, Power, Server};
 use crate::run::Notice;
@@ -71,6 +70,7 @@ impl Closed {
             tracing::warn!("this machine has no display: viewers see an empty picture");
         }
         let hub = machine.input().clone();
+        let layout = machine.config().keyboard.layout()?;
         let canvas = Canvas::new(display, hub.clone());
         let power = Box::new(move |wish| {
             let command = match wish {
@@ -79,7 +79,7 @@ impl Closed {
             };
             tell.send(Notice::Control(Request::unanswered(command))).ok();
         });
-        let outside = Outside { hub, layout: Arc::new(Us), clipboard: None, power };
+        let outside = Outside { hub, layout, clipboard: None, power };
         let server = Server::new(canvas.clone(), self.listener.rules(), outside);
         tracing::info!("vnc: listening at {}", self.listener.place());
         runtime.spawn(canvas.run());

@@ -3,15 +3,17 @@
 //! Everything that a client holds is let go when it leaves: a modifier that sticks would change all
 //! that is typed after it.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use devices::input::{Hub, Key, Motion, Position};
+use devices::input::{Hub, Motion, Position};
+
+use crate::keys::fingers::{Fingers, Source, Step};
+use crate::keys::layout::Layout;
 
 /// The hands of one client.
 pub struct Hands {
     hub: Arc<Hub>,
-    held: BTreeSet<Key>,
+    fingers: Fingers,
     pointer: Pointer,
 }
 
@@ -30,8 +32,6 @@ struct Pointer {
     relative: bool,
 }
 
-/// A keyboard has so many keys: who holds more sends noise.
-const MOST_HELD: usize = 32;
 /// The wheel's two buttons, away from the person and towards.
 const WHEEL: [u16; 2] = [1 << 3, 1 << 4];
 /// The wheel to the left and to the right.
@@ -41,8 +41,8 @@ const STILL: i32 = 0x7fff;
 
 impl Hands {
     /// Hands that hold nothing.
-    pub fn new(hub: Arc<Hub>) -> Self {
-        Self { hub, held: BTreeSet::new(), pointer: Pointer::default() }
+    pub fn new(hub: Arc<Hub>, layout: Arc<Layout>) -> Self {
+        Self { hub, fingers: Fingers::new(layout), pointer: Pointer::default() }
     }
 
     /// Whether clients should send ways, not places.
@@ -51,17 +51,16 @@ impl Hands {
     }
 
     /// A key is pressed or let go.
-    pub fn key(&mut self, key: Key, down: bool) {
-        if down {
-            if self.held.len() >= MOST_HELD && !self.held.contains(&key) {
-                return;
-            }
-            self.held.insert(key);
-        } else if !self.held.remove(&key) {
-            // Another client may hold it, and it was never pressed here.
-            return;
+    pub fn key(&mut self, source: Source, down: bool) {
+        let lights = self.hub.lights();
+        let steps = self.fingers.feel(source, down, lights);
+        self.send(steps);
+    }
+
+    fn send(&self, steps: Vec<Step>) {
+        for (key, down) in steps {
+            self.hub.key(key, down);
         }
-        self.hub.key(key, down);
     }
 
     /// The pointer is at a pixel of a picture of `size`.
@@ -113,9 +112,8 @@ fn order(buttons: u16) -> u8 {
 
 impl Drop for Hands {
     fn drop(&mut self) {
-        for key in std::mem::take(&mut self.held) {
-            self.hub.key(key, false);
-        }
+        let steps = self.fingers.leave();
+        self.send(steps);
         if order(self.pointer.buttons) != 0 {
             // There where they are held.
             self.go((0, 0), 0, self.pointer.size);
@@ -128,7 +126,7 @@ mod test {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use devices::input::{Event, Sink};
+    use devices::input::{Event, Key, Sink};
 
     use super::*;
 
@@ -151,14 +149,14 @@ mod test {
     fn hands() -> (Hands, Arc<Seen>) {
         let (hub, seen) = (Arc::<Hub>::default(), Arc::<Seen>::default());
         hub.register(seen.clone());
-        (Hands::new(hub), seen)
+        (Hands::new(hub, Layout::named("us").unwrap()), seen)
     }
 
     #[test]
     fn what_is_held_is_let_go_when_the_client_leaves() {
         let (mut hands, seen) = hands();
         seen.tablet.store(true, Ordering::Relaxed);
-        let (shift, a) = (Key::new(0x2a).unwrap(), Key::new(0x1e).unwrap());
+        let (shift, a) = (Source::Symbol(0xffe1), Source::Place(Key::new(0x1e).unwrap()));
         hands.key(shift, true);
         hands.key(a, true);
         hands.key(a, false);
@@ -167,7 +165,7 @@ mod test {
         seen.events.lock().unwrap().clear();
         drop(hands);
         let events = seen.events.lock().unwrap();
-        assert_eq!(events[0], Event::Key(shift, false));
+        assert_eq!(events[0], Event::Key(Key::new(0x2a).unwrap(), false));
         assert_eq!(events.len(), 2, "the key, and the button: {events:?}");
     }
 

@@ -51,9 +51,9 @@ use self::canvas::{Canvas, Viewer};
 use self::clipboard::Clipboard;
 use self::format::PixelFormat;
 use self::handshake::Welcome;
-use self::keys::Layout;
 use self::security::{Door, Doors, Passwords, Right};
 use self::session::State;
+use crate::keys::layout::Layout;
 
 /// Clients at once.
 pub const MOST: usize = 64;
@@ -126,7 +126,7 @@ pub struct Outside {
     /// Keyboards and mice.
     pub hub: Arc<Hub>,
     /// What symbols mean.
-    pub layout: Arc<dyn Layout>,
+    pub layout: Arc<Layout>,
     /// The guest's agent; without one, texts go nowhere.
     pub clipboard: Option<Arc<dyn Clipboard>>,
     /// The machine's buttons.

@@ -16,6 +16,7 @@ use super::rate::Rate;
 use super::security::Right;
 use super::wishes::Wishes;
 use super::{Client, Power, Server, keys};
+use crate::keys::fingers::Source;
 
 /// Answers that wait: whoever does not read them is not heard any further.
 const MOST_REPLIES: usize = 64 << 10;
@@ -216,7 +217,7 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new(server: Arc<Server>, client: Arc<Client>) -> Self {
-        let hands = Hands::new(server.outside.hub.clone());
+        let hands = Hands::new(server.outside.hub.clone(), server.outside.layout.clone());
         Self { server, client, hands, buffer: Vec::new(), skip: 0 }
     }
 
@@ -336,11 +337,11 @@ impl Session {
         if self.client.right != Right::Full {
             return;
         }
-        let layout = &self.server.outside.layout;
-        let press = match *message {
-            Message::Key { down, keysym } => layout.find(keysym).map(|key| (key, down)),
+        match *message {
+            Message::Key { down, keysym } => self.hands.key(Source::Symbol(keysym), down),
             Message::Code { down, keysym, code } => {
-                keys::of_code(code).or_else(|| layout.find(keysym)).map(|key| (key, down))
+                let place = keys::of_code(code).map(Source::Place);
+                self.hands.key(place.unwrap_or(Source::Symbol(keysym)), down);
             }
             Message::Pointer { buttons, x, y } => {
                 let size = self.client.viewer.dirty(|dirty| dirty.size());
@@ -351,12 +352,8 @@ impl Session {
                 }
                 let relative = self.hands.is_relative();
                 self.client.state(|state| state.relative = relative);
-                None
             }
-            _ => None,
-        };
-        if let Some((key, down)) = press {
-            self.hands.key(key, down);
+            _ => {}
         }
         self.server.canvas.hurry();
     }

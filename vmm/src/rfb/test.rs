@@ -21,10 +21,10 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::canvas::Canvas;
 use super::clipboard::{self, Clipboard, Say};
-use super::keys::Us;
 use super::security::{Door, Passwords};
 use super::testing::{CERTIFICATE, Eye, Fake, Heard, KEY, OTHER_KEY};
 use super::{Admission, Entry, MOST, Outside, Power, Rules, Server, tls};
+use crate::keys::layout::Layout;
 use crate::rfb::format::PixelFormat;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -76,7 +76,7 @@ fn bench(rules: Rules) -> Bench {
     let pressed = power.clone();
     let outside = Outside {
         hub,
-        layout: Arc::new(Us),
+        layout: Layout::named("us").unwrap(),
         clipboard: Some(agent.clone()),
         power: Box::new(move |wish| pressed.lock().unwrap().push(wish)),
     };

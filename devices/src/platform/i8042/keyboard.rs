@@ -104,6 +104,11 @@ impl Keyboard {
         self.scanning.then(|| Lights { scroll: lit(0), num: lit(1), caps: lit(2) })
     }
 
+    /// Whether the controller has fetched all codes.
+    pub(super) fn is_idle(&self) -> bool {
+        self.codes.is_empty()
+    }
+
     fn codes_of(&self, key: Key, down: bool) -> Vec<u8> {
         match self.set {
             1 => set1(key, down, self.modifiers()),

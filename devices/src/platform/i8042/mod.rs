@@ -335,6 +335,10 @@ impl Sink for Plug {
         let chip = self.chip();
         chip.running.then(|| chip.state.keyboard.lights()).flatten()
     }
+
+    fn is_idle(&self) -> bool {
+        self.chip().state.keyboard.is_idle()
+    }
 }
 
 struct I8042 {

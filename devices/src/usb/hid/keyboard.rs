@@ -116,6 +116,10 @@ impl Model for Keyboard {
         let lit = |bit: u32| self.lights >> bit & 1 != 0;
         Some(Lights { num: lit(0), caps: lit(1), scroll: lit(2) })
     }
+
+    fn is_idle(&self) -> bool {
+        self.events.is_empty()
+    }
 }
 
 #[cfg(test)]
@@ -138,7 +142,9 @@ mod test {
         {
             press(&mut keyboard, code, down);
         }
+        assert!(!keyboard.is_idle());
         let reports = drain(&mut keyboard);
+        assert!(keyboard.is_idle());
         let expected: [[u8; 3]; 4] = [[2, 0, 0], [2, 0, 4], [2, 0, 0], [0, 0, 0]];
         assert_eq!(reports.iter().map(|it| &it[..3]).collect::<Vec<_>>(), expected);
         assert!(reports.iter().all(|it| it.len() == 8));

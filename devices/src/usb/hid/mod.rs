@@ -72,6 +72,10 @@ trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
     fn lights(&self) -> Option<Lights> {
         None
     }
+    /// Whether the guest has fetched all that was taken.
+    fn is_idle(&self) -> bool {
+        true
+    }
 }
 
 /// What of it changes.
@@ -151,6 +155,10 @@ impl<M: Model> Sink for Plug<M> {
     fn lights(&self) -> Option<Lights> {
         let inner = self.inner();
         inner.state.model.lights().filter(|_| inner.memory.is_some() && inner.state.configured)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.inner().state.model.is_idle()
     }
 }
 
