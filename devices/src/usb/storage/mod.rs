@@ -108,9 +108,9 @@ pub enum Rate {
 
 /// Mass storage, transparent SCSI, bulk only.
 const CLASS: (u8, u8, u8) = (8, 6, 0x50);
-/// The Linux Foundation's numbers for its own mass storage.
-const VENDOR: u16 = 0x1d6b;
-const PRODUCT: u16 = 0x0104;
+/// As QEMU's: the vendor, and the product.
+const VENDOR: u16 = 0x46f4;
+const PRODUCT: u16 = 0x0001;
 
 /// bmRequestType without its direction: of the class, to an interface; and bRequest (3).
 const RESET: (u8, u8) = (0x21, 0xff);
@@ -136,7 +136,6 @@ impl Config {
             overlay: self.overlay,
             backing: self.backing,
             serial: self.serial.clone(),
-            absent: self.absent,
             ..disk::Config::new(self.path.clone().unwrap_or_default())
         }
     }
@@ -204,14 +203,20 @@ impl Build for Config {
         let profile = Profile { cdrom, removable, serial: serial.clone() };
         let opener = Opener::new(disk, place);
         let medium = match &self.path {
-            Some(path) => Some(open(&opener, path, cdrom)?),
-            None => None,
+            Some(path) if !self.absent => Some(open(&opener, path, cdrom)?),
+            _ => None,
         };
         let plug = Arc::new(Plug::new(place, opener, Transport::new(profile, medium))?);
         place.shared().disks.add_tray(&(plug.clone() as Arc<dyn Tray>));
         let function = Box::new(Storage(plug.clone()));
-        // The file is free when the device is pulled, be its controller ever so slow.
-        let leave = Box::new(move || plug.with(Transport::take_out));
+        // The file is free when the device is pulled, be its controller ever so slow, and nobody
+        // finds it under its name, which another may have then.
+        let leave = Box::new(move || {
+            plug.with(|transport| {
+                transport.take_out();
+                transport.profile.removable = false;
+            });
+        });
         seat(place, self.descriptors(&serial), function, leave)
     }
 }

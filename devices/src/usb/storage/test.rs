@@ -380,7 +380,7 @@ fn a_cd_has_one_track_and_blocks_of_2048() {
     assert_eq!(host.get(&[0xbd, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0], 8).len(), 8);
     assert_eq!(host.get(&[0x5a, 0, 0x2a, 0, 0, 0, 0, 0, 128, 0], 128)[8..10], [0x2a, 20]);
     let said = add(&mut Bench::new(4096), "usb-storage", json!({ "path": path, "sector": 4096 }));
-    assert!(said.unwrap_err().to_string().contains("2048"));
+    assert!(said.unwrap_err().root_cause().to_string().contains("2048"));
 }
 
 #[test]
@@ -430,7 +430,7 @@ fn a_device_is_plugged_and_pulled_while_the_machine_runs() {
     bench.board.pull("usb-storage").unwrap();
     assert!(bench.board.pull("usb-storage").is_err() && bench.board.pull("xhci").is_err());
     fs::OpenOptions::new().write(true).open(&path).unwrap().try_lock().unwrap();
-    for removable in [false, true] {
+    for removable in [false, true, false, true] {
         let fields = json!({ "path": path, "removable": removable, "speed": "high" });
         add(&mut bench, "usb-storage", fields).unwrap();
         assert_eq!(bench.board.usb().names(), ["usb-storage"]);
