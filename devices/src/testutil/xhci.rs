@@ -396,7 +396,7 @@ impl<'a> Driver<'a> {
         assert_eq!(self.command(block(0, 0, 14 << 10 | at)).0, 1, "reset endpoint");
         let ring = self.new_ring(slot, endpoint);
         assert_eq!(self.command(block(ring | 1, 0, 16 << 10 | at)).0, 1, "set dequeue pointer");
-        let address = endpoint / 2 | (endpoint & 1) << 7;
+        let address = endpoint >> 1 | (endpoint & 1) << 7;
         self.control(slot, [2, 1, 0, 0, address, 0, 0, 0], &mut []);
     }
 

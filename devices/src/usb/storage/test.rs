@@ -269,6 +269,9 @@ fn one_command_is_carried_by_several_transfers() {
     assert_eq!(host.status().0, 2);
 }
 
+/// Number, command, what the guest has, status, residue, how much came.
+type Case<'a> = (u8, &'a [u8], &'a Data<'a>, u8, u32, usize);
+
 #[test]
 fn the_thirteen_cases_end_as_they_should() {
     let folder = tempfile::tempdir().unwrap();
@@ -278,8 +281,7 @@ fn the_thirteen_cases_end_as_they_should() {
     let (nothing, read, write) = ([0; 6], read10(0, 2), write10(0, 2));
     let out = vec![7; 2048];
     let (none, few, same, many) = (Data::None, Data::In(512), Data::In(1024), Data::In(2048));
-    // Case, command, what the guest has, status, residue, how much came.
-    let cases: [(u8, &[u8], &Data<'_>, u8, u32, usize); 13] = [
+    let cases: [Case<'_>; 13] = [
         (1, &nothing, &none, 0, 0, 0),
         (2, &read, &none, 2, 0, 0),
         (3, &write, &none, 2, 0, 0),

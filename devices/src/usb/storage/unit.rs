@@ -170,7 +170,7 @@ impl Unit<'_> {
             0x0a | 0x2a | 0xaa | 0x8a if !cd => self.transfer(cdb, true),
             0x2f | 0xaf | 0x8f => self.verify(cdb),
             0x35 | 0x91 if !cd => self.medium().map(|_| Plan::Flush),
-            0x42 if self.discards() => self.unmap(cdb),
+            0x42 if self.discards() => Self::unmap(cdb),
             REPORT_LUNS => Ok(answer(vec![0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], {
                 usize::try_from(be32(cdb, 6)).unwrap_or(usize::MAX)
             })),
@@ -287,7 +287,7 @@ impl Unit<'_> {
         self.within(first, count).map(|_| Plan::Done)
     }
 
-    fn unmap(&self, cdb: &Cdb) -> Result<Plan, Sense> {
+    fn unmap(cdb: &Cdb) -> Result<Plan, Sense> {
         if cdb[1] & 1 != 0 {
             return Err(Sense::INVALID_FIELD);
         }
