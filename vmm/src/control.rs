@@ -87,7 +87,7 @@ macro_rules! commands {
 }
 
 commands! {
-    /// State, size and number of resets; what the display shows and who looks at it; disks and
+    /// State, size and number of resets; what the display shows and who looks at it; disks,
     /// networks, USB devices and drives by their names.
     "status" "" Status,
     /// Stop the processors.
