@@ -117,6 +117,21 @@ impl Board {
         Ok(())
     }
 
+    /// Pulls out a USB device, which others do not know the place of.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such USB device, with those that there are.
+    pub fn pull(&mut self, name: &str) -> anyhow::Result<()> {
+        self.shared.usb.pull(name)?;
+        if let Some(at) = self.seats.iter().position(|it| it.seat.name == name) {
+            let gone = self.seats.remove(at);
+            let device = gone.seat.device.lock().map(|mut seat| mem::replace(&mut *seat, vacant()));
+            drop(device);
+        }
+        Ok(())
+    }
+
     /// `serial`, and `serial.2` for the second.
     fn name(&self, kind: &str) -> String {
         let mut name = kind.to_owned();

@@ -136,6 +136,12 @@ impl Hub {
         self.sinks.lock().expect("no input device panicked").push(sink);
     }
 
+    /// Takes a device out.
+    pub fn forget(&self, sink: &Arc<dyn Sink>) {
+        let mut sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.retain(|it| !Arc::ptr_eq(it, sink));
+    }
+
     /// Presses a key, or lets it go; false when no device took it.
     pub fn key(&self, key: Key, down: bool) -> bool {
         self.push(Event::Key(key, down))
@@ -229,6 +235,8 @@ mod test {
         assert!(hub.key(Key::PAUSE, true));
         let taken = [&old, &new].map(|it| it.taken.load(Ordering::Relaxed));
         assert_eq!(taken, [1, 1]);
+        hub.forget(&(old as Arc<dyn Sink>));
+        assert!(!hub.key(Key::PAUSE, false), "the one is gone, the other deaf");
     }
 
     #[test]

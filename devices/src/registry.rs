@@ -70,6 +70,7 @@ registry! {
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
     "usb-keyboard" UsbKeyboard: crate::usb::hid::keyboard::Config,
+    "usb-storage" UsbStorage: crate::usb::storage::Config,
     "usb-tablet" UsbTablet: crate::usb::hid::tablet::Config,
     "virtio-balloon" VirtioBalloon: crate::virtio::balloon::Config,
     "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
@@ -92,6 +93,12 @@ impl Config {
         }
     }
 
+    /// Whether it can be plugged into a machine that runs.
+    #[must_use]
+    pub fn is_usb(&self) -> bool {
+        matches!(self, Self::UsbKeyboard(_) | Self::UsbStorage(_) | Self::UsbTablet(_))
+    }
+
     /// Takes away what changes the host: a machine that is only looked at truncates no log, takes
     /// no lock and makes no socket.
     pub fn leave_host_alone(&mut self) {
@@ -103,6 +110,7 @@ impl Config {
             Self::Nvme(disk) => disk.0.absent = true,
             Self::VirtioNet(net) => net.to = Network::None,
             Self::VirtioBlk(disk) => disk.0.absent = true,
+            Self::UsbStorage(disk) => disk.absent = true,
             _ => {}
         }
     }

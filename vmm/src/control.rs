@@ -8,7 +8,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{Builder, JoinHandle};
@@ -87,8 +87,8 @@ macro_rules! commands {
 }
 
 commands! {
-    /// State, size and number of resets; what the display shows and who looks at it; disks and
-    /// networks by their names.
+    /// State, size and number of resets; what the display shows and who looks at it; disks,
+    /// networks, USB devices and drives by their names.
     "status" "" Status,
     /// Stop the processors.
     "pause" "" Pause,
@@ -124,8 +124,27 @@ commands! {
     /// of the buttons that are down: 1 left, 2 right, 4 middle; notches of the wheel, away from a
     /// person.
     "pointer" "X Y [buttons N] [wheel N]" Pointer { x: u16, y: u16; buttons: u8, wheel: i32 },
+    /// Plug in a USB device: a kind and its keys, as `--device` takes them, like
+    /// usb-storage,path=win11.iso. The answer has its name. Paths are as the machine sees them:
+    /// whole, or from the folder that it was started in.
+    "attach" "KIND[,KEY=VALUE...]" Attach { device: String; },
+    /// Pull out the USB device with this name (see `status`), whatever the guest does with it.
+    "detach" "NAME" Detach { name: String; },
+    /// Take the medium out of the drive with this name (see `status`). A guest that holds it is
+    /// asked to let go; `force` takes it all the same.
+    "eject" "NAME [force]" Eject { name: String; force: Force },
+    /// Put another medium into a drive that is empty.
+    "insert" "NAME PATH" Insert { name: String, path: PathBuf; },
     /// Switch off at once.
     "quit" "" Quit,
+}
+
+/// Whether the guest is not asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Force {
+    /// It is not.
+    Force,
 }
 
 /// Whether a cable is plugged in.
@@ -448,7 +467,17 @@ mod test {
             let name = "mtu".to_owned();
             assert_eq!(read(line), Ok(Command::Link { name, state, mtu }), "{line}");
         }
+        let device = "usb-storage,path=a,,b.iso,cdrom".to_owned();
+        assert_eq!(read(&format!("attach {device}")), Ok(Command::Attach { device }));
+        let name = "usb-storage".to_owned();
+        let path = PathBuf::from("a,b.iso");
+        assert_eq!(read("insert usb-storage a,b.iso"), Ok(Command::Insert { name, path }));
+        for (line, force) in [("eject cd", None), ("eject cd force", Some(Force::Force))] {
+            assert_eq!(read(line), Ok(Command::Eject { name: "cd".into(), force }), "{line}");
+        }
         for (line, word) in [
+            ("insert cd", "insert NAME PATH"),
+            ("eject cd now", "`force`"),
             ("", "help ctl"),
             ("stauts", "status"),
             ("quit now", "now"),

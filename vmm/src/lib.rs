@@ -13,6 +13,7 @@ pub mod keyvalue;
 pub mod kvm;
 pub mod machine;
 pub mod msr;
+pub mod plug;
 pub mod probe;
 pub mod ram;
 pub mod reference;

@@ -128,6 +128,7 @@ fn word(of: &str) -> String {
         "Address" => "SLOT".into(),
         "Format" => "raw|qcow2".into(),
         "Direct" | "Choice" => "auto|on|off".into(),
+        "Rate" => "high|super".into(),
         "Resolution" => "WIDTHxHEIGHT".into(),
         "Sector" => "512|4096".into(),
         "u8" | "u16" | "u32" | "u64" | "usize" => "NUMBER".into(),

@@ -21,6 +21,7 @@ use crate::keys::layout::Stroke;
 use crate::keys::{Combination, text};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::plug;
 use crate::screen::{Closed, Screen};
 use crate::screenshot::{self, Picture};
 use crate::signals;
@@ -303,6 +304,10 @@ impl Life {
             Command::Balloon { size } => self.balloon(*size),
             Command::Grow { name, size } => self.grow(name, *size),
             Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
+            Command::Attach { device } => plug::attach(&mut self.machine, device),
+            Command::Detach { name } => plug::detach(&mut self.machine, name),
+            Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
+            Command::Insert { name, path } => plug::insert(&self.machine, name, path),
             Command::Screenshot => {
                 request.show(self.screenshot());
                 return None;
@@ -340,6 +345,8 @@ impl Life {
             "display": self.machine.screens().first().map(|display| show_display(&*display)),
             "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
+            "drives": self.machine.disks().trays().iter().map(|it| plug::show(&**it)).collect::<Vec<_>>(),
+            "usb": self.machine.usb(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })
     }

@@ -47,6 +47,11 @@ pub const CHAIN: u32 = 1 << 4;
 /// Tell when it is done.
 pub const COMPLETION: u32 = 1 << 5;
 
+/// The endpoints of mass storage: 0x81 and 0x02.
+pub const BULK_IN: u8 = 3;
+/// See `BULK_IN`.
+pub const BULK_OUT: u8 = 4;
+
 /// A block as its four words.
 pub type Block = [u32; 4];
 
@@ -343,6 +348,56 @@ impl<'a> Driver<'a> {
             self.control(slot, [0, 9, 1, 0, 0, 0, 0, 0], &mut []);
         }
         code
+    }
+
+    /// Configures two bulk endpoints with packets of this size, which mass storage has; the
+    /// completion code.
+    pub fn configure_bulk(&mut self, slot: u8, packet: u32) -> u32 {
+        for (endpoint, kind) in [(BULK_IN, 6), (BULK_OUT, 2)] {
+            let [low, high, ..] = block(self.new_ring(slot, endpoint) | 1, 0, 0);
+            let context = (endpoint, [0, kind << 3 | packet << 16, low, high]);
+            self.input(1 | 1 << endpoint, [u32::from(endpoint) << 27, 0], context);
+            let (code, _) = self.command(block(INPUT, 0, 12 << 10 | u32::from(slot) << 24));
+            if code != 1 {
+                return code;
+            }
+        }
+        self.control(slot, [0, 9, 1, 0, 0, 0, 0, 0], &mut []).0
+    }
+
+    /// A transfer of so many bytes at an endpoint; its completion code, and how many went.
+    pub fn transfer(&mut self, slot: u8, endpoint: u8, at: u64, length: u32) -> (u32, u32) {
+        let (mut blocks, mut sent) = (Vec::new(), 0);
+        loop {
+            let part = (length - sent).min(0x1_0000);
+            let last = sent + part == length;
+            let end = if last { COMPLETION } else { CHAIN };
+            let words = block(at + u64::from(sent), part, NORMAL | end | 1 << 2);
+            sent += part;
+            blocks.push((self.push(slot, endpoint, words), sent));
+            if last {
+                break;
+            }
+        }
+        self.ring(slot, endpoint);
+        let event = self.wait_event(32);
+        let (code, of) = (event[2] >> 24, u64::from(event[1]) << 32 | u64::from(event[0]));
+        let went = blocks.iter().find(|it| it.0 == of).map_or(0, |it| it.1);
+        (code, if matches!(code, 1 | 13) { went - (event[2] & 0xff_ffff) } else { 0 })
+    }
+
+    /// Lets an endpoint go on that halted, as drivers do.
+    ///
+    /// # Panics
+    ///
+    /// When the controller does not.
+    pub fn recover(&mut self, slot: u8, endpoint: u8) {
+        let at = u32::from(slot) << 24 | u32::from(endpoint) << 16;
+        assert_eq!(self.command(block(0, 0, 14 << 10 | at)).0, 1, "reset endpoint");
+        let ring = self.new_ring(slot, endpoint);
+        assert_eq!(self.command(block(ring | 1, 0, 16 << 10 | at)).0, 1, "set dequeue pointer");
+        let address = endpoint >> 1 | (endpoint & 1) << 7;
+        self.control(slot, [2, 1, 0, 0, address, 0, 0, 0], &mut []);
     }
 
     /// A control transfer; the completion code of its last stage, and how many bytes came or went.

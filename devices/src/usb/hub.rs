@@ -168,7 +168,8 @@ impl Hub {
     }
 }
 
-/// Plugs in the USB device of a kind of its own, for as long as the machine has it.
+/// Plugs in the USB device of a kind of its own, for as long as the machine has it. What its host's
+/// side has to forget then is done by `leave`.
 ///
 /// # Errors
 ///
@@ -177,16 +178,21 @@ pub fn seat(
     place: &dyn Place,
     descriptors: Descriptors,
     function: Box<dyn Function>,
+    leave: Box<dyn FnOnce() + Send>,
 ) -> anyhow::Result<Box<dyn Device>> {
     let (hub, name) = (place.shared().usb.clone(), place.name().to_owned());
-    hub.plug(&name, descriptors, function)?;
-    Ok(Box::new(Seat { hub, name }))
+    if let Err(error) = hub.plug(&name, descriptors, function) {
+        leave();
+        return Err(error);
+    }
+    Ok(Box::new(Seat { hub, name, leave: Some(leave) }))
 }
 
 /// A device whose registers and state are its controller's.
 struct Seat {
     hub: Arc<Hub>,
     name: String,
+    leave: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Device for Seat {
@@ -208,5 +214,8 @@ impl Drop for Seat {
     fn drop(&mut self) {
         // The operator may have pulled it.
         self.hub.pull(&self.name).ok();
+        if let Some(leave) = self.leave.take() {
+            leave();
+        }
     }
 }

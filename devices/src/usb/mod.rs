@@ -10,6 +10,7 @@ mod descriptors;
 mod device;
 pub mod hid;
 mod hub;
+pub mod storage;
 pub mod xhci;
 
 use std::os::fd::BorrowedFd;

@@ -295,6 +295,46 @@ impl Machine {
         self.board.park();
     }
 
+    /// Plugs in one more USB device; its name.
+    ///
+    /// # Errors
+    ///
+    /// When it is no USB device, cannot have what it needs, or all ports are taken.
+    pub fn attach(&mut self, mut device: registry::Config) -> anyhow::Result<String> {
+        let kind = device.kind();
+        anyhow::ensure!(
+            device.is_usb(),
+            "`{kind}` cannot be plugged into a machine that runs: USB devices can"
+        );
+        device.suit(u16::try_from(self.config.cpus.count).unwrap_or(u16::MAX));
+        let before = self.board.usb().names();
+        self.board.add(kind, |place| device.build(place))?;
+        if let Err(error) = self.board.usb().check() {
+            for name in self.board.usb().names() {
+                if !before.contains(&name) {
+                    self.board.pull(&name)?;
+                }
+            }
+            return Err(error);
+        }
+        let new = self.board.usb().names().into_iter().find(|name| !before.contains(name));
+        new.with_context(|| format!("`{kind}` is gone already"))
+    }
+
+    /// Pulls out a USB device.
+    ///
+    /// # Errors
+    ///
+    /// When there is none of this name.
+    pub fn detach(&mut self, name: &str) -> anyhow::Result<()> {
+        self.board.pull(name)
+    }
+
+    /// The names of its USB devices.
+    pub fn usb(&self) -> Vec<String> {
+        self.board.usb().names()
+    }
+
     /// The configuration, with what was not said filled in.
     pub fn config(&self) -> &Config {
         &self.config

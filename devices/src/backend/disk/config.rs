@@ -16,7 +16,7 @@ use super::raw::{Raw, check_size, open_locked};
 use super::threads::Threaded;
 use super::uring::{self, Ring};
 use super::{Channel, Drive, Geometry, Image, qcow2};
-use crate::board::Event;
+use crate::board::{Event, Events};
 use crate::device::Place;
 use crate::fnv;
 use crate::memory::Memory;
@@ -163,10 +163,14 @@ impl Config {
     ///
     /// As [`open`] does.
     pub fn open_at(&self, place: &dyn Place) -> anyhow::Result<Arc<dyn Image>> {
+        self.open_for(place.shared().events.clone())
+    }
+
+    /// The same for who has no place any more.
+    pub(super) fn open_for(&self, events: Events) -> anyhow::Result<Arc<dyn Image>> {
         if self.absent {
             return Ok(super::memory(self.sector.bytes().into()));
         }
-        let events = place.shared().events.clone();
         let full = move |now: Full| events(if now.full { Event::Hold } else { Event::Release });
         open(self, Some(Arc::new(full)))
     }

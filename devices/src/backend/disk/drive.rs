@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use anyhow::bail;
 
-use super::{Geometry, Image};
+use super::{Geometry, Image, Tray};
 
 /// Called when the guest is to look again, on the thread that made the disk longer.
 pub type Watch = Box<dyn Fn() + Send>;
@@ -87,17 +87,57 @@ impl Drive {
 
 /// The disks of a machine, in the order of their controllers. A disk ends with its controller.
 #[derive(Default)]
-pub struct Disks(Mutex<Vec<Weak<Drive>>>);
+pub struct Disks {
+    drives: Mutex<Vec<Weak<Drive>>>,
+    trays: Mutex<Vec<Weak<dyn Tray>>>,
+}
 
 impl Disks {
     /// One more.
     pub(super) fn add(&self, drive: &Arc<Drive>) {
-        self.0.lock().expect("no device panicked").push(Arc::downgrade(drive));
+        let mut drives = self.drives.lock().expect("no device panicked");
+        // Media come and go.
+        drives.retain(|it| it.strong_count() > 0);
+        drives.push(Arc::downgrade(drive));
+    }
+
+    /// One more that may have media.
+    pub fn add_tray(&self, tray: &Arc<dyn Tray>) {
+        let mut trays = self.trays.lock().expect("no device panicked");
+        trays.retain(|it| it.strong_count() > 0);
+        trays.push(Arc::downgrade(tray));
+    }
+
+    /// All whose media can be changed.
+    pub fn trays(&self) -> Vec<Arc<dyn Tray>> {
+        let trays = self.trays.lock().expect("no device panicked");
+        trays.iter().filter_map(Weak::upgrade).filter(|it| it.is_removable()).collect()
+    }
+
+    /// The one with this name.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, with those that there are.
+    pub fn tray(&self, name: &str) -> anyhow::Result<Arc<dyn Tray>> {
+        let all = self.trays();
+        if let Some(tray) = all.iter().find(|it| it.name() == name) {
+            return Ok(tray.clone());
+        }
+        let names: Vec<_> = all.iter().map(|it| it.name()).collect();
+        if names.is_empty() {
+            bail!(
+                "this machine has no drive whose medium can be changed: attach \
+                 `usb-storage,path=FILE,removable` or `usb-storage,cdrom`"
+            );
+        }
+        bail!("there is no drive `{name}` whose medium can be changed, but {}", names.join(", "))
     }
 
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Drive>> {
-        self.0.lock().expect("no device panicked").iter().filter_map(Weak::upgrade).collect()
+        let drives = self.drives.lock().expect("no device panicked");
+        drives.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The disk whose controller has this name, or else the one with this serial number.

@@ -19,6 +19,7 @@ mod raw;
 mod rehearsal;
 mod threads;
 mod timer;
+mod tray;
 mod uring;
 
 use std::os::fd::BorrowedFd;
@@ -33,6 +34,7 @@ pub use drive::{Disks, Drive, Watch};
 pub use format::Format;
 pub use overlay::memory;
 pub use patience::{Full, OnFull};
+pub use tray::{Opener, Tray};
 
 /// What a controller tells its guest of an image. All numbers are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]

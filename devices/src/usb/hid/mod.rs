@@ -296,6 +296,9 @@ fn build<M: Model>(
     };
     let descriptors = Descriptors::new(Speed::High, identity, vec![interface]);
     let plug = Arc::new(Plug::<M>::new()?);
-    place.shared().input.register(plug.clone());
-    seat(place, descriptors, Box::new(Hid { plug, done: Vec::new() }))
+    let sink: Arc<dyn Sink> = plug.clone();
+    let input = place.shared().input.clone();
+    input.register(sink.clone());
+    let leave = Box::new(move || input.forget(&sink));
+    seat(place, descriptors, Box::new(Hid { plug, done: Vec::new() }), leave)
 }

@@ -1,0 +1,79 @@
+//! INQUIRY and the pages of vital product data (SPC-4, 6.6, 7.8; SBC-3, 6.5).
+
+use super::sense::Sense;
+use super::unit::{Cdb, Plan, RANGES, Unit, answer, be16};
+use crate::fnv;
+
+/// T10 VENDOR IDENTIFICATION.
+const VENDOR: &[u8; 8] = b"TRANSOM ";
+/// PRODUCT IDENTIFICATION and PRODUCT REVISION LEVEL.
+const DISK: &[u8; 20] = b"USB disk        1.00";
+const CDROM: &[u8; 20] = b"USB CD-ROM      1.00";
+
+/// Most blocks of one range of an UNMAP.
+const UNMAP_BLOCKS: u32 = 1 << 22;
+
+pub(super) fn plan(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
+    let room = be16(cdb, 3);
+    if cdb[1] & 1 == 0 {
+        return if cdb[2] == 0 {
+            Ok(answer(standard(unit), room))
+        } else {
+            Err(Sense::INVALID_FIELD)
+        };
+    }
+    let disk = !unit.profile.cdrom;
+    let body = match cdb[2] {
+        0x00 if disk => vec![0x00, 0x80, 0x83, 0xb0, 0xb1, 0xb2],
+        0x00 => vec![0x00, 0x80, 0x83],
+        0x80 => unit.profile.serial.clone().into_bytes(),
+        0x83 => designators(&unit.profile.serial),
+        0xb0 if disk => limits(unit),
+        // Not a thing that turns.
+        0xb1 if disk => [&[0, 1][..], &[0; 58]].concat(),
+        // LBPU: by UNMAP; and what is not mapped is taken when it is written.
+        0xb2 if disk => vec![0, u8::from(unit.discards()) << 7, u8::from(unit.discards()) << 1, 0],
+        _ => return Err(Sense::INVALID_FIELD),
+    };
+    let length = u16::try_from(body.len()).expect("ours are short").to_be_bytes();
+    Ok(answer([&[kind(unit), cdb[2], length[0], length[1]][..], &body].concat(), room))
+}
+
+/// PERIPHERAL DEVICE TYPE.
+fn kind(unit: &Unit<'_>) -> u8 {
+    if unit.profile.cdrom { 5 } else { 0 }
+}
+
+fn standard(unit: &Unit<'_>) -> Vec<u8> {
+    let removable = u8::from(unit.profile.removable) << 7;
+    // SPC-4, in the format of all standards since SCSI-2, 31 bytes more.
+    let head = [kind(unit), removable, 6, 2, 31, 0, 0, 0];
+    let product = if unit.profile.cdrom { CDROM } else { DISK };
+    [&head[..], VENDOR, product].concat()
+}
+
+/// By which the unit is told from others: the maker with the serial number, and a number made of
+/// that (NAA 3, locally assigned).
+fn designators(serial: &str) -> Vec<u8> {
+    let name = [VENDOR, serial.as_bytes()].concat();
+    let number = fnv::hash(serial.as_bytes(), 0) & !(0xf << 60) | 3 << 60;
+    let length = u8::try_from(name.len()).expect("28 characters at most");
+    let mut data = vec![2, 1, 0, length];
+    data.extend(name);
+    data.extend([1, 3, 0, 8]);
+    data.extend(number.to_be_bytes());
+    data
+}
+
+/// Block limits: 60 bytes, of which those of UNMAP are of use.
+fn limits(unit: &Unit<'_>) -> Vec<u8> {
+    let mut data = vec![0; 60];
+    if let (true, Some(medium)) = (unit.discards(), unit.medium) {
+        let ranges = u32::try_from(RANGES).expect("a few hundred");
+        let grain = (medium.discard / medium.logical_block.max(1)).max(1);
+        for (at, value) in [(16, UNMAP_BLOCKS), (20, ranges), (24, grain), (28, 1 << 31)] {
+            data[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        }
+    }
+    data
+}

@@ -1,0 +1,437 @@
+//! Mass storage (USB Mass Storage Class, Bulk-Only Transport 1.0): a disk or a CD-ROM drive with
+//! the commands of SCSI. Firmware boots from it, and Windows' setup reads its CD from nothing else
+//! that we have.
+//!
+//! Data goes between the guest's memory and the image's channel without a copy of ours. It is done
+//! on the controller's thread, but for what the operator does: he waits until the device has let go.
+//!
+//! Threats: wrappers, commands, and all lengths in them are the guest's. What it says twice (how
+//! much it wants, and what the command moves) is compared before anything is done; blocks are
+//! checked against the medium here and in the channel. At most one part of one transfer is under
+//! way, and the answers are short.
+
+mod bulk;
+mod cd;
+mod inquiry;
+mod mode;
+mod sense;
+mod transport;
+mod unit;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use anyhow::{Context, ensure};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use serde::{Deserialize, Serialize};
+
+use self::sense::Sense;
+use self::transport::{IN, OUT, State, Transport};
+use self::unit::{CD_BLOCK, News, Profile};
+use super::{
+    Change, Descriptors, Done, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
+    Transfer, seat,
+};
+use crate::backend::disk::{self, Direct, Drive, Format, Opener, Sector, Tray};
+use crate::device::{Build, Device, Place, Saved};
+use crate::memory::Memory;
+use crate::size::Size;
+
+/// `--device usb-storage,path=win11.iso`: a disk or a CD-ROM drive at the first USB port that is
+/// free.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The file or block device. A CD-ROM drive, or a disk that is removable, can do without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// A CD-ROM drive, which only reads. Without it, a file whose name ends in .iso is in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cdrom: Option<bool>,
+    /// A disk that can be taken out, as `eject` does; a CD always can.
+    #[serde(default)]
+    pub removable: bool,
+    /// `high` (USB 2) or `super` (USB 3), which is what it is if nothing is said.
+    #[serde(default)]
+    pub speed: Rate,
+    /// As for other disks: `raw` or `qcow2`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<Format>,
+    /// The guest cannot write; several machines may read one disk so.
+    #[serde(default)]
+    pub readonly: bool,
+    /// Around the host's page cache: `on`, `off`, or `auto`, which is on where the file system can.
+    #[serde(default)]
+    pub direct: Direct,
+    /// Bytes of a disk's sectors: 512 or 4096. Those of a CD have 2048.
+    #[serde(default)]
+    pub sector: Sector,
+    /// Requests per second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Bytes per second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Size>,
+    /// What the guest discards is given back to the host.
+    #[serde(default = "yes")]
+    pub discard: bool,
+    /// Writes stay in memory and are gone with the machine. The file is only read.
+    #[serde(default)]
+    pub overlay: bool,
+    /// A qcow2 image's backing file may be anywhere; without it, in the image's own folder only.
+    #[serde(default)]
+    pub backing: bool,
+    /// Its serial number: at most 20 ASCII characters. Made of the file's name if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    /// The machine is only looked at: the file is left alone, and need not be there.
+    #[serde(skip)]
+    pub(crate) absent: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// How fast it talks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rate {
+    /// 480 Mb/s, as USB 2 does.
+    High,
+    /// 5 Gb/s, as USB 3 does.
+    #[default]
+    Super,
+}
+
+/// Mass storage, transparent SCSI, bulk only.
+const CLASS: (u8, u8, u8) = (8, 6, 0x50);
+/// As QEMU's: the vendor, and the product.
+const VENDOR: u16 = 0x46f4;
+const PRODUCT: u16 = 0x0001;
+
+/// bmRequestType without its direction: of the class, to an interface; and bRequest (3).
+const RESET: (u8, u8) = (0x21, 0xff);
+const GET_MAX_LUN: (u8, u8) = (0x21, 0xfe);
+
+impl Config {
+    fn is_cdrom(&self) -> bool {
+        let iso =
+            |path: &PathBuf| path.extension().is_some_and(|it| it.eq_ignore_ascii_case("iso"));
+        self.cdrom.unwrap_or_else(|| self.path.as_ref().is_some_and(iso))
+    }
+
+    /// As other controllers say it.
+    fn disk(&self) -> disk::Config {
+        disk::Config {
+            format: self.format,
+            readonly: self.readonly || self.is_cdrom(),
+            direct: self.direct,
+            sector: self.sector,
+            iops: self.iops,
+            bandwidth: self.bandwidth,
+            discard: self.discard,
+            overlay: self.overlay,
+            backing: self.backing,
+            serial: self.serial.clone(),
+            ..disk::Config::new(self.path.clone().unwrap_or_default())
+        }
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let cdrom = self.is_cdrom();
+        ensure!(
+            !cdrom || self.sector == Sector::default(),
+            "a CD has sectors of 2048 bytes: leave `sector` out, or say `cdrom=off`"
+        );
+        ensure!(
+            cdrom || self.removable || self.path.is_some(),
+            "`usb-storage` needs `path=FILE`, or `removable` or `cdrom`, which may be empty"
+        );
+        Ok(())
+    }
+
+    fn descriptors(&self, serial: &str) -> Descriptors {
+        let (speed, packet) = match self.speed {
+            Rate::High => (Speed::High, 512),
+            Rate::Super => (Speed::Super, 1024),
+        };
+        let bulk = |address| Endpoint { address, kind: Kind::Bulk, packet, interval: 0 };
+        let interface = Interface {
+            number: 0,
+            alternate: 0,
+            class: CLASS,
+            extra: Vec::new(),
+            endpoints: vec![bulk(IN), bulk(OUT)],
+        };
+        let name = if self.is_cdrom() { "USB CD-ROM" } else { "USB disk" };
+        let identity = Identity {
+            vendor: VENDOR,
+            product: PRODUCT,
+            maker: "Transom".into(),
+            name: name.into(),
+            serial: number(serial),
+        };
+        Descriptors::new(speed, identity, vec![interface])
+    }
+}
+
+/// A serial number of at least twelve of the digits that the transport allows (4.1.1): Windows
+/// takes no other for one.
+fn number(serial: &str) -> String {
+    let fits =
+        serial.len() >= 12 && serial.bytes().all(|it| matches!(it, b'0'..=b'9' | b'A'..=b'F'));
+    if fits {
+        return serial.to_owned();
+    }
+    format!("{:016X}", crate::fnv::hash(serial.as_bytes(), 0))
+}
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        self.check()?;
+        let disk = self.disk();
+        let serial = if self.path.is_some() || self.serial.is_some() {
+            disk.serial()?
+        } else {
+            place.name().to_owned()
+        };
+        let cdrom = self.is_cdrom();
+        let removable = cdrom || self.removable;
+        let profile = Profile { cdrom, removable, serial: serial.clone() };
+        let opener = Opener::new(disk, place);
+        let medium = match &self.path {
+            Some(path) if !self.absent => Some(open(&opener, path, cdrom)?),
+            _ => None,
+        };
+        let plug = Arc::new(Plug::new(place, opener, Transport::new(profile, medium))?);
+        place.shared().disks.add_tray(&(plug.clone() as Arc<dyn Tray>));
+        let function = Box::new(Storage(plug.clone()));
+        // The file is free when the device is pulled, be its controller ever so slow, and nobody
+        // finds it under its name, which another may have then.
+        let leave = Box::new(move || {
+            plug.with(|transport| {
+                transport.take_out();
+                transport.profile.removable = false;
+            });
+        });
+        seat(place, self.descriptors(&serial), function, leave)
+    }
+}
+
+/// Opens a medium.
+fn open(opener: &Opener, path: &Path, cdrom: bool) -> anyhow::Result<Arc<Drive>> {
+    let drive = opener.open(path)?;
+    let size = drive.geometry().size;
+    let rest = size % u64::from(CD_BLOCK);
+    if cdrom {
+        ensure!(size > rest, "{}: {size} bytes are less than a block of a CD", path.display());
+        if rest > 0 {
+            let path = path.display();
+            tracing::warn!(
+                "{path}: a CD has blocks of {CD_BLOCK} bytes; the last {rest} of {size} bytes \
+                 cannot be read"
+            );
+        }
+    }
+    Ok(drive)
+}
+
+/// Where guest and operator meet.
+struct Plug {
+    opener: Opener,
+    /// The guest's side. Nobody waits for it but the operator, for as long as a part takes.
+    transport: Mutex<Transport>,
+    /// The operator did something.
+    kick: Arc<OwnedFd>,
+    /// The medium grew.
+    grown: Arc<AtomicBool>,
+    /// Readable when the operator or the medium did something.
+    events: OwnedFd,
+}
+
+impl Plug {
+    fn new(place: &dyn Place, opener: Opener, transport: Transport) -> anyhow::Result<Self> {
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let events = events.with_context(|| format!("an epoll for {}", place.name()))?;
+        let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let kick = Arc::new(kick.with_context(|| format!("a bell for {}", place.name()))?);
+        watch(&events, &kick)?;
+        let transport = Mutex::new(transport);
+        Ok(Self { opener, transport, kick, grown: Arc::default(), events })
+    }
+
+    fn transport(&self) -> MutexGuard<'_, Transport> {
+        self.transport.lock().expect("no device panicked")
+    }
+
+    /// Does something on the operator's thread, and lets the guest's hear of it.
+    fn with<T>(&self, act: impl FnOnce(&mut Transport) -> T) -> T {
+        let mut transport = self.transport();
+        let result = act(&mut transport);
+        transport.proceed();
+        drop(transport);
+        ring(&self.kick);
+        result
+    }
+
+    /// Connects a medium to the guest's memory.
+    fn connect(&self, transport: &mut Transport) -> anyhow::Result<()> {
+        let (Some(medium), Some(memory)) = (&transport.medium, &transport.memory) else {
+            return Ok(());
+        };
+        let channel = medium.image().channel(memory)?;
+        watch(&self.events, channel.event())?;
+        transport.channel = Some(channel);
+        let (grown, kick) = (self.grown.clone(), self.kick.clone());
+        medium.watch(Some(Box::new(move || {
+            grown.store(true, Ordering::Release);
+            ring(&kick);
+        })));
+        Ok(())
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // A bell that cannot take one more ring is rung already.
+    rustix::io::write(bell, &1_u64.to_ne_bytes()).ok();
+}
+
+/// Hears of this too. What is closed is forgotten.
+fn watch(events: &OwnedFd, event: impl AsFd) -> anyhow::Result<()> {
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(events, event, data, epoll::EventFlags::IN).context("an event of a disk")
+}
+
+impl Tray for Plug {
+    fn name(&self) -> &str {
+        self.opener.name()
+    }
+
+    fn is_removable(&self) -> bool {
+        self.transport().profile.removable
+    }
+
+    fn is_locked(&self) -> bool {
+        self.transport().state.conditions.prevented
+    }
+
+    fn medium(&self) -> Option<Arc<Drive>> {
+        self.transport().medium.clone()
+    }
+
+    fn eject(&self, force: bool) -> anyhow::Result<()> {
+        let name = self.name();
+        self.with(|transport| {
+            ensure!(
+                transport.profile.removable,
+                "the medium of {name} cannot be taken out: start it with `removable`, or pull all \
+                 of it by `detach`"
+            );
+            ensure!(transport.medium.is_some(), "there is no medium in {name}");
+            let conditions = &mut transport.state.conditions;
+            if conditions.prevented && !force {
+                conditions.news = News::EjectRequest;
+                anyhow::bail!(
+                    "the guest holds the medium of {name}: it was asked to let go of it; `force` \
+                     takes it all the same"
+                );
+            }
+            transport.take_out();
+            Ok(())
+        })
+    }
+
+    fn insert(&self, path: &Path) -> anyhow::Result<()> {
+        let name = self.name();
+        ensure!(self.is_removable(), "the medium of {name} cannot be changed");
+        ensure!(self.medium().is_none(), "there is a medium in {name}: `eject` it first");
+        let cdrom = self.transport().profile.cdrom;
+        let drive = open(&self.opener, path, cdrom)?;
+        self.with(|transport| {
+            transport.medium = Some(drive);
+            if let Err(error) = self.connect(transport) {
+                transport.take_out();
+                return Err(error);
+            }
+            transport.state.out = false;
+            transport.state.conditions.attend(Sense::MEDIUM_CHANGED);
+            transport.state.conditions.news = News::NewMedium;
+            Ok(())
+        })
+    }
+}
+
+/// The device, as its controller has it.
+struct Storage(Arc<Plug>);
+
+impl Function for Storage {
+    fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
+        match (setup.is_in(), setup.what()) {
+            (true, GET_MAX_LUN) if setup.value == 0 && setup.index == 0 => data.push(0),
+            (false, RESET) if setup.value == 0 && setup.index == 0 => self.0.transport().recover(),
+            _ => return Err(Stall),
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, change: Change) {
+        let mut transport = self.0.transport();
+        match change {
+            Change::Reset => transport.reset(),
+            Change::Configure(_) | Change::Alternate(..) => transport.recover(),
+            Change::Cancel(endpoint) => transport.cancel(endpoint),
+            // What was refused before it was halted is over; what is broken stays so.
+            Change::Clear(_) => {}
+        }
+    }
+
+    fn begin(&mut self, transfer: Transfer) {
+        self.0.transport().begin(transfer);
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        rustix::io::read(&*self.0.kick, &mut [0; 8]).ok();
+        let mut transport = self.0.transport();
+        if self.0.grown.swap(false, Ordering::AcqRel) {
+            transport.state.conditions.attend(Sense::CAPACITY_CHANGED);
+        }
+        transport.reap(done);
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.events.as_fd())
+    }
+
+    fn park(&mut self) -> Saved {
+        let mut transport = self.0.transport();
+        transport.forget();
+        (transport.channel, transport.memory) = (None, None);
+        if let Some(medium) = &transport.medium {
+            medium.watch(None);
+        }
+        Saved::of(&transport.state)
+    }
+
+    fn run(&mut self, saved: Saved, memory: &Memory) -> anyhow::Result<()> {
+        let state: Option<State> = saved.take()?;
+        let mut transport = self.0.transport();
+        let size = transport.medium.as_ref().map_or(0, |it| it.geometry().size);
+        let state = state.unwrap_or_default();
+        ensure!(state.phase.is_sound(size) || state.out, "a command beyond the medium's end");
+        transport.state = state;
+        if transport.state.out {
+            transport.take_out();
+        }
+        transport.state.out = transport.medium.is_none();
+        transport.memory = Some(memory.clone());
+        self.0.connect(&mut transport)?;
+        transport.proceed();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test;

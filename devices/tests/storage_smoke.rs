@@ -1,0 +1,20 @@
+//! The fuzzer of mass storage at USB, for as long as a test may take and always the same.
+
+mod hostile_storage;
+
+use std::time::{Duration, Instant};
+
+use devices::testutil::hostile::Noise;
+
+const ROUNDS: u64 = 60;
+const BYTES: usize = 4000;
+
+#[test]
+fn no_driver_breaks_or_stops_a_disk_or_a_cd() {
+    for seed in 0..ROUNDS {
+        let start = Instant::now();
+        hostile_storage::run(Noise::new(seed).take(BYTES));
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(5), "seed {seed} took {took:?}");
+    }
+}
