@@ -79,5 +79,6 @@ fn mark(lines: &[[f64; 4]], width: usize, height: usize) -> Vec<u8> {
         let nearest = lines.iter().map(near).fold(f64::MAX, f64::min);
         (half + 0.5 - nearest).clamp(0.0, 1.0)
     });
-    cover.map(|cover| (cover * 255.0) as u8).collect()
+    let level = |cover: f64| (0..=u8::MAX).rev().find(|it| f64::from(*it) <= cover * 255.0);
+    cover.map(|cover| level(cover).unwrap_or(0)).collect()
 }

@@ -74,9 +74,7 @@ impl Font {
         };
         let ((left, right), (top, below)) = (split(x), split(y));
         let step = 2 * scale;
-        let line = |y| {
-            glyph.level(left, y) * (step - right) + glyph.level(left + 1, y) * right
-        };
+        let line = |y| glyph.level(left, y) * (step - right) + glyph.level(left + 1, y) * right;
         let sum = line(top) * (step - below) + line(top + 1) * below;
         (sum + step * step / 2) / (step * step)
     }

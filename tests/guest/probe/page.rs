@@ -307,17 +307,17 @@ impl Page {
             panel.line("Timer", format_args!("{ticks} ticks of {period} in {elapsed}"));
         }
         match took {
-            Some(took) => panel.line("Report", format_args!("{} after the start", Microseconds(took))),
+            Some(took) => {
+                panel.line("Report", format_args!("{} after the start", Microseconds(took)))
+            }
             None => panel.line("Report", format_args!("under way")),
         }
         if let Some(timer) = report.find("timer") {
             panel.line("APIC clock", format_args!("{}", Hertz(timer.count("hz"))));
         }
-        for (label, name) in [
-            ("Port exit", "exit-port"),
-            ("MMIO exit", "exit-mmio"),
-            ("CPUID exit", "exit-cpuid"),
-        ] {
+        for (label, name) in
+            [("Port exit", "exit-port"), ("MMIO exit", "exit-mmio"), ("CPUID exit", "exit-cpuid")]
+        {
             if let Some(exit) = report.find(name) {
                 let [median, least] = ["median_ns", "min_ns"].map(|key| exit.count(key));
                 panel.line(label, format_args!("{median} ns, at best {least} ns"));
