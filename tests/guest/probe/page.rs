@@ -508,6 +508,7 @@ impl<'a> Panel<'a> {
     /// A label and what it is about.
     fn line(&mut self, label: &str, text: Arguments) {
         if self.room() == 0 {
+            self.end = usize::MAX;
             return;
         }
         let (left, right) = (self.area.left + PADDING, self.area.right.saturating_sub(1));
