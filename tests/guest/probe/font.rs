@@ -1,8 +1,8 @@
 //! Letters as `vmm/build/font.rs` packs them: Noto Sans Mono, and marks of our own.
 //!
-//! A font is its width and its height, then for each glyph from the space on two bytes of where its
-//! levels begin, and left, top, width and height of the box that is not empty; then the levels, from
-//! 0 to 15, two in a byte, the first in the lower half.
+//! A font is its width and its height, then for each glyph from the space on two bytes of where
+//! its levels begin, and left, top, width and height of the box that is not empty; then the
+//! levels, from 0 to 15, two in a byte, the first in the lower half.
 
 /// After the last character of ASCII: what is right, what is wrong, what is not known.
 pub(crate) const RIGHT: u8 = 0x7f;

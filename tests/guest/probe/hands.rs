@@ -123,7 +123,7 @@ impl Hands {
         })
     }
 
-    /// Takes what there is, but not for ever: somebody wants to see it. True if there was something.
+    /// Takes what there is, but not for ever: somebody wants to see it. True if there was any.
     pub(crate) fn take(&mut self) -> bool {
         let before = (0..64).take_while(|_| self.take_one()).count();
         before > 0
