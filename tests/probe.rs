@@ -20,6 +20,8 @@ mod life;
 mod machine;
 #[path = "probe/net.rs"]
 mod net;
+#[path = "probe/page.rs"]
+mod page;
 #[path = "probe/screen.rs"]
 mod screen;
 #[path = "probe/volume.rs"]

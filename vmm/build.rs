@@ -3,6 +3,9 @@
 //!
 //! The probe is freestanding code for the processor at hand, so that the compiler that builds the
 //! rest will do: no target has to be installed.
+#[path = "build/font.rs"]
+mod font;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -52,12 +55,14 @@ fn embed_probe() -> Result<()> {
     let sources = package.join(SOURCES);
     rerun_for_changes(&sources)?;
     let out = PathBuf::from(env::var("OUT_DIR").context("not started by cargo")?);
+    font::write(&out)?;
     compile(&sources, &out.join("probe.elf"))
 }
 
 /// The folder tells of files added and removed, each file of a change to it.
 fn rerun_for_changes(sources: &Path) -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build/font.rs");
     println!("cargo::rerun-if-changed={}", sources.display());
     let files = fs::read_dir(sources).with_context(|| format!("reading {}", sources.display()))?;
     for file in files {

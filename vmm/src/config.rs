@@ -532,6 +532,11 @@ impl From<Item> for String {
 }
 
 impl Config {
+    /// Whether somebody may look at the screen at any time.
+    pub fn is_watched(&self) -> bool {
+        self.vnc.is_some()
+    }
+
     /// Reads a configuration file.
     ///
     /// # Errors

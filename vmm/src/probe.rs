@@ -18,7 +18,7 @@ mod report;
 mod test {
     use super::IMAGE;
     use super::random::Random;
-    use super::report::{Finding, Report};
+    use super::report::{Finding, Report, Verdict};
 
     fn field(offset: usize, width: usize) -> u64 {
         IMAGE[offset..offset + width].iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
@@ -37,7 +37,8 @@ mod test {
     #[test]
     fn image_is_a_small_file_that_loads_at_one_mib() {
         assert_eq!(IMAGE[..5], *b"\x7fELF\x02");
-        assert!(IMAGE.len() < 96 << 10, "{} bytes", IMAGE.len());
+        // A third of it is the page: 21 KiB of letters in four sizes, and what draws them.
+        assert!(IMAGE.len() < 144 << 10, "{} bytes", IMAGE.len());
         let loads: Vec<_> = segments().into_iter().filter(|segment| segment[0] == 1).collect();
         assert_eq!(loads.len(), 1);
         let [_, _, address, in_file, in_memory] = loads[0];
@@ -89,6 +90,24 @@ mod test {
         assert_eq!(read["ok"], true);
         assert_eq!(read["findings"][0]["brand"], strange);
         assert_eq!(read["findings"][1]["base"], "0x1f");
+    }
+
+    #[test]
+    fn what_was_found_can_be_looked_up() {
+        let (mut report, mut lines) = (Report::new(), String::new());
+        let finding = Finding::check("disk", true).text("kind", "nvme").number("requests", 7);
+        report.add(finding.flag("quick", true).hex("base", 0x1f), &mut lines);
+        report.add(Finding::info("disk").number("requests", 8), &mut lines);
+        let found = report.find("disk").expect("the first of them");
+        assert_eq!((found.name(), found.verdict()), ("disk", Verdict::Pass));
+        assert_eq!(
+            (found.said("kind"), found.said("requests"), found.said("none")),
+            ("nvme", "", "")
+        );
+        let counts = ["requests", "quick", "base", "kind", "none"].map(|key| found.count(key));
+        assert_eq!(counts, [7, 1, 0x1f, 0, 0]);
+        assert!(report.find("net").is_none() && report.is_ok());
+        assert_eq!(report.findings().count(), 2);
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! A display 1234:1111: its registers, what its monitor prefers and, if asked for, a picture.
+//! A display 1234:1111: its registers, what its monitor prefers, and a picture.
 use crate::Session;
+use crate::canvas::Canvas;
 use crate::io::{read8, read16, write16, write64};
 use crate::pci::Function;
 use crate::report::Finding;
@@ -21,36 +22,84 @@ const BLOCK: u64 = 128;
 const WIDTH: u64 = 56;
 const HEIGHT: u64 = 59;
 
-struct Display {
-    picture: u64,
-    registers: u64,
+/// What may be in the picture.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Picture {
+    /// The page.
+    Page,
+    /// `draw=yes`
+    Pattern,
+    /// `draw=no`, and `torture`, which moves the display about.
+    None,
 }
 
-pub(crate) fn check(session: &mut Session, words: Words) {
-    let Some(function) = Function::find(DEVICE) else { return };
-    function.switch_on();
-    let display = Display { picture: function.memory(0), registers: function.memory(2) };
-    let id = display.get(ID);
-    let (width, height) = display.preferred();
-    let memory = u64::from(display.get(MEMORY_64K)) << 16;
-    let edid = display.edid_adds_up();
-    let fits = width >= 640 && height >= 480 && width * height * 4 <= memory;
-    let draws = words.get("draw") == Some("yes");
-    if draws && fits {
-        display.draw(width, height);
+impl Picture {
+    fn of(words: Words) -> Self {
+        match words.get("draw") {
+            Some("yes") => Self::Pattern,
+            Some("no") => Self::None,
+            _ if words.get("torture").is_some() => Self::None,
+            _ => Self::Page,
+        }
     }
-    session.add(
-        Finding::check("display", id & 0xfff0 == 0xb0c0 && edid && fits)
-            .hex("id", id.into())
-            .flag("edid", edid)
-            .number("width", width)
-            .number("height", height)
-            .number("memory", memory)
-            .flag("drawn", draws && fits),
-    );
+}
+
+/// The first display there is.
+pub(crate) struct Display {
+    shall: Picture,
+    picture: u64,
+    registers: u64,
+    width: u64,
+    height: u64,
+    memory: u64,
 }
 
 impl Display {
+    pub(crate) fn find(words: Words) -> Option<Self> {
+        let function = Function::find(DEVICE)?;
+        function.switch_on();
+        let [picture, registers] = [0, 2].map(|bar| function.memory(bar));
+        let shall = Picture::of(words);
+        let mut display = Self { shall, picture, registers, width: 0, height: 0, memory: 0 };
+        (display.width, display.height) = display.preferred();
+        display.memory = u64::from(display.get(MEMORY_64K)) << 16;
+        Some(display)
+    }
+
+    fn fits(&self) -> bool {
+        let pixels = self.width * self.height;
+        self.width >= 640 && self.height >= 480 && pixels * 4 <= self.memory
+    }
+
+    /// Switches it on for a page, if there shall be one.
+    pub(crate) fn canvas(&self) -> Option<Canvas> {
+        // The tables map no more.
+        let mapped = self.picture != 0 && self.picture + self.memory <= 1 << 32;
+        if self.shall != Picture::Page || !self.fits() || !mapped {
+            return None;
+        }
+        self.switch_on();
+        let [width, height] = [self.width, self.height].map(|side| side as u32);
+        Some(Canvas { picture: self.picture, width, height })
+    }
+
+    pub(crate) fn check(&self, session: &mut Session) {
+        let id = self.get(ID);
+        let edid = self.edid_adds_up();
+        if self.shall == Picture::Pattern && self.fits() {
+            self.draw();
+        }
+        session.add(
+            Finding::check("display", id & 0xfff0 == 0xb0c0 && edid && self.fits())
+                .hex("id", id.into())
+                .flag("edid", edid)
+                .number("width", self.width)
+                .number("height", self.height)
+                .number("memory", self.memory)
+                .flag("drawn", self.shall != Picture::None && self.fits()),
+        );
+    }
+
     fn get(&self, register: u64) -> u16 {
         read16(self.registers + DISPI + 2 * register)
     }
@@ -74,17 +123,22 @@ impl Display {
         (number(WIDTH), number(HEIGHT))
     }
 
-    /// Fills the screen: red tells the column, green the line, and blue both.
-    fn draw(&self, width: u64, height: u64) {
+    fn switch_on(&self) {
+        let [width, height] = [self.width, self.height].map(|side| side as u16);
         for (register, value) in
-            [(ENABLE, 0), (BPP, 32), (X_RES, width as u16), (Y_RES, height as u16), (ENABLE, ON)]
+            [(ENABLE, 0), (BPP, 32), (X_RES, width), (Y_RES, height), (ENABLE, ON)]
         {
             self.set(register, value);
         }
+    }
+
+    /// Fills the screen: red tells the column, green the line, and blue both.
+    fn draw(&self) {
+        self.switch_on();
         let pixel = |x: u64, y: u64| (x & 0xff) << 16 | (y & 0xff) << 8 | (x ^ y) & 0xff;
         let mut at = self.picture;
-        for y in 0..height {
-            for x in (0..width).step_by(2) {
+        for y in 0..self.height {
+            for x in (0..self.width).step_by(2) {
                 write64(at, pixel(x, y) | pixel(x + 1, y) << 32);
                 at += 8;
             }

@@ -4,21 +4,28 @@
 #![no_std]
 #![no_main]
 
+mod canvas;
 mod clock;
 mod console;
 mod cpu;
+mod cursor;
 mod disk;
 mod display;
 mod edu;
 mod end;
 mod entry;
 mod exits;
+mod font;
+mod hands;
 mod intrinsics;
 mod io;
+mod keys;
 mod memory;
 mod msix;
+mod names;
 mod net;
 mod nvme;
+mod page;
 mod pattern;
 mod pci;
 mod processors;
@@ -28,6 +35,7 @@ mod report;
 mod start;
 mod timer;
 mod torture;
+mod units;
 mod virtio;
 mod virtio_blk;
 mod virtio_net;
@@ -38,6 +46,9 @@ use core::panic::PanicInfo;
 
 use clock::Clock;
 use console::{Console, Store};
+use display::Display;
+use hands::Hands;
+use page::Page;
 use report::{Finding, Report};
 use start::{Start, Words};
 
@@ -45,17 +56,29 @@ static mut COMMAND_LINE: [u8; 1024] = [0; 1024];
 static mut TEXT: [u8; 16 << 10] = [0; 16 << 10];
 /// How to end when something goes wrong on the way.
 static mut END: (Words, u16) = (Words(""), 0x600);
+/// Where it is told then, too.
+static mut PAGE: *mut Option<Page> = core::ptr::null_mut();
 
 /// What every check is given: a place to tell, and a place to keep text.
 pub(crate) struct Session {
     pub(crate) console: Console,
     report: Report,
     store: Store,
+    page: Option<Page>,
+    /// The local APIC takes interrupts.
+    interruptible: bool,
 }
 
 impl Session {
     pub(crate) fn add(&mut self, finding: Finding) {
         self.report.add(finding, &mut self.console);
+        self.show();
+    }
+
+    fn show(&mut self) {
+        if let Some(page) = &mut self.page {
+            page.show(&self.report, None);
+        }
     }
 
     pub(crate) fn text(&mut self, arguments: Arguments) -> &'static str {
@@ -66,6 +89,7 @@ impl Session {
 /// Ring 3 begins here.
 #[unsafe(no_mangle)]
 extern "C" fn ring3_main(start_info: u64) -> ! {
+    let began = io::tsc();
     let console = Console::open();
     entry::fill_interrupt_table();
     let start = Start::read(start_info);
@@ -78,29 +102,54 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     let pm_base = pci::pm_base();
     // SAFETY: there is one thread; a fault reads it after this or not at all.
     unsafe { END = (words, pm_base) };
-    let mut session = Session { console, report: Report::new(), store: Store::new(text) };
+    let (report, store) = (Report::new(), Store::new(text));
+    let mut session = Session { console, report, store, page: None, interruptible: false };
+    // SAFETY: as for `END`; the session stays where it is.
+    unsafe { PAGE = &raw mut session.page };
     if words.get("checks") != Some("none") {
-        checks(&mut session, &start, words, pm_base);
+        checks(&mut session, &start, words, (began, pm_base));
     } else if words.get("disk").or(words.get("net")).is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         disk::run(&mut session, &start, &cpu, words);
         net::run(&mut session, &start, &cpu, words);
     }
     session.report.json(&mut session.console).ok();
+    if words.get("then").is_none_or(|then| then == "halt") {
+        live(&mut session);
+    }
     end::end(words, pm_base)
 }
 
-fn checks(session: &mut Session, start: &Start, words: Words, pm_base: u16) {
+/// Shows what a person does, for as long as there is a page; idle meanwhile.
+fn live(session: &mut Session) {
+    let Some(page) = session.page.as_mut().filter(|_| session.interruptible) else { return };
+    let Some(mut hands) = Hands::open(page.size()) else { return };
+    page.show(&session.report, Some(&hands));
+    loop {
+        while hands.take() {
+            page.show_hands(&hands);
+        }
+        entry::halt_once();
+    }
+}
+
+fn checks(session: &mut Session, start: &Start, words: Words, (began, pm_base): (u64, u16)) {
+    let display = Display::find(words);
+    session.page = display.as_ref().and_then(Display::canvas).map(Page::open);
+    session.show();
     let clock = Clock::find(pm_base);
     let cpu = cpu::check(session, clock.as_ref());
     memory::check(session, start, &cpu);
-    if timer::enable(session) {
+    session.interruptible = timer::enable(session);
+    if session.interruptible {
         timer::check(session, &cpu);
         processors::check(session, start, &cpu);
     }
     pci::check(session, pm_base);
     edu::check(session, &cpu);
-    display::check(session, words);
+    if let Some(display) = display {
+        display.check(session);
+    }
     disk::run(session, start, &cpu, words);
     net::run(session, start, &cpu, words);
     if words.get("bench") == Some("exits") {
@@ -108,6 +157,9 @@ fn checks(session: &mut Session, start: &Start, words: Words, pm_base: u16) {
     }
     if let Some(words) = words.get("torture") {
         torture::run(session, &cpu, pm_base, words);
+    }
+    if let Some(page) = &mut session.page {
+        page.finish(cpu.nanoseconds(io::tsc() - began) / 1000);
     }
     session.add(Finding::check("nmi", entry::nmis() == 0).number("count", entry::nmis().into()));
 }
@@ -118,6 +170,7 @@ extern "C" fn ring3_fault(record: &[u64; 5]) -> ! {
     let [vector, error, rip, rax, cr2] = *record;
     let mut console = Console::open();
     writeln!(console, "fail  exception     vector={vector} error={error:#x} rip={rip:#x}").ok();
+    tell(format_args!("Exception {vector} at {rip:#x}"));
     write!(console, "{{\"probe\":1,\"ok\":false,\"exception\":{{\"vector\":{vector},").ok();
     write!(console, "\"error\":\"{error:#x}\",\"rip\":\"{rip:#x}\",\"rax\":\"{rax:#x}\",").ok();
     writeln!(console, "\"cr2\":\"{cr2:#x}\"}}}}").ok();
@@ -129,8 +182,17 @@ fn panic(info: &PanicInfo) -> ! {
     let mut console = Console::open();
     writeln!(console, "fail  panic         {info}").ok();
     let line = info.location().map_or(0, |location| location.line());
+    tell(format_args!("The probe itself failed"));
     writeln!(console, "{{\"probe\":1,\"ok\":false,\"panic\":{{\"line\":{line}}}}}").ok();
     stop()
+}
+
+/// Tells on the page why there will be nothing more.
+fn tell(what: Arguments) {
+    // SAFETY: there is one thread, and it is here for good: whoever had the page is gone.
+    if let Some(page) = unsafe { PAGE.as_mut() }.and_then(Option::as_mut) {
+        page.break_off(what);
+    }
 }
 
 fn stop() -> ! {

@@ -60,6 +60,36 @@ impl Finding {
         Self { verdict: if right { self.verdict } else { Verdict::Fail }, ..self }
     }
 
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    fn get(&self, key: &str) -> Option<Value> {
+        let fields = &self.fields[..self.used];
+        fields.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+    }
+
+    /// A number that was told; 0 if none was.
+    pub(crate) fn count(&self, key: &str) -> u64 {
+        match self.get(key) {
+            Some(Value::Number(number) | Value::Hex(number)) => number,
+            Some(Value::Flag(flag)) => flag.into(),
+            _ => 0,
+        }
+    }
+
+    /// A text that was told; nothing if none was.
+    pub(crate) fn said(&self, key: &str) -> &'static str {
+        match self.get(key) {
+            Some(Value::Text(text)) => text,
+            _ => "",
+        }
+    }
+
     fn with(mut self, key: &'static str, value: Value) -> Self {
         self.fields[self.used] = (key, value);
         self.used += 1;
@@ -149,6 +179,21 @@ impl Report {
             }
             None => self.dropped += 1,
         }
+    }
+
+    /// In the order in which they were found.
+    pub(crate) fn findings(&self) -> impl Iterator<Item = &Finding> + Clone {
+        self.findings.iter().flatten()
+    }
+
+    /// The first of this name.
+    pub(crate) fn find(&self, name: &str) -> Option<&Finding> {
+        self.findings().find(|finding| finding.name == name)
+    }
+
+    /// Nothing is wrong so far.
+    pub(crate) fn is_ok(&self) -> bool {
+        self.ok
     }
 
     /// The line that programs read.

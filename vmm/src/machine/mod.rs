@@ -237,7 +237,9 @@ fn direct(
     };
     let command_line = config.cmdline.clone();
     let Some(kernel) = &config.kernel else {
-        let words = command_line.unwrap_or_else(|| "then=poweroff".into());
+        // Whoever has a screen to look at does so after the end, too.
+        let then = if config.is_watched() { "then=halt" } else { "then=poweroff" };
+        let words = command_line.unwrap_or_else(|| then.into());
         return Ok(Some(Direct::image(probe::IMAGE, words, description)));
     };
     let command_line = command_line.unwrap_or_default();

@@ -1,0 +1,70 @@
+//! The pointer's mark: an arrow over whatever is there, which is put back when it moves on.
+use crate::canvas::Canvas;
+
+/// Each line from the left: bits of its border, and bits of its inside.
+const ARROW: [(u16, u16); 17] = [
+    (0b1, 0),
+    (0b11, 0),
+    (0b101, 0b010),
+    (0b1001, 0b0110),
+    (0b1_0001, 0b0_1110),
+    (0b10_0001, 0b01_1110),
+    (0b100_0001, 0b011_1110),
+    (0b1000_0001, 0b0111_1110),
+    (0b1_0000_0001, 0b0_1111_1110),
+    (0b10_0000_0001, 0b01_1111_1110),
+    (0b111_1100_0001, 0b000_0011_1110),
+    (0b100_1001, 0b011_0110),
+    (0b1001_0101, 0b0110_0010),
+    (0b1001_0011, 0b0110_0000),
+    (0b1_0010_0001, 0b0_1100_0000),
+    (0b1_0010_0000, 0b0_1100_0000),
+    (0b0_1100_0000, 0),
+];
+const WIDTH: u32 = 11;
+const HEIGHT: u32 = ARROW.len() as u32;
+const BORDER: u32 = 0x00_0000;
+const INSIDE: u32 = 0xff_ffff;
+/// It is enlarged no more than so.
+const MOST: u32 = 2;
+
+pub(crate) struct Cursor {
+    scale: u32,
+    at: Option<(u32, u32)>,
+    under: [u32; (WIDTH * MOST * HEIGHT * MOST) as usize],
+}
+
+impl Cursor {
+    pub(crate) fn new(scale: u32) -> Self {
+        Self { scale: scale.min(MOST), at: None, under: [0; _] }
+    }
+
+    /// Where its pixels are, from its tip.
+    fn places(&self) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
+        let (width, height) = (WIDTH * self.scale, HEIGHT * self.scale);
+        (0..width * height).map(move |index| (index as usize, index % width, index / width))
+    }
+
+    /// Puts back what was there.
+    pub(crate) fn lift(&mut self, canvas: &Canvas) {
+        let Some((left, top)) = self.at.take() else { return };
+        for (index, x, y) in self.places() {
+            canvas.set(left + x, top + y, self.under[index]);
+        }
+    }
+
+    /// Shows it with its tip there; it is nowhere else.
+    pub(crate) fn put(&mut self, canvas: &Canvas, left: u32, top: u32) {
+        for (index, x, y) in self.places() {
+            self.under[index] = canvas.get(left + x, top + y);
+            let (border, inside) = ARROW[(y / self.scale) as usize];
+            let has = |bits: u16| bits >> (x / self.scale) & 1 == 1;
+            if has(border) {
+                canvas.set(left + x, top + y, BORDER);
+            } else if has(inside) {
+                canvas.set(left + x, top + y, INSIDE);
+            }
+        }
+        self.at = Some((left, top));
+    }
+}

@@ -1,0 +1,271 @@
+//! What a person does at the screen: a PS/2 keyboard and a PS/2 mouse, which interrupt.
+use crate::entry::DEVICE_VECTOR;
+use crate::io::{in8, out8, read32, write32};
+use crate::keys::{PAUSE, PREFIXED, character};
+use crate::timer::LOCAL_APIC;
+
+const DATA: u16 = 0x60;
+const STATUS: u16 = 0x64;
+const OUTPUT_FULL: u8 = 1 << 0;
+const INPUT_FULL: u8 = 1 << 1;
+const FROM_MOUSE: u8 = 1 << 5;
+const WRITE_CONTROL: u8 = 0x60;
+const ENABLE_MOUSE: u8 = 0xa8;
+const TO_MOUSE: u8 = 0xd4;
+/// Interrupts of both, and codes of set 1.
+const CONTROL: u8 = 0x47;
+const ACK: u8 = 0xfa;
+/// To a mouse: these sample rates make it one with a wheel, which it tells.
+const KNOCK: [u8; 7] = [0xf3, 200, 0xf3, 100, 0xf3, 80, 0xf2];
+const WITH_WHEEL: u8 = 3;
+const REPORT: u8 = 0xf4;
+const PATIENCE: u32 = 200;
+
+/// The I/O APIC: which register, and what is in it.
+const IO_APIC: u64 = 0xfec0_0000;
+const WINDOW: u64 = IO_APIC + 0x10;
+const REDIRECTION: u32 = 0x10;
+const LINES: [u32; 2] = [1, 12];
+/// Of the local APIC.
+const APIC_ID: u64 = 0x20;
+
+const LEFT_SHIFT: u8 = 0x2a;
+const RIGHT_SHIFT: u8 = 0x36;
+const CAPS_LOCK: u8 = 0x3a;
+
+/// So many keys and characters are shown.
+const RECENT: usize = 24;
+const TEXT: usize = 160;
+
+/// All that came.
+pub(crate) struct Hands {
+    /// The newest at the end.
+    recent: [u8; RECENT],
+    count: usize,
+    /// A bit for each key that is down.
+    held: [u128; 2],
+    capitals: bool,
+    prefix: Prefix,
+    text: [u8; TEXT],
+    length: usize,
+    pub(crate) pointer: Pointer,
+    packet: [u8; 4],
+    got: usize,
+    size: usize,
+}
+
+/// What came before a code.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Prefix {
+    None,
+    E0,
+    /// So many bytes of it are still to come.
+    E1(u8),
+}
+
+/// Where the mouse has gone.
+pub(crate) struct Pointer {
+    /// Pixels.
+    pub(crate) x: i32,
+    pub(crate) y: i32,
+    width: i32,
+    height: i32,
+    pub(crate) buttons: u8,
+    /// Notches away from the person.
+    pub(crate) wheel: i32,
+    /// It moved, once.
+    pub(crate) seen: bool,
+}
+
+impl Hands {
+    /// Switches both on; interrupts are for this processor, whose local APIC is on already.
+    pub(crate) fn open((width, height): (u32, u32)) -> Option<Self> {
+        // There is none where nobody answers.
+        if in8(STATUS) == 0xff {
+            return None;
+        }
+        drain();
+        command(WRITE_CONTROL);
+        data(CONTROL);
+        command(ENABLE_MOUSE);
+        let answers = KNOCK.map(tell_mouse);
+        let wheel = answers.iter().all(|&ok| ok) && answer() == Some(WITH_WHEEL);
+        tell_mouse(REPORT);
+        let to = read32(LOCAL_APIC + APIC_ID);
+        for line in LINES {
+            let register = REDIRECTION + 2 * line;
+            for (register, value) in [(register + 1, to), (register, DEVICE_VECTOR.into())] {
+                write32(IO_APIC, register);
+                write32(WINDOW, value);
+            }
+        }
+        let pointer = Pointer {
+            x: 0,
+            y: 0,
+            width: width as i32,
+            height: height as i32,
+            buttons: 0,
+            wheel: 0,
+            seen: false,
+        };
+        Some(Self {
+            recent: [0; RECENT],
+            count: 0,
+            held: [0; 2],
+            capitals: false,
+            prefix: Prefix::None,
+            text: [0; TEXT],
+            length: 0,
+            pointer,
+            packet: [0; 4],
+            got: 0,
+            size: if wheel { 4 } else { 3 },
+        })
+    }
+
+    /// Takes what there is, but not for ever: somebody wants to see it. True if there was any.
+    pub(crate) fn take(&mut self) -> bool {
+        let before = (0..64).take_while(|_| self.take_one()).count();
+        before > 0
+    }
+
+    fn take_one(&mut self) -> bool {
+        let status = in8(STATUS);
+        if status & OUTPUT_FULL == 0 {
+            return false;
+        }
+        let byte = in8(DATA);
+        if status & FROM_MOUSE == 0 {
+            self.code(byte);
+        } else {
+            self.motion(byte);
+        }
+        true
+    }
+
+    fn code(&mut self, byte: u8) {
+        let prefix = core::mem::replace(&mut self.prefix, Prefix::None);
+        let (key, down) = (byte & 0x7f, byte < 0x80);
+        match (prefix, byte) {
+            (Prefix::None, 0xe0) => self.prefix = Prefix::E0,
+            (Prefix::None, 0xe1) => self.prefix = Prefix::E1(2),
+            (Prefix::E1(2), _) => self.prefix = Prefix::E1(1),
+            (Prefix::E1(_), _) => self.key(PAUSE, down),
+            // Shifts that a keyboard adds for programs of 1984.
+            (Prefix::E0, 0x2a | 0x36 | 0xaa | 0xb6) => {}
+            (Prefix::E0, _) => self.key(key | PREFIXED, down),
+            (Prefix::None, _) => self.key(key, down),
+        }
+    }
+
+    fn key(&mut self, key: u8, down: bool) {
+        let bit = 1 << (key & 0x7f);
+        let half = &mut self.held[usize::from(key >> 7)];
+        let repeats = *half & bit != 0;
+        *half = if down { *half | bit } else { *half & !bit };
+        if !down {
+            return;
+        }
+        if !repeats {
+            self.recent.rotate_left(1);
+            self.recent[RECENT - 1] = key;
+            self.count = RECENT.min(self.count + 1);
+            self.capitals ^= key == CAPS_LOCK;
+        }
+        let shift = self.is_held(LEFT_SHIFT) || self.is_held(RIGHT_SHIFT);
+        match character(key, shift, self.capitals) {
+            Some(8) => self.length = self.length.saturating_sub(1),
+            Some(b'\n') => self.length = 0,
+            Some(typed) => self.write(if typed == b'\t' { b' ' } else { typed }),
+            None => {}
+        }
+    }
+
+    fn write(&mut self, typed: u8) {
+        if self.length == TEXT {
+            self.text.rotate_left(1);
+            self.length -= 1;
+        }
+        self.text[self.length] = typed;
+        self.length += 1;
+    }
+
+    /// A packet begins with a byte whose bit 3 is set.
+    fn motion(&mut self, byte: u8) {
+        if self.got == 0 && byte & 8 == 0 {
+            return;
+        }
+        self.packet[self.got] = byte;
+        self.got += 1;
+        if self.got < self.size {
+            return;
+        }
+        self.got = 0;
+        let [flags, dx, dy, wheel] = self.packet;
+        let way = |low: u8, sign: u8| i32::from(low) - i32::from(flags >> sign & 1) * 256;
+        let pointer = &mut self.pointer;
+        pointer.x = (pointer.x + way(dx, 4)).clamp(0, pointer.width - 1);
+        // Mice count upwards, screens downwards.
+        pointer.y = (pointer.y - way(dy, 5)).clamp(0, pointer.height - 1);
+        pointer.buttons = flags & 7;
+        if self.size == 4 {
+            pointer.wheel -= i32::from(wheel as i8);
+        }
+        pointer.seen = true;
+    }
+
+    pub(crate) fn is_held(&self, key: u8) -> bool {
+        self.held[usize::from(key >> 7)] >> (key & 0x7f) & 1 == 1
+    }
+
+    /// Keys that were pressed, the newest first.
+    pub(crate) fn recent(&self) -> impl Iterator<Item = u8> {
+        self.recent.iter().rev().take(self.count).copied()
+    }
+
+    /// The last so many of them, the newest at the end.
+    pub(crate) fn last(&self, count: usize) -> impl Iterator<Item = u8> {
+        self.recent[RECENT - count.min(self.count)..].iter().copied()
+    }
+
+    /// The end of what was typed, as far as there is room.
+    pub(crate) fn text(&self, room: usize) -> &str {
+        let from = self.length.saturating_sub(room);
+        core::str::from_utf8(&self.text[from..self.length]).unwrap_or("?")
+    }
+}
+
+fn wait(bit: u8, wanted: u8) -> bool {
+    (0..PATIENCE).any(|_| in8(STATUS) & bit == wanted)
+}
+
+fn command(byte: u8) {
+    wait(INPUT_FULL, 0);
+    out8(STATUS, byte);
+}
+
+fn data(byte: u8) {
+    wait(INPUT_FULL, 0);
+    out8(DATA, byte);
+}
+
+fn answer() -> Option<u8> {
+    wait(OUTPUT_FULL, OUTPUT_FULL).then(|| in8(DATA))
+}
+
+fn drain() {
+    for _ in 0..64 {
+        if in8(STATUS) & OUTPUT_FULL == 0 {
+            break;
+        }
+        in8(DATA);
+    }
+}
+
+/// Whether it said that it heard.
+fn tell_mouse(byte: u8) -> bool {
+    command(TO_MOUSE);
+    data(byte);
+    // A key may have come in between.
+    (0..4).any(|_| answer() == Some(ACK))
+}

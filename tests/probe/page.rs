@@ -1,0 +1,272 @@
+//! The probe's page, read from its picture: letters are compared with the font they come from.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use devices::input::{Key, Motion};
+use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster};
+use transom_tests::program::{self, PATIENCE, Running, connect, run_in};
+use vmm::config::Config;
+use vmm::control::{Client, Command};
+use vmm::machine::{self, Machine};
+
+use crate::runs_here;
+
+/// The goal, from the start of the program.
+const SOON: Duration = Duration::from_secs(2);
+/// A processor, at most, while nobody does anything.
+const IDLE: f64 = 0.002;
+
+/// Pixels: blue, green, red, and a byte that does not matter.
+struct Picture {
+    width: usize,
+    pixels: Vec<u8>,
+}
+
+/// Where lines of text are, and in which font.
+#[derive(Clone, Copy)]
+struct Print {
+    weight: FontWeight,
+    height: RasterHeight,
+    x: usize,
+    y: usize,
+    line: usize,
+}
+
+const fn print(height: RasterHeight, x: usize, y: usize, line: usize) -> Print {
+    Print { weight: FontWeight::Regular, height, x, y, line }
+}
+
+const fn title(x: usize, y: usize) -> Print {
+    Print { weight: FontWeight::Bold, height: RasterHeight::Size32, x, y, line: 32 }
+}
+
+/// Sizes of displays, and where their pages have the title and all else.
+const PAGES: [((usize, usize), Print, Print); 3] = [
+    ((1280, 800), title(28, 24), print(RasterHeight::Size20, 28, 74, 24)),
+    ((1920, 1080), title(30, 28), print(RasterHeight::Size24, 30, 81, 28)),
+    ((640, 480), title(8, 8), print(RasterHeight::Size16, 8, 52, 16)),
+];
+
+impl Print {
+    fn width(&self) -> usize {
+        get_raster('0', self.weight, self.height).expect("a digit").width()
+    }
+
+    /// How much of each pixel a letter covers, as far as 16 levels tell.
+    fn cover(&self, letter: char) -> Vec<f64> {
+        let raster = get_raster(letter, self.weight, self.height).expect("a character of ASCII");
+        let levels = raster.pixels().iter().map(|level| (u32::from(*level) * 15 + 127) / 255);
+        even(levels.map(f64::from).collect())
+    }
+}
+
+/// So that the most is 1, wherever there is anything.
+fn even(mut values: Vec<f64>) -> Vec<f64> {
+    let most = values.iter().copied().fold(0.0, f64::max);
+    if most > 0.0 {
+        values.iter_mut().for_each(|value| *value /= most);
+    }
+    values
+}
+
+impl Picture {
+    fn pixel(&self, x: usize, y: usize) -> [u8; 3] {
+        let at = 4 * (y * self.width + x);
+        [0, 1, 2].map(|colour| self.pixels[at + colour])
+    }
+
+    /// What is in a box, as far as it differs from the pixel in its corner; nothing if it does not.
+    fn cover(&self, (left, top): (usize, usize), print: &Print) -> Option<Vec<f64>> {
+        let ground = self.pixel(left, top);
+        let (width, height) = (print.width(), print.height.val());
+        let top = top + (print.line - height) / 2;
+        let places = (0..height).flat_map(|y| (0..width).map(move |x| (left + x, top + y)));
+        let far = |(x, y)| {
+            let pairs = self.pixel(x, y).into_iter().zip(ground);
+            f64::from(pairs.map(|(a, b)| u32::from(a.abs_diff(b))).sum::<u32>())
+        };
+        let cover: Vec<_> = places.map(far).collect();
+        cover.iter().any(|far| *far > 0.0).then(|| even(cover))
+    }
+
+    /// At most `count` lines; what is no letter is `?`.
+    fn read(&self, print: Print, count: usize) -> Vec<String> {
+        let letters: Vec<_> = ('!'..='~').map(|letter| (letter, print.cover(letter))).collect();
+        let columns = (self.width - print.x) / print.width();
+        let rows = (self.pixels.len() / 4 / self.width - print.y) / print.line;
+        let letter = |row: usize, column: usize| {
+            let place = (print.x + column * print.width(), print.y + row * print.line);
+            let Some(seen) = self.cover(place, &print) else { return ' ' };
+            let apart =
+                |cover: &[f64]| seen.iter().zip(cover).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+            let all = letters.iter().map(|(letter, cover)| (*letter, apart(cover)));
+            let best = all.min_by(|a, b| a.1.total_cmp(&b.1)).expect("an alphabet");
+            if best.1 < 0.5 { best.0 } else { '?' }
+        };
+        let line = |row| (0..columns).map(|column| letter(row, column)).collect();
+        (0..rows.min(count)).map(line).collect()
+    }
+
+    fn all(&self, print: Print) -> Vec<String> {
+        self.read(print, usize::MAX)
+    }
+}
+
+fn seen(client: &mut Client) -> Option<Picture> {
+    let (picture, pixels) = client.screenshot().ok()?;
+    Some(Picture { width: usize::try_from(picture.width).ok()?, pixels })
+}
+
+/// Looks until there is such a page.
+fn wait(mut look: impl FnMut() -> Option<Picture>, enough: impl Fn(&Picture) -> bool) -> Picture {
+    let start = Instant::now();
+    loop {
+        if let Some(picture) = look().filter(&enough) {
+            return picture;
+        }
+        assert!(start.elapsed() < PATIENCE, "there is no such page");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// From this label on, to the end of its line.
+fn find<'a>(lines: &'a [String], label: &str) -> Option<&'a str> {
+    lines.iter().find_map(|line| Some(line[line.find(label)?..].trim_end()))
+}
+
+/// Whether a page says that after a label.
+fn says(print: Print, label: &'static str, text: &'static str) -> impl Fn(&Picture) -> bool {
+    move |picture| find(&picture.all(print), label).is_some_and(|line| line.contains(text))
+}
+
+#[test]
+fn the_page_is_there_at_once_and_tells_what_was_found() {
+    if !runs_here("the_page_is_there_at_once_and_tells_what_was_found") {
+        return;
+    }
+    // Building it does not count.
+    program::vmm();
+    for ((width, height), title, body) in PAGES {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = |name: &str| folder.path().join(name).display().to_string();
+        let (control, size) = (place("control"), format!("{width}x{height}"));
+        let screen = format!("unix:{}", place("screen"));
+        let start = Instant::now();
+        // A screen that is served stays, without a word about it.
+        let words = ["run", "--control", &control, "--display", &size, "--vnc", &screen];
+        let mut machine = Running::vmm(&words).expect("vmm");
+        let mut client = connect(control.as_ref()).expect("the control socket");
+        let first = |text: &'static str| move |it: &Picture| it.read(title, 1)[0].contains(text);
+        wait(|| seen(&mut client), first("Transom probe"));
+        assert!(start.elapsed() < SOON, "{:?} until there was a page", start.elapsed());
+        // The verdict has a place of its own, at the right edge.
+        let right = width - (width - 2 * title.x) / 14 * 14 - title.x;
+        let verdict = Print { x: right, ..title };
+        wait(|| seen(&mut client), |it| it.read(verdict, 1)[0].contains("All is well"));
+        let picture = wait(|| seen(&mut client), says(body, "Keys", "type something"));
+        let lines = picture.all(body);
+        for (label, value) in [
+            ("TSC", "Hz"),
+            ("Processors", "1 of 1 run"),
+            ("Test", "samples, 0 errors"),
+            ("00:01.0", &format!("Display, {size}, ")),
+            ("00:1f.0", "LPC bridge, ICH9"),
+            ("Networks", "none"),
+            ("Report", "s after the start"),
+        ] {
+            let found = find(&lines, label);
+            assert!(found.is_some_and(|it| it.contains(value)), "{label} {value}: {lines:#?}");
+        }
+        for key in ["a", "shift-b", "f5", "1"] {
+            let ended = run_in(folder.path(), &["ctl", "--control", &control, "key", key]);
+            assert_eq!(ended.expect("an end").status, 0, "{key}");
+        }
+        let typed = wait(|| seen(&mut client), says(body, "Text", "aB1_"));
+        let lines = typed.all(body);
+        let keys: Vec<_> = find(&lines, "Keys").expect("keys").split_whitespace().collect();
+        assert_eq!(keys, ["Keys", "A", "Left", "Shift", "B", "F5", "1"]);
+        stays_idle(&machine);
+        client.ask(&Command::Quit).expect("an answer");
+        assert_eq!(machine.wait(PATIENCE).expect("an end"), 0);
+    }
+}
+
+fn stays_idle(machine: &Running) {
+    // What was asked for is on its way out.
+    thread::sleep(Duration::from_millis(500));
+    let (before, start) = (machine.processor_seconds().expect("its use"), Instant::now());
+    thread::sleep(Duration::from_secs(3));
+    let used = machine.processor_seconds().expect("its use") - before;
+    let busy = used / start.elapsed().as_secs_f64();
+    assert!(busy < IDLE, "{busy} of a processor while nobody does anything");
+}
+
+/// What a machine in this process shows.
+fn picture(machine: &Machine) -> Option<Picture> {
+    let screen = machine.screens().first()?;
+    let mode = screen.mode()?;
+    let mut pixels = vec![0; (mode.stride * mode.height) as usize];
+    screen.read(mode.start, &mut pixels);
+    Some(Picture { width: mode.width as usize, pixels })
+}
+
+/// Where a text is, after a label: its first cell.
+fn place(picture: &Picture, print: Print, label: &str, text: &str) -> (usize, usize) {
+    let lines = picture.all(print);
+    let row = lines.iter().position(|line| line.contains(label)).expect("a line");
+    let from = lines[row].find(label).expect("a label") + label.len();
+    let column = from + lines[row][from..].find(text).expect("a text");
+    (print.x + column * print.width(), print.y + row * print.line)
+}
+
+#[test]
+fn the_page_shows_where_the_pointer_is_and_what_is_held() {
+    if !runs_here("the_page_shows_where_the_pointer_is_and_what_is_held") {
+        return;
+    }
+    let mut config = Config::default();
+    for (key, text) in [("display", "1280x800"), ("serial", "none"), ("cmdline", "then=halt")] {
+        config.set(key, text).expect("an option");
+    }
+    let (tell, _notices) = mpsc::channel();
+    let mut machine = machine::build(config, tell).expect("a machine");
+    machine.prepare().expect("power-on");
+    machine.resume();
+    let (_, _, body) = PAGES[0];
+    let look = || picture(&machine);
+    let untouched = wait(look, says(body, "Mouse", "move it over this page"));
+    let motion = |dx, dy, wheel, buttons| {
+        let taken = machine.input().motion(Motion { dx, dy, wheel, buttons });
+        assert!(taken, "the guest listens to its mouse");
+    };
+    // From the upper left corner, in more than one packet.
+    motion(900, 300, 0, 0);
+    motion(0, 0, 2, 0b101);
+    wait(look, says(body, "Mouse", "at 900, 300 "));
+    let there = wait(look, says(body, "Mouse", "wheel 2"));
+    assert_eq!(there.pixel(900, 300), [0; 3], "the border of the arrow");
+    assert_eq!(there.pixel(901, 303), [0xff; 3], "and its inside");
+    let ground = |button| {
+        let (x, y) = place(&there, body, "Mouse", button);
+        there.pixel(x, y)
+    };
+    assert_ne!(ground("Left"), ground("Right"), "what is held stands out");
+    assert_eq!(ground("Left"), ground("Middle"));
+    // Away from there, all is as it was.
+    motion(-5000, -5000, 0, 0);
+    let gone = wait(look, says(body, "Mouse", "at 0, 0 "));
+    for (x, y) in (890..920).flat_map(|x| (290..330).map(move |y| (x, y))) {
+        assert_eq!(gone.pixel(x, y), untouched.pixel(x, y), "{x}, {y}");
+    }
+    // A key that is held stands out until it is let go.
+    let key = Key::new(0x1e).expect("the key A");
+    assert!(machine.input().key(key, true));
+    let held = wait(look, says(body, "Keys", " A"));
+    let (x, y) = place(&held, body, "Keys", "A");
+    assert!(machine.input().key(key, false));
+    wait(look, |it| it.pixel(x, y) != held.pixel(x, y));
+    machine.pause();
+    machine.park();
+}
