@@ -20,6 +20,7 @@ use crate::msr::Unknown;
 use crate::rfb::listen;
 use crate::size::Size;
 use crate::status::{Failure, Status};
+use crate::web;
 
 /// An option: its key, what follows the flag, and what it does.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +109,13 @@ options! {
     "vnc" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]"
     vnc: Option<listen::Config>,
+    /// Serve the screen to web browsers: a page with noVNC. Passwords, TLS and the other words are
+    /// as with `vnc`; files with certificates may be replaced at any time. Behind a proxy, `origin`
+    /// is what browsers call it, and `proxy` is its address if it may say for whom it asks.
+    "web" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME]\
+           [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,origin=URL][,proxy=ADDRESS]\
+           [,name=TEXT]"
+    web: Option<web::Config>,
     /// Hyper-V enlightenments: `on`, `off`, or `auto`, which is on with firmware where KVM has
     /// them and off for a kernel that is started directly.
     "hyperv" "auto|on|off" hyperv: Hyperv,
@@ -215,6 +223,19 @@ impl Word for Option<listen::Config> {
 
     fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
         listen::Config::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
+    }
+}
+
+impl Word for Option<web::Config> {
+    const ELSE: &'static str = "a place or an object";
+
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = Some(keyvalue::parse(text, Some("to"))?);
+        Ok(())
+    }
+
+    fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
+        web::Config::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
     }
 }
 

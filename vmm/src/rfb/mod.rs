@@ -191,6 +191,11 @@ impl Server {
         &self.canvas
     }
 
+    /// Where guesses are counted, whichever way they come.
+    pub fn doors(&self) -> &Doors {
+        &self.doors
+    }
+
     /// Serves one client until it leaves.
     pub async fn serve(self: Arc<Self>, stream: Wire, admission: Admission) {
         let peer = admission.peer.clone();
