@@ -29,7 +29,7 @@ mod session;
 #[cfg(test)]
 mod test;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod tiles;
 pub mod tls;
 pub mod wishes;

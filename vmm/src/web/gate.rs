@@ -342,7 +342,8 @@ mod test {
     #[test]
     fn only_pages_of_ours_may_ask() {
         let gate = Gate::new(Rules::default());
-        let asks = |host, origin, tls| same(&gate, near(tls), &[("host", host), ("origin", origin)]);
+        let asks =
+            |host, origin, tls| same(&gate, near(tls), &[("host", host), ("origin", origin)]);
         assert!(asks("a.org:6080", "http://a.org:6080", false));
         assert!(asks("a.org", "https://A.org", true));
         assert!(asks("a.org", "https://a.org:443", true));

@@ -69,11 +69,6 @@ impl Files {
             Err(error) => tracing::warn!("web: the old certificate stays: {error:#}"),
         }
     }
-
-    #[cfg(test)]
-    pub(super) fn look_now(&self) {
-        self.look(&mut self.now.lock().unwrap());
-    }
 }
 
 fn stamp(path: Option<&PathBuf>) -> Stamp {
