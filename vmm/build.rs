@@ -229,7 +229,8 @@ fn install(sources: &Path, out: &Path) -> Result<PathBuf> {
     let ended = match npm.output() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             bail!(
-                "npm is missing, which fetches noVNC for the browser viewer: please run apt-get install npm"
+                "npm is missing, which fetches noVNC for the browser viewer: please run apt-get \
+                 install npm"
             )
         }
         ended => ended.context("starting npm")?,

@@ -19,8 +19,8 @@ const PROGRAM: &str = "chromium";
 
 /// Whether this host has one.
 pub fn is_here() -> bool {
-    let asked = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).status();
-    asked.is_ok_and(|status| status.success())
+    let asked = Command::new(PROGRAM).arg("--version").output();
+    asked.is_ok_and(|asked| asked.status.success())
 }
 
 /// A browser with one page; it ends when this is dropped.

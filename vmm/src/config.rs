@@ -2,6 +2,7 @@
 //! `--config FILE.json`, a line of `--help` and a row of the reference.
 
 mod display;
+mod served;
 
 use std::fmt;
 use std::fs;
@@ -210,32 +211,6 @@ impl Word for Option<Stream> {
     fn put(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(Stream::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
         Ok(())
-    }
-}
-
-impl Word for Option<listen::Config> {
-    const ELSE: &'static str = "a place or an object";
-
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        *self = Some(keyvalue::parse(text, Some("to"))?);
-        Ok(())
-    }
-
-    fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
-        listen::Config::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
-    }
-}
-
-impl Word for Option<web::Config> {
-    const ELSE: &'static str = "a place or an object";
-
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        *self = Some(keyvalue::parse(text, Some("to"))?);
-        Ok(())
-    }
-
-    fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
-        web::Config::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
     }
 }
 

@@ -17,6 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -151,8 +152,7 @@ impl Listener {
                             // A key's echo is one small packet.
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
-                            let inside = inside.clone();
-                            tokio::spawn(inside.connection(Box::new(stream), Some(peer.ip())));
+                            tokio::spawn(inside.clone().tcp(stream, peer.ip()));
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -163,7 +163,7 @@ impl Listener {
                 loop {
                     match socket.accept().await {
                         Ok((stream, _)) => {
-                            tokio::spawn(inside.clone().connection(Box::new(stream), None));
+                            tokio::spawn(inside.clone().unix(stream));
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -174,11 +174,26 @@ impl Listener {
 }
 
 impl Inside {
-    /// One connection until it ends, or is a WebSocket.
-    async fn connection(self: Arc<Self>, stream: rfb::Wire, address: Option<IpAddr>) {
+    async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
         let Ok(_place) = self.places.try_acquire() else {
             return tracing::debug!("web: a connection too many");
         };
+        if self.tls.is_some() && timeout(AGREE, speaks_http(&stream)).await.unwrap_or(false) {
+            timeout(AGREE, explain(&mut stream)).await.ok();
+            return;
+        }
+        self.connection(Box::new(stream), Some(address)).await;
+    }
+
+    async fn unix(self: Arc<Self>, stream: net::UnixStream) {
+        let Ok(_place) = self.places.try_acquire() else {
+            return tracing::debug!("web: a connection too many");
+        };
+        self.connection(Box::new(stream), None).await;
+    }
+
+    /// One connection until it ends, or is a WebSocket.
+    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>) {
         let (stream, tls): (rfb::Wire, bool) = match &self.tls {
             Some(files) => match timeout(AGREE, files.acceptor().accept(stream)).await {
                 Ok(Ok(stream)) => (Box::new(stream), true),
@@ -205,4 +220,25 @@ impl Inside {
             timeout(LAST, connection).await.ok();
         }
     }
+}
+
+/// Whether somebody begins with a method of HTTP where TLS is wanted.
+async fn speaks_http(stream: &net::TcpStream) -> bool {
+    let mut first = [0];
+    let count = stream.peek(&mut first).await;
+    count.is_ok_and(|count| count == 1) && first[0].is_ascii_uppercase()
+}
+
+/// Tells a browser that was given the wrong address.
+async fn explain(stream: &mut net::TcpStream) -> std::io::Result<()> {
+    let text = "This port speaks TLS: the address begins with https://\n";
+    let answer = format!(
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{text}",
+        text.len()
+    );
+    // What we did not read would make the kernel throw our answer away.
+    stream.read(&mut [0; 4096]).await?;
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await
 }

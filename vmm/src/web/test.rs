@@ -8,6 +8,9 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use devices::input::{Event, Hub, Sink};
 use futures_util::{SinkExt as _, StreamExt as _};
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -65,6 +68,8 @@ impl Sink for Board {
 
 struct Bench {
     place: String,
+    /// The path that all others are below.
+    base: &'static str,
     server: Arc<Server>,
     board: Arc<Board>,
 }
@@ -91,7 +96,7 @@ fn bench(words: &str) -> Bench {
     let (server, board) = server();
     let shown = server.clone();
     tokio::spawn(async { listener.run(shown).await });
-    Bench { place, server, board }
+    Bench { place, base: "", server, board }
 }
 
 /// A file with a password.
@@ -172,9 +177,10 @@ impl Bench {
         let headers: String = headers.iter().map(|it| format!("{it}\n")).collect();
         let host = if headers.contains("Host:") { "" } else { &format!("Host: {}\n", self.place) };
         let text = format!(
-            "GET /websockify HTTP/1.1\n{host}Connection: keep-alive, Upgrade\nUpgrade: \
+            "GET {}/websockify HTTP/1.1\n{host}Connection: keep-alive, Upgrade\nUpgrade: \
              websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: \
-             dGhlIHNhbXBsZSBub25jZQ==\nSec-WebSocket-Protocol: binary\n{headers}\n"
+             dGhlIHNhbXBsZSBub25jZQ==\nSec-WebSocket-Protocol: binary\n{headers}\n",
+            self.base
         );
         stream.write_all(text.replace('\n', "\r\n").as_bytes()).await.unwrap();
         let mut bytes = Vec::new();
@@ -209,10 +215,18 @@ impl Bench {
         viewer
     }
 
-    /// What those who are there may do.
-    fn access(&self) -> Vec<String> {
-        let shown = self.server.status();
-        shown.iter().map(|it| it["access"].as_str().unwrap().to_owned()).collect()
+    /// Waits until this is what those who are there may do.
+    async fn access(&self, wanted: &[&str]) {
+        let mut found = Vec::new();
+        for _ in 0..200 {
+            let shown = self.server.status();
+            found = shown.iter().map(|it| it["access"].as_str().unwrap().to_owned()).collect();
+            if found == wanted {
+                return;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{found:?} in place of {wanted:?}");
     }
 }
 
@@ -299,7 +313,7 @@ async fn without_a_password_only_pages_of_ours_reach_the_screen() {
     let bench = bench("");
     let origin = bench.origin();
     let mut viewer = bench.look(&[&origin]).await;
-    assert_eq!(bench.access(), ["full"]);
+    bench.access(&["full"]).await;
     // The A key goes down, and the whole picture comes.
     viewer.say(&[4, 1, 0, 0, 0, 0, 0, b'a']).await;
     viewer.say(&[3, 0, 0, 0, 0, 0, 0, 64, 0, 48]).await;
@@ -353,14 +367,15 @@ async fn a_password_opens_the_page_and_logging_out_closes_it() {
     let viewer = bench.look(&[&origin, &cookie]).await;
     let watcher = bench.log_in(&origin, "user=me&password=look").await.cookie();
     let _watching = bench.look(&[&origin, &watcher]).await;
-    assert_eq!(bench.access(), ["full", "view"]);
+    bench.access(&["full", "view"]).await;
     let out = bench.ask("POST /logout", &["Origin: http://evil.example", &cookie]).await;
     assert_eq!(out.status, 403);
     let out = bench.ask("POST /logout", &[&origin, &cookie]).await;
     assert_eq!((out.status, out.header("location")), (303, "login"));
     assert!(viewer.ends().await, "what was open is closed");
     assert_eq!(bench.status(&[&origin, &cookie]).await, 401);
-    assert_eq!(bench.access(), ["view"], "others stay");
+    // Others stay.
+    bench.access(&["view"]).await;
     // Programs say it with each request.
     let basic = format!("Authorization: Basic {}", BASE64_STANDARD.encode("me:f u+ll"));
     bench.look(&[&basic]).await;
@@ -388,23 +403,92 @@ async fn wrong_passwords_cost_time_at_every_door() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_can_be_a_part_of_something_else_below_a_path() {
-    let (server, _board) = server();
-    let router = axum::Router::new().nest("/vm/one/", routes::router(server, Rules::default()));
+    let (server, board) = server();
+    let router = routes::router(server.clone(), Rules::default());
+    let router = axum::Router::new().nest("/vm/one/", router);
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let place = socket.local_addr().unwrap();
+    let place = socket.local_addr().unwrap().to_string();
     tokio::spawn(async move {
-        let (stream, peer) = socket.accept().await.unwrap();
-        let line = Line { address: Some(peer.ip()), tls: false };
-        let router = router.layer(axum::Extension(line));
-        let service = hyper_util::service::TowerToHyperService::new(router);
-        let io = hyper_util::rt::TokioIo::new(Box::new(stream) as Wire);
-        hyper::server::conn::http1::Builder::new().serve_connection(io, service).await
+        while let Ok((stream, peer)) = socket.accept().await {
+            let line = Line { address: Some(peer.ip()), tls: false };
+            let service = TowerToHyperService::new(router.clone().layer(axum::Extension(line)));
+            let io = TokioIo::new(Box::new(stream) as Wire);
+            let connection = http1::Builder::new().serve_connection(io, service);
+            tokio::spawn(connection.with_upgrades());
+        }
     });
-    let stream = TcpStream::connect(place).await.unwrap();
-    let text = format!("GET /vm/one/ HTTP/1.1\nHost: {place}\nConnection: close\n\n");
-    let page = say(stream, &text).await;
+    let bench = Bench { place, base: "/vm/one", server, board };
+    let page = bench.ask("GET /vm/one/", &[]).await;
     assert_eq!(page.status, 200, "{}", page.head);
-    assert!(page.text().contains("src=\"files/") && page.text().contains("action=\"logout\""));
+    let text = page.text();
+    assert!(text.contains("action=\"logout\""), "{text}");
+    let script = text.split('"').find(|it| it.ends_with("viewer.js")).expect("a script");
+    assert_eq!(bench.ask(&format!("GET /vm/one/{script}"), &[]).await.status, 200);
+    bench.look(&[&bench.origin()]).await;
+    assert_eq!(bench.status(&["Origin: http://evil.example"]).await, 403);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_too_long_or_too_many_is_turned_away() {
+    let bench = bench("");
+    let mut talker = bench.connect().await;
+    talker.write_all(b"GET / HTTP/1.1\r\nCookie: ").await.unwrap();
+    let talks = async {
+        // Until nobody listens any more, which is long before a head takes too long.
+        while talker.write_all(&[b'x'; 4096]).await.is_ok() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(5), talks).await.expect("an end");
+    let mut idle = Vec::new();
+    for _ in 0..256 {
+        idle.push(bench.connect().await);
+    }
+    let closed = async {
+        loop {
+            let mut stream = bench.connect().await;
+            stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.ok();
+            if stream.read_u8().await.is_err() {
+                return;
+            }
+        }
+    };
+    timeout(Duration::from_secs(8), closed).await.expect("no place is left");
+    drop(idle);
+    let served = async {
+        let mut stream = bench.connect().await;
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.ok();
+        stream.read_u8().await.is_ok()
+    };
+    sleep(Duration::from_millis(300)).await;
+    assert!(timeout(LONG, served).await.expect("an answer"), "and then there are places again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("web");
+    let full = secret(folder.path(), "full", "full");
+    let words = format!("unix:{},password={full}", path.display());
+    let listener = Listener::new(&keyvalue::parse(&words, Some("to")).unwrap()).unwrap();
+    let (server, _board) = server();
+    let shown = server.clone();
+    tokio::spawn(async { listener.run(shown).await });
+    let text = "POST /login HTTP/1.1\nHost: backend\nConnection: close\nX-Forwarded-For: \
+                10.0.0.7\nX-Forwarded-Host: vm.example\nX-Forwarded-Proto: https\nOrigin: \
+                https://vm.example\nContent-Length: 13\n\npassword=nope";
+    for _ in 0..2 {
+        let line = tokio::net::UnixStream::connect(&path).await.unwrap();
+        assert_eq!(say(line, text).await.status, 401);
+    }
+    let door = |text: &str| crate::rfb::security::Door::of(text.parse().unwrap());
+    assert!(server.doors().closed(door("10.0.0.7")).is_some(), "this one waits");
+    assert!(server.doors().closed(door("10.0.0.8")).is_none(), "and no other");
+    let text = text.replace("10.0.0.7", "10.0.0.8").replace("=nope", "=full");
+    let line = tokio::net::UnixStream::connect(&path).await.unwrap();
+    let entered = say(line, &text).await;
+    assert_eq!(entered.status, 303);
+    assert!(entered.header("set-cookie").ends_with("; secure"), "the browser's line is TLS");
 }
 
 #[derive(Debug)]
@@ -454,12 +538,14 @@ async fn certificates_can_be_replaced_while_it_runs() {
     sleep(Duration::from_millis(1100)).await;
     let (shown, answer) = over_tls(&bench, "/healthz").await;
     assert_eq!((shown, answer.status), (is(OTHER_CERTIFICATE), 200));
-    // Who speaks no TLS gets nothing.
+    // Who speaks no TLS is told.
     let mut plain = bench.connect().await;
     plain.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let mut bytes = Vec::new();
     timeout(LONG, plain.read_to_end(&mut bytes)).await.expect("an end").ok();
-    assert!(!bytes.starts_with(b"HTTP"));
+    let answer = Answer::read(&bytes);
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("https://"));
 }
 
 #[test]
