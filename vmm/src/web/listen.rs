@@ -238,7 +238,7 @@ async fn explain(stream: &mut net::TcpStream) -> std::io::Result<()> {
         text.len()
     );
     // What we did not read would make the kernel throw our answer away.
-    stream.read(&mut [0; 4096]).await?;
+    let _rest = stream.read(&mut [0; 4096]).await?;
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await
 }

@@ -65,7 +65,7 @@ async function connect() {
 function open(url) {
   rfb = new RFB($("screen"), url, { shared: true, wsProtocols: ["binary"] });
   rfb.viewOnly = looks;
-  rfb.focusOnClick = true;
+  rfb.focusOnClick = !typing();
   rfb.background = "#000";
   arrange();
   let reason = "The connection was lost.";
@@ -238,11 +238,19 @@ $("cad").addEventListener("click", () => {
   rfb?.focus();
 });
 
+// A phone's keyboard is wanted; a touch of the picture must not take it away.
+function typing() {
+  return !$("strip").hidden && matchMedia("(pointer: coarse)").matches;
+}
+
 $("board").addEventListener("click", () => {
   const on = $("strip").hidden;
   $("strip").hidden = !on;
   $("board").setAttribute("aria-pressed", String(on));
-  if (on && matchMedia("(pointer: coarse)").matches) {
+  if (rfb) {
+    rfb.focusOnClick = !typing();
+  }
+  if (typing()) {
     $("typed").focus({ preventScroll: true });
   } else {
     if (!on) {
