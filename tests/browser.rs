@@ -127,10 +127,10 @@ fn keys_and_pointer(browser: &mut Browser) -> Result<()> {
     sent(browser)?;
     for kind in ["keyDown", "keyUp"] {
         let key = json!({ "type": kind, "key": "a", "code": "KeyA", "windowsVirtualKeyCode": 65 });
-        browser.order("Input.dispatchKeyEvent", key)?;
+        browser.order("Input.dispatchKeyEvent", &key)?;
     }
     let moved = json!({ "type": "mouseMoved", "x": 400, "y": 300 });
-    browser.order("Input.dispatchMouseEvent", moved)?;
+    browser.order("Input.dispatchMouseEvent", &moved)?;
     thread::sleep(Duration::from_millis(200));
     browser.value("document.querySelector('#cad').click()")?;
     let all = sent(browser)?.concat();
@@ -155,7 +155,7 @@ fn the_page_comes_back_by_itself_and_fits_a_phone() -> Result<()> {
     let (first, address) = machine("127.0.0.1:0,view-only", &control)?;
     let mut browser = Browser::new(&folder.path().join("profile"))?;
     let phone = json!({ "width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true });
-    browser.order("Emulation.setDeviceMetricsOverride", phone)?;
+    browser.order("Emulation.setDeviceMetricsOverride", &phone)?;
     browser.go(&address)?;
     browser.until("document.body.dataset.state == 'connected'")?;
     browser.until(DRAWN)?;

@@ -61,13 +61,13 @@ impl Browser {
         });
         let events = VecDeque::new();
         let mut browser = Self { child, orders, said, events, page: None, last: 0 };
-        let target = browser.order("Target.createTarget", json!({ "url": "about:blank" }))?;
+        let target = browser.order("Target.createTarget", &json!({ "url": "about:blank" }))?;
         let id = target["targetId"].clone();
         let attach = json!({ "targetId": id, "flatten": true });
-        let session = browser.order("Target.attachToTarget", attach)?;
+        let session = browser.order("Target.attachToTarget", &attach)?;
         browser.page = session["sessionId"].as_str().map(ToOwned::to_owned);
         for domain in ["Page", "Runtime", "Network", "Log"] {
-            browser.order(&format!("{domain}.enable"), json!({}))?;
+            browser.order(&format!("{domain}.enable"), &json!({}))?;
         }
         Ok(browser)
     }
@@ -77,7 +77,7 @@ impl Browser {
     /// # Errors
     ///
     /// When it refuses, or does not answer.
-    pub fn order(&mut self, method: &str, params: Value) -> Result<Value> {
+    pub fn order(&mut self, method: &str, params: &Value) -> Result<Value> {
         self.last += 1;
         let mut order = json!({ "id": self.last, "method": method, "params": params });
         if let Some(page) = &self.page {
@@ -102,7 +102,7 @@ impl Browser {
     ///
     /// When there is nothing.
     pub fn go(&mut self, address: &str) -> Result<()> {
-        let gone = self.order("Page.navigate", json!({ "url": address }))?;
+        let gone = self.order("Page.navigate", &json!({ "url": address }))?;
         ensure!(gone["errorText"].is_null(), "{address}: {}", gone["errorText"]);
         Ok(())
     }
@@ -114,7 +114,7 @@ impl Browser {
     /// When it throws.
     pub fn value(&mut self, expression: &str) -> Result<Value> {
         let what = json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
-        let result = self.order("Runtime.evaluate", what)?;
+        let result = self.order("Runtime.evaluate", &what)?;
         ensure!(
             result["exceptionDetails"].is_null(),
             "{expression}: {}",
@@ -150,7 +150,7 @@ impl Browser {
     /// When it does not answer.
     pub fn events(&mut self, method: &str) -> Result<Vec<Value>> {
         // An answer to anything comes after what happened before.
-        self.order("Runtime.evaluate", json!({ "expression": "0" }))?;
+        self.order("Runtime.evaluate", &json!({ "expression": "0" }))?;
         let all = self.events.drain(..);
         Ok(all.filter(|it| it["method"] == method).map(|it| it["params"].clone()).collect())
     }
