@@ -143,7 +143,7 @@ impl Browser {
         }
     }
 
-    /// What happened since this was asked last, as far as it is known by now.
+    /// What of a kind happened since this was asked last, as far as it is known by now.
     ///
     /// # Errors
     ///
@@ -151,8 +151,10 @@ impl Browser {
     pub fn events(&mut self, method: &str) -> Result<Vec<Value>> {
         // An answer to anything comes after what happened before.
         self.order("Runtime.evaluate", &json!({ "expression": "0" }))?;
-        let all = self.events.drain(..);
-        Ok(all.filter(|it| it["method"] == method).map(|it| it["params"].clone()).collect())
+        let all = std::mem::take(&mut self.events);
+        let (wanted, rest) = all.into_iter().partition::<Vec<_>, _>(|it| it["method"] == method);
+        self.events = rest.into();
+        Ok(wanted.into_iter().map(|it| it["params"].clone()).collect())
     }
 }
 
