@@ -49,6 +49,11 @@ need_rust() {
   done
 }
 
+# need_npm: npm, which fetches the viewer's noVNC. Debian's, unless Node.js came with its own.
+need_npm() {
+  command -v npm > /dev/null || need npm
+}
+
 # full_kvm: whether this host's KVM runs whole operating systems. A paravirtual one has no such flag.
 full_kvm() {
   [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo

@@ -1,5 +1,6 @@
-//! Compiles the probe, the guest program of tests/guest/probe, for `src/probe.rs` to embed, and
-//! collects what the devices' sources say of their configuration, for `src/reference.rs` to print.
+//! Compiles the probe, the guest program of tests/guest/probe, for `src/probe.rs` to embed,
+//! collects what the devices' sources say of their configuration, for `src/reference.rs` to print,
+//! and packs the browser viewer of `web`, for `src/web/files.rs` to serve.
 //!
 //! The probe is freestanding code for the processor at hand, so that the compiler that builds the
 //! rest will do: no target has to be installed.
@@ -7,11 +8,15 @@
 mod font;
 
 use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 /// Relative to this package.
 const SOURCES: &str = "../tests/guest/probe";
@@ -41,7 +46,7 @@ const LINK: [&str; 6] = [
 ];
 
 fn main() -> ExitCode {
-    match embed_probe().and_then(|()| collect_fields()) {
+    match embed_probe().and_then(|()| collect_fields()).and_then(|()| embed_viewer()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -168,4 +173,91 @@ fn config(source: &str) -> Result<(String, Vec<Field>)> {
     }
     let own = own.context("no `pub struct Config`")?;
     Ok((own.trim().to_owned(), fields))
+}
+
+/// Relative to this package: our page, and which noVNC goes with it.
+const VIEWER: &str = "web";
+/// What a browser needs of noVNC, and who made it.
+const NOVNC: [&str; 5] = ["core", "vendor", "AUTHORS", "LICENSE.txt", "docs/LICENSE.MPL-2.0"];
+
+/// Writes `viewer.rs`: the files of the browser viewer, compressed, and where browsers find them.
+fn embed_viewer() -> Result<()> {
+    let package = PathBuf::from(env::var("CARGO_MANIFEST_DIR").context("not started by cargo")?);
+    let sources = package.join(VIEWER);
+    rerun_for_changes(&sources)?;
+    rerun_for_changes(&sources.join("page"))?;
+    let out = PathBuf::from(env::var("OUT_DIR").context("not started by cargo")?).join(VIEWER);
+    let novnc = install(&sources, &out)?;
+    let mut files = Vec::new();
+    gather(&sources.join("page"), "", &mut files)?;
+    for part in NOVNC {
+        gather(&novnc.join(part), &format!("novnc/{part}"), &mut files)?;
+    }
+    files.sort();
+    // Other files are found elsewhere, so that browsers may keep these for ever.
+    let mut hasher = DefaultHasher::new();
+    files.hash(&mut hasher);
+    let place = format!("files/{:016x}", hasher.finish());
+    let mut list = format!("const PLACE: &str = {place:?};\nconst FILES: &[(&str, &[u8])] = &[\n");
+    for (number, (name, bytes)) in files.into_iter().enumerate() {
+        let bytes = if name.ends_with(".html") {
+            String::from_utf8(bytes).context("a page")?.replace("{FILES}", &place).into_bytes()
+        } else {
+            bytes
+        };
+        let packed = out.join(format!("{number}.gz"));
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(&bytes)?;
+        fs::write(&packed, encoder.finish()?).context("a file of the viewer")?;
+        writeln!(list, "    ({name:?}, include_bytes!({packed:?})),")?;
+    }
+    list.push_str("];\n");
+    fs::write(out.join("viewer.rs"), list).context("viewer.rs")
+}
+
+/// Has npm put noVNC, exactly as the lock file has it, into a folder; once, while that stays as it
+/// is. No script of a package is run.
+fn install(sources: &Path, out: &Path) -> Result<PathBuf> {
+    const LOCK: &str = "package-lock.json";
+    let (novnc, stamp) = (out.join("node_modules/@novnc/novnc"), out.join("installed"));
+    let lock = fs::read(sources.join(LOCK)).context(LOCK)?;
+    if novnc.exists() && fs::read(&stamp).is_ok_and(|it| it == lock) {
+        return Ok(novnc);
+    }
+    fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    for name in ["package.json", LOCK] {
+        fs::copy(sources.join(name), out.join(name)).context(name)?;
+    }
+    let mut npm = Command::new("npm");
+    npm.current_dir(out).args(["ci", "--ignore-scripts", "--prefer-offline", "--no-audit"]);
+    npm.args(["--no-fund", "--no-update-notifier", "--loglevel=error"]);
+    let ended = match npm.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!(
+                "npm is missing, which fetches noVNC for the browser viewer: please run apt-get \
+                 install npm"
+            )
+        }
+        ended => ended.context("starting npm")?,
+    };
+    let said = String::from_utf8_lossy(&ended.stderr);
+    ensure!(ended.status.success(), "npm ci, for the browser viewer: {}", said.trim());
+    fs::write(stamp, lock).context("a note")?;
+    Ok(novnc)
+}
+
+/// A file, or all files of a folder, with their names for browsers.
+fn gather(path: &Path, name: &str, files: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
+    let wrong = || path.display().to_string();
+    if path.is_file() {
+        files.push((name.to_owned(), fs::read(path).with_context(wrong)?));
+        return Ok(());
+    }
+    for entry in fs::read_dir(path).with_context(wrong)? {
+        let entry = entry?;
+        let part = entry.file_name().into_string().ok().context("a name that is no text")?;
+        let name = if name.is_empty() { part } else { format!("{name}/{part}") };
+        gather(&entry.path(), &name, files)?;
+    }
+    Ok(())
 }

@@ -61,6 +61,8 @@ const VALUES: &[Mistake] = &[
     (&["run", "--serial", "file:"], USAGE, &["`file:` names no path"]),
     (&["run", "--serial", "file:gone/x"], FAILED, &["serial", "gone/x"]),
     (&["run", "--serial", "socket:gone/x"], FAILED, &["serial", "gone/x"]),
+    (&["run", "--web", "0.0.0.0:0"], FAILED, &["--web 0.0.0.0:0", "password=FILE", "auth=none"]),
+    (&["run", "--web", "127.0.0.1:0,origin=x"], FAILED, &["origin=x", "https://example.org"]),
     (&["run", "--vnc", "5900"], USAGE, &["`5900`", "HOST:PORT"]),
     (&["run", "--vnc", "127.0.0.1:0,pasword=x"], USAGE, &["did you mean `password`?"]),
     (&["run", "--vnc", "0.0.0.0:0"], FAILED, &["--vnc 0.0.0.0:0", "password=FILE", "auth=none"]),

@@ -1,6 +1,7 @@
 //! What the guest tests stand on: a runner, the way into the lab, and guests with a console.
 #![forbid(unsafe_code)]
 
+pub mod browser;
 pub mod compare;
 pub mod console;
 pub mod flash;

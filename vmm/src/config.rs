@@ -2,6 +2,7 @@
 //! `--config FILE.json`, a line of `--help` and a row of the reference.
 
 mod display;
+mod served;
 
 use std::fmt;
 use std::fs;
@@ -21,6 +22,7 @@ use crate::msr::Unknown;
 use crate::rfb::listen;
 use crate::size::Size;
 use crate::status::{Failure, Status};
+use crate::web;
 
 /// An option: its key, what follows the flag, and what it does.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +114,13 @@ options! {
     "vnc" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]"
     vnc: Option<listen::Config>,
+    /// Serve the screen to web browsers: a page with noVNC. Passwords, TLS and the other words are
+    /// as with `vnc`; files with certificates may be replaced at any time. Behind a proxy, `origin`
+    /// is what browsers call it, and `proxy` is its address if it may say for whom it asks.
+    "web" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME]\
+           [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,origin=URL][,proxy=ADDRESS]\
+           [,name=TEXT]"
+    web: Option<web::Config>,
     /// Hyper-V enlightenments: `on`, `off`, or `auto`, which is on with firmware where KVM has
     /// them and off for a kernel that is started directly.
     "hyperv" "auto|on|off" hyperv: Hyperv,
@@ -206,19 +215,6 @@ impl Word for Option<Stream> {
     fn put(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(Stream::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
         Ok(())
-    }
-}
-
-impl Word for Option<listen::Config> {
-    const ELSE: &'static str = "a place or an object";
-
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        *self = Some(keyvalue::parse(text, Some("to"))?);
-        Ok(())
-    }
-
-    fn object<'de, M: MapAccess<'de>>(map: M) -> Result<Self, M::Error> {
-        listen::Config::deserialize(de::value::MapAccessDeserializer::new(map)).map(Some)
     }
 }
 
@@ -534,7 +530,7 @@ impl From<Item> for String {
 impl Config {
     /// Whether somebody may look at the screen at any time.
     pub fn is_watched(&self) -> bool {
-        self.vnc.is_some()
+        self.vnc.is_some() || self.web.is_some()
     }
 
     /// Reads a configuration file.

@@ -24,5 +24,6 @@ pub mod screenshot;
 pub mod signals;
 pub mod status;
 pub mod vcpu;
+pub mod web;
 
 pub use devices::size;

@@ -16,9 +16,9 @@ use crate::config::Config;
 use crate::control::{Command, Request};
 use crate::machine::Machine;
 use crate::rfb::canvas::Canvas;
-use crate::rfb::listen::Listener;
-use crate::rfb::{Outside, Power, Server};
+use crate::rfb::{self, Outside, Power, Server};
 use crate::run::Notice;
+use crate::web;
 
 /// Threads that carry bytes.
 const CARRIERS: usize = 2;
@@ -30,7 +30,8 @@ const END: Duration = Duration::from_secs(1);
 
 /// Sockets that listen, with nobody behind them yet.
 pub struct Closed {
-    listener: Listener,
+    vnc: Option<rfb::listen::Listener>,
+    web: Option<web::listen::Listener>,
 }
 
 /// A screen that is served.
@@ -46,8 +47,9 @@ impl Closed {
     ///
     /// One sentence: what is in use, or what would let everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Option<Self>> {
-        let listener = config.vnc.as_ref().map(Listener::new).transpose()?;
-        Ok(listener.map(|listener| Self { listener }))
+        let vnc = config.vnc.as_ref().map(rfb::listen::Listener::new).transpose()?;
+        let web = config.web.as_ref().map(web::listen::Listener::new).transpose()?;
+        Ok((vnc.is_some() || web.is_some()).then_some(Self { vnc, web }))
     }
 
     /// Shows a machine.
@@ -80,17 +82,29 @@ impl Closed {
             tell.send(Notice::Control(Request::unanswered(command))).ok();
         });
         let outside = Outside { hub, layout, clipboard: None, power };
-        let server = Server::new(canvas.clone(), self.listener.rules(), outside);
-        tracing::info!("vnc: listening at {}", self.listener.place());
+        let rules = match (&mut self.vnc, &self.web) {
+            (Some(vnc), _) => vnc.rules(),
+            (None, Some(web)) => web.rules(),
+            (None, None) => rfb::Rules::default(),
+        };
+        let server = Server::new(canvas.clone(), rules, outside);
         runtime.spawn(canvas.run());
-        let (listener, shown) = (self.listener, server.clone());
-        runtime.spawn(async move {
-            if let Err(error) = listener.run(shown).await {
-                tracing::error!("vnc: nobody can come in: {error:#}");
-            }
-        });
+        if let Some(vnc) = self.vnc {
+            tracing::info!("vnc: listening at {}", vnc.place());
+            let run = vnc.run(server.clone());
+            runtime.spawn(async { run.await.inspect_err(|error| nobody("vnc", error)) });
+        }
+        if let Some(web) = self.web {
+            tracing::info!("web: listening at {}", web.place());
+            let run = web.run(server.clone());
+            runtime.spawn(async { run.await.inspect_err(|error| nobody("web", error)) });
+        }
         Ok(Screen { runtime: Some(runtime), server })
     }
+}
+
+fn nobody(door: &str, error: &anyhow::Error) {
+    tracing::error!("{door}: nobody can come in: {error:#}");
 }
 
 impl Screen {

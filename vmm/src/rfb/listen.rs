@@ -132,28 +132,9 @@ impl Listener {
 
     fn open(config: &Config) -> anyhow::Result<Self> {
         let place = config.to.as_ref().context("HOST:PORT or unix:PATH is missing")?;
-        let read =
-            |key, path: &Option<PathBuf>| path.as_ref().map(|path| password(key, path)).transpose();
-        let passwords = Passwords {
-            full: read("password", &config.password)?,
-            view: read("view-password", &config.view_password)?,
-            user: config.user.clone(),
-        };
+        let passwords = passwords(config)?;
         let tls = tls::pair(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
         let needed = passwords.are_needed();
-        ensure!(
-            needed || config.user.is_none(),
-            "user={} needs password=FILE",
-            config.user.as_deref().unwrap_or("")
-        );
-        ensure!(
-            !needed || config.auth == Auth::Auto,
-            "auth=none lets everybody in, and there is a password: leave one of them out"
-        );
-        ensure!(
-            passwords.full.is_none() || passwords.full != passwords.view,
-            "password and view-password are the same: who has it could be either"
-        );
         ensure!(
             tls.is_some() || config.user.is_none(),
             "user={} needs tls-cert and tls-key: without TLS, viewers ask for no name",
@@ -234,7 +215,7 @@ impl Listener {
 }
 
 /// A client whose host is gone leaves its place after two minutes.
-fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
+pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
@@ -242,9 +223,39 @@ fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
 }
 
 /// Out of file descriptors, for a while: no reason to spin.
-async fn rest(error: &std::io::Error) {
+pub(crate) async fn rest(error: &std::io::Error) {
     tracing::debug!("vnc: nobody can come in: {error}");
     tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+/// Reads the passwords that a configuration names.
+///
+/// # Errors
+///
+/// What is wrong with a file, or with all of it together.
+pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
+    let read =
+        |key, path: &Option<PathBuf>| path.as_ref().map(|path| password(key, path)).transpose();
+    let passwords = Passwords {
+        full: read("password", &config.password)?,
+        view: read("view-password", &config.view_password)?,
+        user: config.user.clone(),
+    };
+    let needed = passwords.are_needed();
+    ensure!(
+        needed || config.user.is_none(),
+        "user={} needs password=FILE",
+        config.user.as_deref().unwrap_or("")
+    );
+    ensure!(
+        !needed || config.auth == Auth::Auto,
+        "auth=none lets everybody in, and there is a password: leave one of them out"
+    );
+    ensure!(
+        passwords.full.is_none() || passwords.full != passwords.view,
+        "password and view-password are the same: who has it could be either"
+    );
+    Ok(passwords)
 }
 
 /// The first line of a file.
@@ -261,7 +272,7 @@ fn password(key: &str, path: &PathBuf) -> anyhow::Result<String> {
 }
 
 /// Listens on a port; `open` is whether nobody would be asked for anything.
-fn listen(address: &str, open: bool) -> anyhow::Result<TcpListener> {
+pub(crate) fn listen(address: &str, open: bool) -> anyhow::Result<TcpListener> {
     let found: Vec<SocketAddr> = address
         .to_socket_addrs()
         .map_err(|error| anyhow::anyhow!("{address} is no address of this host: {error}"))?

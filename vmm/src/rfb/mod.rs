@@ -29,7 +29,7 @@ mod session;
 #[cfg(test)]
 mod test;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod tiles;
 pub mod tls;
 pub mod wishes;
@@ -189,6 +189,11 @@ impl Server {
     /// The picture.
     pub fn canvas(&self) -> &Arc<Canvas> {
         &self.canvas
+    }
+
+    /// Where guesses are counted, whichever way they come.
+    pub fn doors(&self) -> &Doors {
+        &self.doors
     }
 
     /// Serves one client until it leaves.

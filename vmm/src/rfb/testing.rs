@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::Wire;
 
 /// Memory of a display, written by a test.
-pub(super) struct Fake {
+pub(crate) struct Fake {
     state: Mutex<State>,
 }
 
@@ -21,7 +21,7 @@ struct State {
 
 impl Fake {
     /// A picture that is black.
-    pub(super) fn new(width: u32, height: u32) -> Arc<Self> {
+    pub(crate) fn new(width: u32, height: u32) -> Arc<Self> {
         let mode = Some(Mode { width, height, stride: width * 4, start: 0 });
         let bytes = vec![0; 16 << 20];
         let changed = vec![0; bytes.len() / 4096 / 64];
@@ -46,7 +46,7 @@ impl Fake {
     }
 
     /// All of the picture in one colour, and noise in it.
-    pub(super) fn paint(&self, seed: u32) {
+    pub(crate) fn paint(&self, seed: u32) {
         let mut state = self.state.lock().unwrap();
         let mode = state.mode.unwrap();
         let start = usize::try_from(mode.start).unwrap();
@@ -109,7 +109,7 @@ impl Scanout for Fake {
 }
 
 /// A certificate for `localhost`, its key, and another key.
-pub(super) const CERTIFICATE: &str = "\
+pub(crate) const CERTIFICATE: &str = "\
 -----BEGIN CERTIFICATE-----\n\
 MIIBkjCCATigAwIBAgIUBaW25ipF3NIUdpg0PRjBadTz8nQwCgYIKoZIzj0EAwIw\n\
 FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTA2MjYxMFoYDzIxMjYxMDI4\n\
@@ -121,13 +121,13 @@ VR0RBA0wC4IJbG9jYWxob3N0MAwGA1UdEwEB/wQCMAAwCgYIKoZIzj0EAwIDSAAw\n\
 RQIgSAtObycjEB2josEPNWQufj7DJykM8clKIWb7mXMrJIQCIQCKDiE05Kcqs5hy\n\
 IREq6WZRKafhW/6iu1Dg+H125DShdQ==\n\
 -----END CERTIFICATE-----\n";
-pub(super) const KEY: &str = "\
+pub(crate) const KEY: &str = "\
 -----BEGIN PRIVATE KEY-----\n\
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQggLOoAKCNvEZCJDuo\n\
 OO9c9LMQjIx46TKsMGvYynl8TyehRANCAATg05cXIWxIRvxxKyQne/slCDWR7lOe\n\
 KmVeG91Wz1aBkI8mYx8xf+LXvJ4HjSk3TCRNJt1W/TcOd24qoQ9CjQv4\n\
 -----END PRIVATE KEY-----\n";
-pub(super) const OTHER_KEY: &str = "\
+pub(crate) const OTHER_KEY: &str = "\
 -----BEGIN PRIVATE KEY-----\n\
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgMyyUNJJbLldwsQeQ\n\
 sMmCIustC/jGy7HsBtdj2O0OZJShRANCAASTYq7pl+E7jSXql1o6EKXCNjGarckX\n\

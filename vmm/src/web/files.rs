@@ -1,0 +1,149 @@
+//! The files of the viewer, as the build packed them: our page, and noVNC as it was published.
+
+use std::io::Read as _;
+
+use axum::body::Body;
+use axum::http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, VARY,
+};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use flate2::read::GzDecoder;
+
+include!(concat!(env!("OUT_DIR"), "/web/viewer.rs"));
+
+/// For as long as browsers like: the place of a file that changed is another.
+const FOR_EVER: &str = "public, max-age=31536000, immutable";
+/// Pages tell of the person who looks at them.
+const NOT_AT_ALL: &str = "no-store";
+
+/// A file by the path after `files/`.
+pub(super) fn file(path: &str, headers: &HeaderMap) -> Option<Response> {
+    let name = path.strip_prefix(PLACE.strip_prefix("files/")?)?.strip_prefix('/')?;
+    let mut response = packed(name, headers)?;
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static(FOR_EVER));
+    Some(response)
+}
+
+/// A page.
+pub(super) fn page(status: StatusCode, name: &str, fill: &[(&str, &str)]) -> Response {
+    let mut text = unpacked(find(name).unwrap_or_default());
+    for (mark, value) in fill {
+        text = text.replace(mark, &escaped(value));
+    }
+    let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, NOT_AT_ALL)];
+    (status, head, text).into_response()
+}
+
+fn find(name: &str) -> Option<&'static [u8]> {
+    FILES.iter().find(|(it, _)| *it == name).map(|(_, bytes)| *bytes)
+}
+
+fn packed(name: &str, headers: &HeaderMap) -> Option<Response> {
+    let kind = match name.rsplit_once('.')?.1 {
+        "js" => "text/javascript; charset=utf-8",
+        "css" => "text/css; charset=utf-8",
+        "svg" => "image/svg+xml",
+        "webmanifest" => "application/manifest+json",
+        // Pages have addresses of their own.
+        "html" => return None,
+        _ => "text/plain; charset=utf-8",
+    };
+    let bytes = find(name)?;
+    let takes = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|it| it.to_str().ok());
+    let mut takes = takes.flat_map(|it| it.split(',')).map(str::trim);
+    let mut response = if takes.any(|it| it == "gzip" || it.starts_with("gzip;q=1")) {
+        let mut response = Body::from(bytes).into_response();
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        response
+    } else {
+        unpacked(bytes).into_response()
+    };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+    Some(response)
+}
+
+/// The text of a file; what the build packed is whole.
+fn unpacked(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    GzDecoder::new(bytes).read_to_string(&mut text).ok();
+    text
+}
+
+/// A text within a page.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for letter in text.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            _ => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_pages_name_files_that_are_there() {
+        for name in ["index.html", "login.html"] {
+            let text = unpacked(find(name).unwrap());
+            let names: Vec<_> = text
+                .split('"')
+                .filter_map(|it| it.strip_prefix(PLACE)?.strip_prefix('/'))
+                .collect();
+            assert!(names.len() >= 3, "{name}: {text}");
+            for file in names {
+                assert!(find(file).is_some(), "{name} names {file}");
+            }
+            assert!(!text.contains("<style") && !text.contains("style=\""), "{name}");
+            assert!(!text.contains("=\"/") && !text.contains("http"), "{name}: relative only");
+        }
+    }
+
+    #[test]
+    fn novnc_is_whole_and_has_its_licence() {
+        for (name, words) in [
+            ("novnc/core/rfb.js", "export default class RFB"),
+            ("novnc/vendor/pako/lib/zlib/inflate.js", "inflateInit"),
+            ("novnc/LICENSE.txt", "MPL 2.0"),
+            ("novnc/docs/LICENSE.MPL-2.0", "Mozilla Public License"),
+        ] {
+            let text = unpacked(find(name).unwrap());
+            assert!(text.contains(words), "{name}");
+        }
+        let modules = FILES.iter().filter(|(name, _)| name.ends_with(".js"));
+        for (name, bytes) in modules {
+            let folder = name.rsplit_once('/').map_or("", |it| it.0);
+            let text = unpacked(bytes);
+            let imports = text.lines().filter_map(|line| {
+                let line = line.trim();
+                let said = line.starts_with("import ") || line.starts_with("} from ");
+                said.then(|| line.split(['"', '\'']).nth(1)).flatten()
+            });
+            for import in imports {
+                let mut path: Vec<_> = folder.split('/').filter(|it| !it.is_empty()).collect();
+                for part in import.split('/') {
+                    match part {
+                        "." => {}
+                        ".." => drop(path.pop()),
+                        part => path.push(part),
+                    }
+                }
+                assert!(find(&path.join("/")).is_some(), "{name} imports {import}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_cannot_leave_its_place_in_a_page() {
+        assert_eq!(escaped("<a href='x'>\"&"), "&lt;a href=&#39;x&#39;&gt;&quot;&amp;");
+    }
+}

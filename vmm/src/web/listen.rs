@@ -1,0 +1,244 @@
+//! Where browsers come from: a TCP port or a Unix socket, TLS if there is a certificate, and HTTP.
+//!
+//! Threats: nobody is known here. There are [`MOST`] connections at once, a request's head is small
+//! and comes at once, and a connection ends after a while unless it became a WebSocket, of which
+//! the server has few ([`crate::rfb::MOST`]).
+
+use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use axum::Router;
+use axum::body::Body;
+use devices::backend::stream::Bound;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::gate::{Line, Rules};
+use super::{Config, routes, tls};
+use crate::rfb::listen::{self, Place, keep_alive, rest};
+use crate::rfb::{self, Server};
+
+/// Connections at once.
+const MOST: usize = 256;
+/// TLS is agreed on within.
+const AGREE: Duration = Duration::from_secs(10);
+/// A request's head comes within.
+const HEAD: Duration = Duration::from_secs(10);
+/// And is no longer: cookies of other ports come along.
+const LONGEST_HEAD: usize = 32 << 10;
+/// So long a connection is used again, and then it may say its last.
+const LIFE: Duration = Duration::from_secs(120);
+const LAST: Duration = Duration::from_secs(10);
+
+/// A socket that listens, and the rules that hold there.
+pub struct Listener {
+    socket: Socket,
+    tls: Option<tls::Files>,
+    rules: Rules,
+    name: Option<String>,
+}
+
+enum Socket {
+    Tcp(TcpListener),
+    Unix(Bound),
+}
+
+/// What connections share.
+struct Inside {
+    router: Router,
+    tls: Option<tls::Files>,
+    places: Semaphore,
+}
+
+impl Listener {
+    /// Listens, and reads passwords and certificates. Nobody is let in yet.
+    ///
+    /// # Errors
+    ///
+    /// One sentence: what is in use, what is wrong with a file, or what would let everybody in.
+    pub fn new(config: &Config) -> anyhow::Result<Self> {
+        Self::open(config).with_context(|| match &config.to {
+            Some(place) => format!("--web {place}"),
+            None => "--web".into(),
+        })
+    }
+
+    fn open(config: &Config) -> anyhow::Result<Self> {
+        let place = config.to.as_ref().context("HOST:PORT or unix:PATH is missing")?;
+        let secrets = listen::Config {
+            password: config.password.clone(),
+            view_password: config.view_password.clone(),
+            user: config.user.clone(),
+            auth: config.auth,
+            ..listen::Config::default()
+        };
+        let passwords = listen::passwords(&secrets)?;
+        let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
+        if let Some(origin) = &config.origin {
+            let place = origin.split_once("://").filter(|(scheme, _)| {
+                scheme.eq_ignore_ascii_case("https") || scheme.eq_ignore_ascii_case("http")
+            });
+            ensure!(
+                place.is_some_and(|(_, host)| !host.is_empty() && !host.contains('/')),
+                "origin={origin}: write it like https://example.org, without a path"
+            );
+        }
+        let open = config.auth == listen::Auth::None;
+        let (unguarded, needed) = (!open && !passwords.are_needed(), passwords.are_needed());
+        let socket = match place {
+            Place::Unix(path) => Socket::Unix(Bound::new(path)?),
+            Place::Tcp(address) => Socket::Tcp(listen::listen(address, unguarded)?),
+        };
+        if let (Socket::Tcp(socket), None, true) = (&socket, &tls, needed) {
+            let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
+            if far && config.proxy.is_none() {
+                tracing::warn!("--web {place}: without TLS (tls-cert) others can read passwords");
+            }
+        }
+        let rules = Rules {
+            passwords,
+            open,
+            view_only: config.view_only,
+            origin: config.origin.clone(),
+            proxy: config.proxy,
+        };
+        let name = config.name.clone();
+        ensure!(name.as_ref().is_none_or(|it| it.len() <= 256), "a name of more than 256 bytes");
+        Ok(Self { socket, tls, rules, name })
+    }
+
+    /// The rules for all clients, where browsers are the only ones.
+    pub fn rules(&self) -> rfb::Rules {
+        let name = self.name.clone().unwrap_or_else(|| "Transom".into());
+        rfb::Rules { name, always_shared: true, ..rfb::Rules::default() }
+    }
+
+    /// Where we listen, with the port that was found.
+    pub fn place(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        match &self.socket {
+            Socket::Tcp(socket) => {
+                socket.local_addr().map_or("TCP".into(), |it| format!("{scheme}://{it}/"))
+            }
+            Socket::Unix(_) => "a Unix socket".into(),
+        }
+    }
+
+    /// Lets browsers in, for as long as it is polled.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime cannot take the socket.
+    pub async fn run(self, server: Arc<Server>) -> anyhow::Result<()> {
+        let router = routes::router(server, self.rules);
+        let places = Semaphore::new(MOST);
+        let inside = Arc::new(Inside { router, tls: self.tls, places });
+        match self.socket {
+            Socket::Tcp(socket) => {
+                socket.set_nonblocking(true)?;
+                let socket = net::TcpListener::from_std(socket)?;
+                loop {
+                    match socket.accept().await {
+                        Ok((stream, peer)) => {
+                            // A key's echo is one small packet.
+                            stream.set_nodelay(true).ok();
+                            keep_alive(&stream).ok();
+                            tokio::spawn(inside.clone().tcp(stream, peer.ip()));
+                        }
+                        Err(error) => rest(&error).await,
+                    }
+                }
+            }
+            Socket::Unix(bound) => {
+                let socket = net::UnixListener::from_std(bound.listener().try_clone()?)?;
+                loop {
+                    match socket.accept().await {
+                        Ok((stream, _)) => {
+                            tokio::spawn(inside.clone().unix(stream));
+                        }
+                        Err(error) => rest(&error).await,
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Inside {
+    async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
+        let Ok(_place) = self.places.try_acquire() else {
+            return tracing::debug!("web: a connection too many");
+        };
+        if self.tls.is_some() && timeout(AGREE, speaks_http(&stream)).await.unwrap_or(false) {
+            timeout(AGREE, explain(&mut stream)).await.ok();
+            return;
+        }
+        self.connection(Box::new(stream), Some(address)).await;
+    }
+
+    async fn unix(self: Arc<Self>, stream: net::UnixStream) {
+        let Ok(_place) = self.places.try_acquire() else {
+            return tracing::debug!("web: a connection too many");
+        };
+        self.connection(Box::new(stream), None).await;
+    }
+
+    /// One connection until it ends, or is a WebSocket.
+    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>) {
+        let (stream, tls): (rfb::Wire, bool) = match &self.tls {
+            Some(files) => match timeout(AGREE, files.acceptor().accept(stream)).await {
+                Ok(Ok(stream)) => (Box::new(stream), true),
+                Ok(Err(error)) => return tracing::debug!("web: no TLS: {error}"),
+                Err(_) => return tracing::debug!("web: no TLS in time"),
+            },
+            None => (stream, false),
+        };
+        let line = Line { address, tls };
+        let service = TowerToHyperService::new(self.router.clone());
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(line);
+            hyper::service::Service::call(&service, request.map(Body::new))
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD)
+            .max_buf_size(LONGEST_HEAD)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        let mut connection = std::pin::pin!(connection);
+        if timeout(LIFE, &mut connection).await.is_err() {
+            connection.as_mut().graceful_shutdown();
+            timeout(LAST, connection).await.ok();
+        }
+    }
+}
+
+/// Whether somebody begins with a method of HTTP where TLS is wanted.
+async fn speaks_http(stream: &net::TcpStream) -> bool {
+    let mut first = [0];
+    let count = stream.peek(&mut first).await;
+    count.is_ok_and(|count| count == 1) && first[0].is_ascii_uppercase()
+}
+
+/// Tells a browser that was given the wrong address.
+async fn explain(stream: &mut net::TcpStream) -> std::io::Result<()> {
+    let text = "This port speaks TLS: the address begins with https://\n";
+    let answer = format!(
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{text}",
+        text.len()
+    );
+    // What we did not read would make the kernel throw our answer away.
+    let _rest = stream.read(&mut [0; 4096]).await?;
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await
+}

@@ -1,0 +1,65 @@
+//! The screen in any browser: a page of ours with noVNC, over a WebSocket of the same process.
+//!
+//! `listen` takes connections and speaks TLS, `routes` answers, `gate` knows who may come in, and
+//! `socket` makes a WebSocket the line of one client of the
+//! [`Server`](crate::rfb::Server). All addresses in the pages
+//! are relative, so the whole works below any path, behind any proxy.
+//!
+//! Threats: whoever reaches the port, and pages from elsewhere in the browser of somebody who is
+//! in. Of the first, each request is small and soon over (`listen`), guesses become slow at the
+//! same doors as those of VNC clients, and cookies are random. The second can neither open the
+//! WebSocket nor log anybody in or out (`Origin`), nor embed the page, nor reach a screen without
+//! a password under a name of their own (DNS rebinding: see [`gate`]).
+
+mod files;
+pub mod gate;
+pub mod listen;
+pub mod routes;
+mod sessions;
+mod socket;
+#[cfg(test)]
+mod test;
+mod tls;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::rfb::listen::{Auth, Place};
+
+/// `--web`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Config {
+    /// Where to listen.
+    pub to: Option<Place>,
+    /// A file with the password.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password: Option<PathBuf>,
+    /// A file with a second password, for those who may only look.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub view_password: Option<PathBuf>,
+    /// The name that goes with the passwords.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// A certificate in PEM format: browsers must use TLS then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<PathBuf>,
+    /// `none` lets everybody in who reaches the port.
+    pub auth: Auth,
+    /// Nobody may touch.
+    pub view_only: bool,
+    /// What browsers call us, like `https://example.org`, where a proxy hides that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// The address of a proxy that may say for whom it asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<IpAddr>,
+    /// What the window is called.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}

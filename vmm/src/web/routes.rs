@@ -1,0 +1,252 @@
+//! What is asked for, and the answers. A router, which others may nest below a path of theirs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Extension, Path, Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER, SET_COOKIE,
+};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use hyper::upgrade::OnUpgrade;
+use percent_encoding::percent_decode_str;
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::files;
+use super::gate::{Asker, Gate, Line, Refusal, Rules};
+use super::socket;
+use crate::rfb::security::Right;
+use crate::rfb::{Admission, Entry, Server};
+
+/// A name and a password are shorter.
+const LONGEST_FORM: usize = 4096;
+/// A form is on its way for no longer.
+const FORM: Duration = Duration::from_secs(10);
+/// From the answer to the WebSocket.
+const UPGRADE: Duration = Duration::from_secs(10);
+
+/// Said with every answer. Scripts and styles are files of ours, nothing is embedded elsewhere, and
+/// nothing that is no script is taken for one. noVNC draws cursors and pictures as `data:`.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (
+        HeaderName::from_static("content-security-policy"),
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
+         connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; \
+         frame-ancestors 'self'",
+    ),
+    (HeaderName::from_static("x-content-type-options"), "nosniff"),
+    (HeaderName::from_static("x-frame-options"), "SAMEORIGIN"),
+    // To ourselves, so that forms say where they are from.
+    (HeaderName::from_static("referrer-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// What the answers are made of.
+struct Web {
+    gate: Gate,
+    server: Arc<Server>,
+}
+
+type Shared = State<Arc<Web>>;
+type Wire = Extension<Line>;
+
+/// All of it. Each request must carry a [`Line`] as its extension.
+pub fn router(server: Arc<Server>, rules: Rules) -> Router {
+    let web = Arc::new(Web { gate: Gate::new(rules), server });
+    Router::new()
+        .route("/", get(page))
+        .route("/login", get(login_page).post(log_in))
+        .route("/logout", post(log_out))
+        .route("/session", get(session))
+        .route("/websockify", get(websocket))
+        .route("/files/{*path}", get(file))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .fallback(|| async { (StatusCode::NOT_FOUND, "There is no such page.\n") })
+        .layer(map_response(safe))
+        .with_state(web)
+}
+
+async fn safe(mut response: Response) -> Response {
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    let headers = response.headers_mut();
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// A refusal for programs, and for people who see it all the same.
+fn refuse(refusal: &Refusal) -> Response {
+    let sentence = format!("{}\n", refusal.sentence());
+    let mut response = (refusal.status(), sentence).into_response();
+    delay(refusal, &mut response);
+    response
+}
+
+fn delay(refusal: &Refusal, response: &mut Response) {
+    if let Refusal::Later(seconds) = refusal {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(*seconds));
+    }
+}
+
+/// Elsewhere; the place is relative, so that it is right below any path.
+fn see(place: &'static str) -> Response {
+    (StatusCode::SEE_OTHER, [(LOCATION, place)]).into_response()
+}
+
+async fn page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+    let asker = web.gate.asker(line, &headers);
+    match web.gate.admit(&asker, &headers, web.server.doors()) {
+        Ok(_) => files::page(StatusCode::OK, "index.html", &[]),
+        Err(Refusal::Unknown) => see("login"),
+        Err(refusal) => refuse(&refusal),
+    }
+}
+
+async fn login_page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+    let asker = web.gate.asker(line, &headers);
+    match web.gate.admit(&asker, &headers, web.server.doors()) {
+        Ok(_) => see("./"),
+        Err(Refusal::Unknown) => form(&web, StatusCode::OK, ""),
+        Err(refusal) => refuse(&refusal),
+    }
+}
+
+fn form(web: &Web, status: StatusCode, said: &str) -> Response {
+    let name = if web.gate.asks_name() { "named" } else { "unnamed" };
+    files::page(status, "login.html", &[("{NAMED}", name), ("{SAID}", said)])
+}
+
+async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let headers = &parts.headers;
+    let asker = web.gate.asker(line, headers);
+    if let Err(refusal) = web.gate.same_origin(&asker, headers) {
+        return refuse(&refusal);
+    }
+    if !web.gate.asks() {
+        return see("./");
+    }
+    let text = match timeout(FORM, to_bytes(body, LONGEST_FORM)).await {
+        Ok(Ok(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE.into_response(),
+        Err(_) => return StatusCode::REQUEST_TIMEOUT.into_response(),
+    };
+    let (user, password) = (field(&text, "user"), field(&text, "password"));
+    match web.gate.log_in(&asker, &user, &password, web.server.doors()) {
+        Ok(cookie) => with_cookie(see("./"), &cookie),
+        Err(refusal) => {
+            let mut response = form(&web, refusal.status(), &refusal.sentence());
+            delay(&refusal, &mut response);
+            response
+        }
+    }
+}
+
+/// A field of a form (`application/x-www-form-urlencoded`).
+fn field(text: &str, name: &str) -> Vec<u8> {
+    let mut pairs = text.split('&').filter_map(|it| it.split_once('='));
+    let value = pairs.find(|(key, _)| *key == name).map_or("", |it| it.1);
+    percent_decode_str(&value.replace('+', " ")).collect()
+}
+
+fn with_cookie(mut response: Response, cookie: &str) -> Response {
+    match HeaderValue::from_str(cookie) {
+        Ok(value) => {
+            response.headers_mut().insert(SET_COOKIE, value);
+            response
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+    let asker = web.gate.asker(line, &headers);
+    if let Err(refusal) = web.gate.same_origin(&asker, &headers) {
+        return refuse(&refusal);
+    }
+    let cookie = web.gate.log_out(&asker, &headers);
+    with_cookie(see("login"), &cookie)
+}
+
+/// What the page needs to know before it begins.
+async fn session(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+    let asker = web.gate.asker(line, &headers);
+    match web.gate.admit(&asker, &headers, web.server.doors()) {
+        Ok(guest) => {
+            let access = if guest.right == Right::Full { "full" } else { "view" };
+            let text = json!({ "access": access, "logout": guest.session.is_some() }).to_string();
+            ([(CONTENT_TYPE, "application/json")], text).into_response()
+        }
+        Err(refusal) => refuse(&refusal),
+    }
+}
+
+async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
+    let found = files::file(&path, &headers);
+    found.unwrap_or_else(|| (StatusCode::NOT_FOUND, "There is no such file.\n").into_response())
+}
+
+async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Request) -> Response {
+    let headers = request.headers();
+    let asker = web.gate.asker(line, headers);
+    let admitted = web.gate.same_origin(&asker, headers);
+    let admitted = admitted.and_then(|()| web.gate.admit(&asker, headers, web.server.doors()));
+    let guest = match admitted {
+        Ok(guest) => guest,
+        Err(refusal) => {
+            tracing::info!("web: {} was refused: {}", asker.peer, refusal.sentence());
+            return refuse(&refusal);
+        }
+    };
+    let answer = match socket::accept(headers) {
+        Ok(answer) => answer,
+        Err((status, sentence)) => return (status, format!("{sentence}\n")).into_response(),
+    };
+    let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
+        return (StatusCode::UPGRADE_REQUIRED, "This needs HTTP/1.1.\n").into_response();
+    };
+    let server = web.server.clone();
+    tokio::spawn(async move {
+        let Asker { peer, .. } = asker;
+        let upgraded = match timeout(UPGRADE, upgrade).await {
+            Ok(Ok(upgraded)) => upgraded,
+            Ok(Err(error)) => return tracing::info!("web: {peer} did not come in: {error}"),
+            Err(_) => return tracing::info!("web: {peer} did not come in"),
+        };
+        let stream = Box::new(socket::Line::new(upgraded).await);
+        let entry = Entry::Open { view_only: guest.right == Right::View };
+        let serve = server.serve(stream, Admission { peer: format!("{peer} (web)"), entry });
+        match guest.session {
+            Some(session) => tokio::select! {
+                () = serve => {}
+                () = session.over.notified() => tracing::info!("vnc: {peer} (web) logged out"),
+            },
+            None => serve.await,
+        }
+    });
+    let mut response = (StatusCode::SWITCHING_PROTOCOLS, Body::empty()).into_response();
+    response.headers_mut().extend(answer);
+    response
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn forms_say_everything_that_people_can_type() {
+        let text = "user=J%C3%BCrgen+K&password=a%26b%3D%2B%25&password=no";
+        assert_eq!(field(text, "user"), "Jürgen K".as_bytes());
+        assert_eq!(field(text, "password"), b"a&b=+%");
+        assert_eq!(field(text, "other"), b"");
+        assert_eq!(field("password=%zz", "password"), b"%zz");
+    }
+}

@@ -1,0 +1,5 @@
+// A link from elsewhere comes without our cookie, so that even those who are in land here.
+const session = await fetch("session").catch(() => null);
+if (session?.ok) {
+  location.replace("./");
+}

@@ -1,0 +1,338 @@
+// The page around noVNC's RFB: it connects by itself, comes back by itself, and has what a keyboard
+// or a finger cannot do otherwise. Addresses are relative to the page, whatever path it is at.
+import RFB from "./novnc/core/rfb.js";
+import keysyms from "./novnc/core/input/keysymdef.js";
+import XK from "./novnc/core/input/keysym.js";
+
+const $ = (id) => document.getElementById(id);
+const FIRST_PAUSE = 500;
+const LONGEST_PAUSE = 10000;
+const BETWEEN_KEYS = 12;
+
+let rfb = null;
+let pause = FIRST_PAUSE;
+let timer = 0;
+let looks = false;
+
+// --- what is remembered; a browser may forbid it
+const remember = (key, value) => {
+  try { localStorage.setItem(`transom.${key}`, value); } catch { /* then not */ }
+};
+const remembered = (key, otherwise) => {
+  try { return localStorage.getItem(`transom.${key}`) ?? otherwise; } catch { return otherwise; }
+};
+
+function show(state, text, reason = "") {
+  document.body.dataset.state = state;
+  $("state").textContent = text;
+  $("reason").textContent = reason;
+  $("cover").hidden = !reason;
+}
+
+// --- the connection
+async function connect() {
+  clearTimeout(timer);
+  if (rfb) {
+    return;
+  }
+  show("connecting", "connecting");
+  let session;
+  try {
+    session = await fetch("session", { cache: "no-store" });
+  } catch {
+    return later("The machine's host cannot be reached.");
+  }
+  if (session.status === 401) {
+    location.replace("login");
+    return;
+  }
+  if (!session.ok) {
+    return later(await session.text());
+  }
+  const { access, logout } = await session.json();
+  if (rfb) {
+    return;
+  }
+  looks = access === "view";
+  $("looks").hidden = !looks;
+  $("out").hidden = !logout;
+  document.body.classList.toggle("looking", looks);
+  const url = new URL("websockify", location.href);
+  url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+  open(url.href);
+}
+
+function open(url) {
+  rfb = new RFB($("screen"), url, { shared: true, wsProtocols: ["binary"] });
+  rfb.viewOnly = looks;
+  rfb.focusOnClick = !typing();
+  rfb.background = "#000";
+  arrange();
+  let reason = "The connection was lost.";
+  rfb.addEventListener("connect", () => {
+    pause = FIRST_PAUSE;
+    show("connected", "connected");
+    rfb.focus({ preventScroll: true });
+  });
+  rfb.addEventListener("securityfailure", (event) => { reason = event.detail.reason || reason; });
+  rfb.addEventListener("disconnect", () => {
+    rfb = null;
+    held.forEach((button) => button.setAttribute("aria-pressed", "false"));
+    held.clear();
+    $("buttons").hidden = true;
+    later(reason);
+  });
+  rfb.addEventListener("desktopname", (event) => {
+    $("name").textContent = event.detail.name;
+    document.title = event.detail.name;
+  });
+  rfb.addEventListener("clipboard", (event) => { $("text").value = event.detail.text; });
+  rfb.addEventListener("clippingviewport", (event) => { $("drag").hidden = !event.detail; });
+  rfb.addEventListener("capabilities", (event) => {
+    $("buttons").hidden = looks || !event.detail.capabilities.power;
+  });
+}
+
+function later(reason) {
+  show("waiting", "not connected", `${reason.trim()} Trying again…`);
+  clearTimeout(timer);
+  timer = setTimeout(connect, pause);
+  pause = Math.min(2 * pause, LONGEST_PAUSE);
+}
+
+function now() {
+  if (!rfb && document.body.dataset.state === "waiting") {
+    pause = FIRST_PAUSE;
+    connect();
+  }
+}
+
+$("again").addEventListener("click", now);
+addEventListener("online", now);
+document.addEventListener("visibilitychange", () => document.hidden || now());
+addEventListener("pageshow", (event) => event.persisted && location.reload());
+
+// --- how it is shown
+function arrange() {
+  const size = remembered("size", "fit");
+  const quality = remembered("quality", "6");
+  document.querySelectorAll("input[name=size]").forEach((it) => { it.checked = it.value === size; });
+  document.querySelectorAll("input[name=quality]").forEach((it) => { it.checked = it.value === quality; });
+  if (!rfb) {
+    return;
+  }
+  rfb.scaleViewport = size !== "real";
+  rfb.resizeSession = size === "follow" && !looks;
+  rfb.clipViewport = size === "real";
+  rfb.dragViewport = size === "real" && $("drags").checked;
+  rfb.qualityLevel = Number(quality);
+}
+
+for (const key of ["size", "quality"]) {
+  document.querySelectorAll(`input[name=${key}]`).forEach((it) => it.addEventListener("change", () => {
+    remember(key, it.value);
+    arrange();
+  }));
+}
+$("drags").addEventListener("change", arrange);
+
+$("full").addEventListener("click", () => {
+  const end = document.fullscreenElement;
+  const change = end ? document.exitFullscreen() : document.documentElement.requestFullscreen?.();
+  change?.catch(() => {});
+});
+$("full").hidden = !document.documentElement.requestFullscreen;
+document.addEventListener("fullscreenchange", () => {
+  const full = Boolean(document.fullscreenElement);
+  $("full").setAttribute("aria-pressed", String(full));
+  document.body.classList.remove("shown");
+  // So that Escape, Alt-Tab and the like are the machine's, where browsers allow it.
+  if (full) {
+    navigator.keyboard?.lock?.().catch(() => {});
+  } else {
+    navigator.keyboard?.unlock?.();
+  }
+  rfb?.focus();
+});
+$("handle").addEventListener("click", () => document.body.classList.toggle("shown"));
+
+document.querySelectorAll(".menu").forEach((menu) => menu.addEventListener("toggle", (event) => {
+  if (event.newState === "closed" && document.activeElement === document.body) {
+    rfb?.focus();
+  }
+}));
+
+// --- keys
+const KEYS = {
+  Ctrl: [XK.XK_Control_L, "ControlLeft"], Alt: [XK.XK_Alt_L, "AltLeft"], Shift: [XK.XK_Shift_L, "ShiftLeft"],
+  Win: [XK.XK_Super_L, "MetaLeft"], AltGr: [XK.XK_ISO_Level3_Shift, "AltRight"],
+  Esc: [XK.XK_Escape, "Escape"], Tab: [XK.XK_Tab, "Tab"], Enter: [XK.XK_Return, "Enter"],
+  Del: [XK.XK_Delete, "Delete"], Ins: [XK.XK_Insert, "Insert"],
+  "←": [XK.XK_Left, "ArrowLeft"], "↑": [XK.XK_Up, "ArrowUp"], "↓": [XK.XK_Down, "ArrowDown"],
+  "→": [XK.XK_Right, "ArrowRight"],
+  Home: [XK.XK_Home, "Home"], End: [XK.XK_End, "End"],
+  PgUp: [XK.XK_Prior, "PageUp"], PgDn: [XK.XK_Next, "PageDown"],
+  Print: [XK.XK_Print, "PrintScreen"], R: [XK.XK_r, "KeyR"], L: [XK.XK_l, "KeyL"],
+};
+for (let number = 1; number <= 12; number += 1) {
+  KEYS[`F${number}`] = [XK.XK_F1 + number - 1, `F${number}`];
+}
+const NAMES = { "←": "Left", "↑": "Up", "↓": "Down", "→": "Right" };
+const HELD = ["Ctrl", "Alt", "Shift", "Win", "AltGr"];
+const STRIP = [
+  "Esc", "Tab", ...HELD, "←", "↑", "↓", "→", "Del", "Ins", "Home", "End", "PgUp", "PgDn",
+  ...Object.keys(KEYS).filter((it) => /^F\d+$/.test(it)),
+];
+const CHORDS = [
+  "Ctrl-Alt-Del", "Ctrl-Shift-Esc", "Alt-Tab", "Alt-F4", "Win", "Win-R", "Win-L", "Print", "Ctrl-Esc",
+  "Ctrl-Alt-F1", "Ctrl-Alt-F2", "Ctrl-Alt-F7",
+];
+const held = new Map();
+
+function press(name, down) {
+  rfb?.sendKey(...KEYS[name], down);
+}
+
+function chord(names) {
+  names.forEach((name) => press(name, true));
+  names.toReversed().forEach((name) => press(name, false));
+}
+
+function toggle(name, button) {
+  const down = !held.has(name);
+  press(name, down);
+  button.setAttribute("aria-pressed", String(down));
+  if (down) {
+    held.set(name, button);
+  } else {
+    held.delete(name);
+  }
+}
+
+function key(parent, name, work) {
+  const button = document.createElement("button");
+  button.textContent = name;
+  button.type = "button";
+  if (NAMES[name]) {
+    button.setAttribute("aria-label", NAMES[name]);
+  }
+  // A phone's keyboard stays where it is.
+  button.addEventListener("pointerdown", (event) => event.preventDefault());
+  button.addEventListener("click", () => work(button));
+  parent.append(button);
+  return button;
+}
+
+for (const name of STRIP) {
+  if (HELD.includes(name)) {
+    key($("strip"), name, (button) => toggle(name, button)).setAttribute("aria-pressed", "false");
+  } else {
+    key($("strip"), name, () => chord([name]));
+  }
+}
+for (const name of CHORDS) {
+  key($("chords"), name, () => chord(name.split("-")));
+}
+$("cad").addEventListener("click", () => {
+  chord(["Ctrl", "Alt", "Del"]);
+  rfb?.focus();
+});
+
+// A phone's keyboard is wanted; a touch of the picture must not take it away.
+function typing() {
+  return !$("strip").hidden && matchMedia("(pointer: coarse)").matches;
+}
+
+$("board").addEventListener("click", () => {
+  const on = $("strip").hidden;
+  $("strip").hidden = !on;
+  $("board").setAttribute("aria-pressed", String(on));
+  if (rfb) {
+    rfb.focusOnClick = !typing();
+  }
+  if (typing()) {
+    $("typed").focus({ preventScroll: true });
+  } else {
+    if (!on) {
+      [...held].forEach(([name, button]) => toggle(name, button));
+    }
+    rfb?.focus();
+  }
+});
+
+// --- what a phone's keyboard types, which has no keys: texts come and go
+const FILL = "\u00a0".repeat(16);
+const typed = $("typed");
+typed.value = FILL;
+
+function letters(text) {
+  for (const letter of text) {
+    if (letter === "\n") {
+      press("Enter", true);
+      press("Enter", false);
+    } else if (letter === "\t") {
+      chord(["Tab"]);
+    } else {
+      rfb?.sendKey(keysyms.lookup(letter.codePointAt(0)), null);
+    }
+  }
+}
+
+function backspace() {
+  rfb?.sendKey(XK.XK_BackSpace, "Backspace");
+}
+
+let before = FILL;
+typed.addEventListener("input", (event) => {
+  // The machine sees what a word turns into while it is still being put together.
+  const after = typed.value;
+  let same = 0;
+  while (same < before.length && before[same] === after[same]) {
+    same += 1;
+  }
+  for (let count = before.length - same; count > 0; count -= 1) {
+    backspace();
+  }
+  letters(after.slice(same));
+  before = after;
+  if (!event.isComposing && (after.length < 8 || after.length > 200)) {
+    typed.value = FILL;
+    before = FILL;
+  }
+});
+typed.addEventListener("blur", () => {
+  typed.value = FILL;
+  before = FILL;
+});
+
+// --- the clipboard
+$("paste").addEventListener("click", () => {
+  rfb?.clipboardPasteFrom($("text").value);
+  $("clipboard").hidePopover();
+});
+$("type").addEventListener("click", async () => {
+  const text = $("text").value.replaceAll("\r\n", "\n");
+  $("clipboard").hidePopover();
+  for (const letter of text) {
+    if (!rfb) {
+      break;
+    }
+    letters(letter);
+    await new Promise((done) => { setTimeout(done, BETWEEN_KEYS); });
+  }
+});
+
+// --- buttons of the machine
+$("off").addEventListener("click", () => {
+  rfb?.machineShutdown();
+  $("power").hidePopover();
+});
+$("reset").addEventListener("click", () => {
+  $("power").hidePopover();
+  if (confirm("Reset the machine? What it has not written is lost.")) {
+    rfb?.machineReset();
+  }
+});
+
+arrange();
+connect();
