@@ -97,8 +97,8 @@ options! {
     /// The display: what its monitor prefers, which is 1280x800 if nothing is said, and further
     /// keys of the kind `display`; or `none`.
     "display" "none|WIDTHxHEIGHT[,KEY=VALUE...]" display: Display,
-    /// The keyboard that the guest believes in, for viewers that send symbols and for `vmm ctl type`:
-    /// a language or a culture, as in `de`, `ko` or `fr-CA`; `us` if nothing is said.
+    /// The keyboard that the guest believes in, for viewers that send symbols and for `vmm ctl
+    /// type`: a language or a culture, as in `de`, `ko` or `fr-CA`; `us` if nothing is said.
     "keyboard" "NAME" keyboard: layout::Name,
     /// A disk: a file or block device. It is of the kind `nvme`, which every system has a driver
     /// for, and has its keys; `--device` has other kinds.
@@ -218,15 +218,6 @@ impl Word for Option<Stream> {
     }
 }
 
-impl Word for layout::Name {
-    const ELSE: &'static str = "the name of a keyboard";
-
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        *self = text.parse()?;
-        Ok(())
-    }
-}
-
 impl Word for bool {
     const ELSE: &'static str = "true or false";
 
@@ -253,7 +244,7 @@ macro_rules! plain_words {
     )*};
 }
 
-plain_words!(Unknown, Hyperv);
+plain_words!(Unknown, Hyperv, layout::Name);
 
 /// Words that are `first,key=value`.
 macro_rules! flat_words {

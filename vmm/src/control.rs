@@ -117,8 +117,8 @@ commands! {
     /// Press keys together and let them go: by their places on a keyboard with English letters, as
     /// in ctrl-alt-delete, or by their scan codes, as in 0xe05b (the left logo key).
     "key" "KEY[-KEY...]" Key { keys: Combination; },
-    /// Type a text on the machine's keyboard (see `--keyboard`), with Enter for line feeds; answered
-    /// when it is typed. Nothing is typed if that keyboard lacks one of its characters.
+    /// Type a text on the machine's keyboard (see `--keyboard`), with Enter for line feeds;
+    /// answered when it is typed. Nothing is typed if that keyboard lacks one of its characters.
     "type" "TEXT" Type { text: String; },
     /// Move the pointer to a place of the screen: 0 is left and above, 32767 right and below. Bits
     /// of the buttons that are down: 1 left, 2 right, 4 middle; notches of the wheel, away from a

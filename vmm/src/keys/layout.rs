@@ -4,10 +4,11 @@
 //! Windows' keyboard of that language differs. It is read when a machine starts.
 //!
 //! Windows differs from X in this: it has no AltGr on the keyboards of the United States, China,
-//! Japan and Korea; most others have fewer symbols with AltGr, and X's further ones are left out;
-//! symbols that are elsewhere, or are dead keys in one of the two alone, are the rows with `!`; Caps
-//! Lock shifts digits in Germany and France. The keyboards of `ar`, `lv`, `th` and `uk` are X's as
-//! they are. What Caps Lock does to the upper row of Czech and Slovak keyboards is not in the table.
+//! Japan and Korea. Most others have fewer symbols with AltGr: X's further ones are left out.
+//! Symbols that are elsewhere, or are dead keys in one of the two alone, are the rows with `!`.
+//! Caps Lock shifts digits in Germany and France. The keyboards of `ar`, `lv`, `th` and `uk` are
+//! X's as they are. What Caps Lock does to the upper row of Czech and Slovak keyboards is not in
+//! the table.
 
 use std::collections::BTreeMap;
 use std::fmt;
