@@ -59,8 +59,13 @@ pub fn insert(machine: &Machine, name: &str, path: &Path) -> anyhow::Result<Valu
     Ok(show(&*drive))
 }
 
+/// All drives whose media can be changed.
+pub fn drives(machine: &Machine) -> Vec<Value> {
+    machine.disks().trays().iter().map(|drive| show(&**drive)).collect()
+}
+
 /// A drive, and what is in it.
-pub fn show(drive: &dyn Tray) -> Value {
+fn show(drive: &dyn Tray) -> Value {
     let medium = drive.medium().map(|medium| medium.path().display().to_string());
     json!({ "name": drive.name(), "medium": medium, "locked": drive.is_locked() })
 }

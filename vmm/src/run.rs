@@ -345,7 +345,7 @@ impl Life {
             "display": self.machine.screens().first().map(|display| show_display(&*display)),
             "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
-            "drives": self.machine.disks().trays().iter().map(|it| plug::show(&**it)).collect::<Vec<_>>(),
+            "drives": plug::drives(&self.machine),
             "usb": self.machine.usb(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })

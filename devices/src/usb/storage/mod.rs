@@ -3,7 +3,7 @@
 //! that we have.
 //!
 //! Data goes between the guest's memory and the image's channel without a copy of ours. It is done
-//! on the controller's thread, but for what the operator does: he waits until the device has let go.
+//! on the controller's thread, but for what the operator does, who waits until the device let go.
 //!
 //! Threats: wrappers, commands, and all lengths in them are the guest's. What it says twice (how
 //! much it wants, and what the command moves) is compared before anything is done; blocks are
