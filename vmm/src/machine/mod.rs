@@ -154,8 +154,8 @@ impl Plan {
         devices
     }
 
-    /// What the person before the screen has, unless the user plugs USB devices of his own: a tablet,
-    /// whose pointer is where the viewer's is, and a keyboard, both with drivers everywhere.
+    /// What the person before the screen has, unless the user plugs USB devices of his own: a
+    /// tablet, whose pointer is where the viewer's is, and a keyboard, both with drivers everywhere.
     fn hands(&self) -> Vec<registry::Config> {
         if self.config.device.iter().any(|device| matches!(device, registry::Config::Xhci(_))) {
             return Vec::new();

@@ -26,9 +26,9 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::listen::Listener;
 use super::{Config, routes};
+use crate::keys::layout::Layout;
 use crate::keyvalue;
 use crate::rfb::canvas::Canvas;
-use crate::rfb::keys::Us;
 use crate::rfb::testing::{CERTIFICATE, Fake, KEY, OTHER_KEY};
 use crate::rfb::{Outside, Server, Wire};
 use crate::web::gate::{Line, Rules};
@@ -80,7 +80,12 @@ fn server() -> (Arc<Server>, Arc<Board>) {
     let (hub, board) = (Arc::<Hub>::default(), Arc::<Board>::default());
     hub.register(board.clone());
     let canvas = Canvas::new(Some(fake), hub.clone());
-    let outside = Outside { hub, layout: Arc::new(Us), clipboard: None, power: Box::new(|_| {}) };
+    let outside = Outside {
+        hub,
+        layout: Layout::named("us").unwrap(),
+        clipboard: None,
+        power: Box::new(|_| {}),
+    };
     tokio::spawn(canvas.clone().run());
     let rules = crate::rfb::Rules { name: "a test".into(), ..crate::rfb::Rules::default() };
     (Server::new(canvas, rules, outside), board)
