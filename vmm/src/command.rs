@@ -24,8 +24,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "run",
         usage: "[OPTION...]",
-        help: "Runs a machine. Without firmware and kernel: the built-in probe, which switches off at \
-               its end, or stays on the screen while that is served to viewers.",
+        help: "Runs a machine. Without firmware and kernel: the built-in probe, which switches off \
+               at its end, or stays on the screen while that is served to viewers.",
         run: run_machine,
     },
     Verb {
