@@ -155,18 +155,8 @@ fn run(rival: &Rival, way: Way, disk: &Path) -> Result<Vec<Figures>> {
     });
     let words = format!("checks=none then=halt {}", words.join(" "));
     let mut machine = Machine::start(&mut command(rival, &words, way, disk)?)?;
-    machine.wait_for("loops_per_us", 1)?;
-    let mut times = vec![machine.processor_seconds()?];
-    for count in 1..=WORKS.len() {
-        machine.wait_for("  disk  ", count)?;
-        times.push(machine.processor_seconds()?);
-    }
-    let report = machine.report()?;
-    ensure!(report["ok"] == true, "{report}");
-    let findings = report["findings"].as_array().context("findings")?;
-    let found = findings.iter().filter(|finding| finding["name"] == "disk");
-    let used = times.windows(2).map(|pair| pair[1] - pair[0]);
-    let figures = found.zip(used).map(|(finding, used)| {
+    let parts = machine.parts("disk", WORKS.len())?.into_iter();
+    let figures = parts.map(|(finding, used)| {
         let number = |key: &str| finding[key].as_f64().with_context(|| key.to_owned());
         let requests = number("requests")?;
         let each = match number("depth")? {

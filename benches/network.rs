@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Rival, rivals};
 use transom_benches::table::{Samples, print, rows_table};
@@ -97,18 +97,8 @@ fn run(entry: &Entry, rival: &Rival, tap: &Tap) -> Result<Vec<Figures>> {
     let words: Vec<_> = WORKS.iter().map(|(_, word, _)| word.replace("HOST", HOST)).collect();
     let words = format!("checks=none then=halt {}", words.join(" "));
     let mut machine = Machine::start(&mut tap.inside(&command(entry, rival, &words)?))?;
-    machine.wait_for("loops_per_us", 1)?;
-    let mut times = vec![machine.processor_seconds()?];
-    for count in 1..=WORKS.len() {
-        machine.wait_for("  net  ", count)?;
-        times.push(machine.processor_seconds()?);
-    }
-    let report = machine.report()?;
-    ensure!(report["ok"] == true, "{report}");
-    let findings = report["findings"].as_array().context("findings")?;
-    let found = findings.iter().filter(|finding| finding["name"] == "net");
-    let used = times.windows(2).map(|pair| pair[1] - pair[0]);
-    let figures = found.zip(used).zip(WORKS).map(|((finding, used), (_, _, asks))| {
+    let parts = machine.parts("net", WORKS.len())?.into_iter();
+    let figures = parts.zip(WORKS).map(|((finding, used), (_, _, asks))| {
         let number = |key: &str| finding[key].as_f64().with_context(|| key.to_owned());
         let sent = number("sent")?;
         let rate = sent / number("microseconds")? * 1e3;

@@ -74,6 +74,27 @@ impl Machine {
         Ok(report)
     }
 
+    /// What the probe found of this name, so often, and the processor seconds that other threads
+    /// of the process took for each, from when the probe knew its processor on.
+    ///
+    /// # Errors
+    ///
+    /// When one of them is missing, or not all was well.
+    pub fn parts(&mut self, name: &str, count: usize) -> Result<Vec<(Value, f64)>> {
+        self.wait_for("loops_per_us", 1)?;
+        let mut times = vec![self.processor_seconds()?];
+        for number in 1..=count {
+            self.wait_for(&format!("  {name}  "), number)?;
+            times.push(self.processor_seconds()?);
+        }
+        let report = self.report()?;
+        ensure!(report["ok"] == true, "{report}");
+        let findings = report["findings"].as_array().context("findings")?;
+        let found = findings.iter().filter(|finding| finding["name"] == name).cloned();
+        let used = times.windows(2).map(|pair| pair[1] - pair[0]);
+        Ok(found.zip(used).collect())
+    }
+
     /// Memory of the process in KiB without the guest's RAM: a field of `smaps`, added up.
     ///
     /// # Errors

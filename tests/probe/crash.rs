@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use devices::testutil::hostile::Noise;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use transom_tests::image::{check, qemu_img};
@@ -29,24 +30,6 @@ pub(crate) fn kills() -> u64 {
     if all { 200 } else { 20 }
 }
 
-/// Numbers without order, the same in each run (splitmix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
-    }
-
-    pub(crate) fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        let index = self.below(choices.len().try_into().expect("few choices"));
-        choices[usize::try_from(index).expect("few choices")]
-    }
-}
-
 /// A disk with records on it, through the lives of several machines.
 pub(crate) struct Recorded {
     pub(crate) disk: PathBuf,
@@ -63,7 +46,7 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    pub(crate) fn new(disk: PathBuf, random: &mut Random) -> Self {
+    pub(crate) fn new(disk: PathBuf, random: &mut Noise) -> Self {
         let block = random.of(&[512, 4096, 12 << 10, 40 << 10]);
         let layout = format!("seed={},block={block},span={}", random.below(1000), block * 2048);
         let folder = tempfile::tempdir().expect("a folder");
@@ -106,7 +89,7 @@ impl Recorded {
     }
 
     /// A machine that has looked at all records, and now writes more of them.
-    pub(crate) fn write(&self, random: &mut Random) -> Running {
+    pub(crate) fn write(&self, random: &mut Noise) -> Running {
         let (depth, every) = (random.of(&[1, 4, 32]), random.of(&[1, 3, 8, 50]));
         let through = u8::from(random.below(4) == 0);
         self.record(&format!("depth={depth},every={every},through={through}"))
@@ -163,7 +146,7 @@ impl Recorded {
 }
 
 fn kill_often(name: &str, seed: u64) {
-    let (mut random, mut records, mut empty) = (Random(seed), 0, 0);
+    let (mut random, mut records, mut empty) = (Noise::new(seed), 0, 0);
     let start = Instant::now();
     for _ in 0..kills() / LIFE {
         let folder = tempfile::tempdir().expect("a folder");
@@ -210,7 +193,7 @@ fn a_record_that_is_gone_is_found_out() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let mut random = Random(3);
+    let mut random = Noise::new(3);
     let mut disk = Recorded::new(folder.path().join("disk.img"), &mut random);
     let machine = disk.write(&mut random);
     disk.wait_for_more(99);

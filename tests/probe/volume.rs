@@ -9,13 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use devices::testutil::hostile::Noise;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, connect, findings, finish, not_run, report, vmm};
 use vmm::control;
 
-use crate::crash::{LIFE, Random, Recorded, kills};
+use crate::crash::{LIFE, Recorded, kills};
 use crate::runs_here;
 
 const MIB: u64 = 1 << 20;
@@ -161,11 +162,11 @@ enum Moment {
 const MOMENTS: [Moment; 5] =
     [Moment::Before, Moment::Meanwhile, Moment::AboutToGoOn, Moment::After, Moment::Storm];
 
-fn pause(random: &mut Random, milliseconds: u64) {
+fn pause(random: &mut Noise, milliseconds: u64) {
     sleep(Duration::from_micros(random.below(milliseconds * 1000)));
 }
 
-fn reach(moment: Moment, disk: &Recorded, volume: &Volume, random: &mut Random) {
+fn reach(moment: Moment, disk: &Recorded, volume: &Volume, random: &mut Noise) {
     match moment {
         Moment::Before => pause(random, 60),
         Moment::Meanwhile => {
@@ -206,7 +207,7 @@ struct Figures {
 }
 
 /// One disk on one volume, until it is killed for the last time.
-fn live((name, mount): (&str, &str), random: &mut Random, figures: &mut Figures) {
+fn live((name, mount): (&str, &str), random: &mut Noise, figures: &mut Figures) {
     let volume = Volume::new(mount).expect("a volume");
     let mut disk = Recorded::new(volume.place.join(name), random);
     let block = random.of(&[1024, 4096, 12 << 10, 40 << 10]);
@@ -236,7 +237,7 @@ fn live((name, mount): (&str, &str), random: &mut Random, figures: &mut Figures)
 }
 
 fn kill_often(name: &str, seed: u64) {
-    let (mut random, mut figures, start) = (Random(seed), Figures::default(), Instant::now());
+    let (mut random, mut figures, start) = (Noise::new(seed), Figures::default(), Instant::now());
     while figures.kills < kills() {
         let mount = [EXT4, TMPFS, SMALL_BLOCKS][usize::try_from(figures.kills / LIFE % 3).unwrap()];
         live((name, mount), &mut random, &mut figures);
@@ -275,7 +276,7 @@ fn a_file_that_may_not_grow_is_an_error_to_the_guest() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, kind) in [("disk.img", "virtio-blk"), ("disk.qcow2", "nvme")] {
         for direct in ["auto", "off"] {
-            let disk = Recorded::new(folder.path().join(name), &mut Random(6));
+            let disk = Recorded::new(folder.path().join(name), &mut Noise::new(6));
             let device = format!("{kind},path={},direct={direct}", disk.disk.display());
             let way = "span=96M,block=64K,depth=8";
             let words = format!("checks=none disk=write,{way} disk=read,{way} then=poweroff");

@@ -18,18 +18,14 @@ const PARTS: [&str; 24] = [
 fn whatever_a_user_writes_is_read_or_refused_in_a_sentence() {
     for seed in 0..ROUNDS {
         let mut noise = Noise::new(seed);
-        let mut pick = |list: &[&str]| {
-            let word = noise.below(list.len() as u64);
-            list[usize::try_from(word).unwrap()].to_owned()
-        };
         let keys: Vec<_> = OPTIONS.iter().map(|option| option.key).collect();
         let mut text = String::new();
         for word in 0..seed % 12 {
-            text += &match word % 4 {
-                0 => pick(KINDS),
-                2 => pick(&keys),
-                _ => pick(&PARTS),
-            };
+            text += noise.of(match word % 4 {
+                0 => KINDS,
+                2 => &keys,
+                _ => &PARTS,
+            });
         }
         let option = usize::try_from(noise.below(OPTIONS.len() as u64 + 4)).unwrap();
         hostile_user::read(option, &text);

@@ -24,6 +24,16 @@ impl Noise {
         let bytes = [(); 8].map(|()| self.next().unwrap_or(0));
         u64::from_le_bytes(bytes) % limit
     }
+
+    /// One of these.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        let number = self.below(choices.len() as u64);
+        choices[usize::try_from(number).expect("it is below a length")]
+    }
 }
 
 impl Iterator for Noise {

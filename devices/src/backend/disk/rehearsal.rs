@@ -13,23 +13,7 @@ use tempfile::TempDir;
 use super::driver::{Driver, piece};
 use super::*;
 use crate::size::Size;
-
-/// A generator of numbers, the same for the same seed (splitmix64).
-pub(super) struct Dice(pub(super) u64);
-
-impl Dice {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(super) fn below(&mut self, most: u64) -> u64 {
-        self.next() % most
-    }
-}
+use crate::testutil::hostile::Noise;
 
 /// Says why a test did not run.
 pub(super) fn not_run(test: &str, why: &str) {
@@ -96,13 +80,13 @@ struct Step {
 }
 
 /// Pushes something at random that stays within `lane`.
-fn propose(driver: &mut Driver, dice: &mut Dice, number: u64, lane: u64) -> Step {
+fn propose(driver: &mut Driver, dice: &mut Noise, number: u64, lane: u64) -> Step {
     let start = dice.below(lane / 512) * 512;
     let most = if dice.below(4) == 0 { 200_000 } else { 20_000 };
     let length = (dice.below(most) / 512 * 512).min(lane - start);
     let offset = number * lane + start;
     let range = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
-    let data: Vec<u8> = range.clone().map(|_| dice.next().to_le_bytes()[0]).collect();
+    let data: Vec<u8> = range.clone().map(|_| dice.below(256).to_le_bytes()[0]).collect();
     let operation = match dice.below(12) {
         0..4 => Operation::Read,
         4..8 => Operation::Write { durable: dice.below(8) == 0 },
@@ -161,7 +145,7 @@ fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], (step, answ
 /// Reads, writes, discards, zeroes and flushes at random, many at once where they do not touch.
 pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], (seed, rounds): (u64, u64)) {
     let mut driver = Driver::new(image);
-    let mut dice = Dice(seed);
+    let mut dice = Noise::new(seed);
     for _ in 0..rounds {
         let lanes = 1 + dice.below(6);
         let lane = model.len() as u64 / lanes / 512 * 512;
@@ -348,7 +332,7 @@ const SLOT: u64 = 24 << 10;
 
 /// The `n`th thing that the victim does: where, and whether zeros.
 fn act(number: u64) -> (u64, bool) {
-    let mut dice = Dice(number);
+    let mut dice = Noise::new(number);
     (dice.below(SLOTS), dice.below(5) == 0)
 }
 
@@ -366,7 +350,7 @@ fn victim(config: &Config) {
             let data = number.to_le_bytes().repeat(usize::try_from(SLOT / 8).unwrap());
             driver.write(at, &data).unwrap();
         }
-        if Dice(number ^ 77).below(6) == 0 {
+        if Noise::new(number ^ 77).below(6) == 0 {
             driver.flush().unwrap();
             out.write_all(format!("durable {number}\n").as_bytes()).unwrap();
         }
@@ -396,7 +380,7 @@ fn kill_often(test: &str, config: &Config, rounds: u64) {
             let line = line.unwrap();
             let Some(number) = line.strip_prefix("durable ") else { continue };
             last = number.parse().unwrap();
-            let limit = Duration::from_millis(20 + Dice(round).below(150));
+            let limit = Duration::from_millis(20 + Noise::new(round).below(150));
             let end = *end.get_or_insert_with(|| Instant::now() + limit);
             if Instant::now() >= end {
                 child.kill().ok();
@@ -501,7 +485,7 @@ fn qcow2_survives_a_loss_of_power_at_any_point() {
     }
     let journal: Vec<Event> = journal();
     drop(image);
-    let mut dice = Dice(3);
+    let mut dice = Noise::new(3);
     let cut = folder.path().join("cut.qcow2");
     for (end, model) in durable {
         lose_power(&cut, &before, &journal[..end], &mut dice);
@@ -520,7 +504,7 @@ fn qcow2_survives_a_loss_of_power_at_any_point() {
 }
 
 /// Makes the file as it may be when the power goes after these events, and checks it.
-fn lose_power(path: &Path, before: &[u8], events: &[raw::Event], dice: &mut Dice) {
+fn lose_power(path: &Path, before: &[u8], events: &[raw::Event], dice: &mut Noise) {
     use raw::Event;
 
     let flushed = |event: &Event| matches!(event, Event::Flushed);

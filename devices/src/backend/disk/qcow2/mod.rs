@@ -551,9 +551,10 @@ mod test {
     use std::fs;
 
     use super::super::driver::Driver;
-    use super::super::rehearsal::{Dice, check, create, patient, qemu_img};
+    use super::super::rehearsal::{check, create, patient, qemu_img};
     use super::super::{Fault, Image, Operation, open as open_disk};
     use super::*;
+    use crate::testutil::hostile::Noise;
 
     fn refusal(path: &Path) -> String {
         let Err(error) = open_disk(&Config::new(path), None) else { panic!("{path:?} was opened") };
@@ -781,7 +782,7 @@ mod test {
             assert!(convert.status().unwrap().success());
             let bytes = fs::read(&whole).unwrap();
             let victim = folder.path().join("victim.qcow2");
-            let mut dice = Dice(11);
+            let mut dice = Noise::new(11);
             for _ in 0..250 {
                 let mut torn = bytes.clone();
                 // The header, the tables behind it, or anywhere; a bit, a byte, or a number.
@@ -791,7 +792,7 @@ mod test {
                     let at = usize::try_from(dice.below(within)).unwrap().min(torn.len() - 8);
                     match dice.below(4) {
                         0 => torn[at] ^= 1 << dice.below(8),
-                        1 => torn[at] = dice.next().to_le_bytes()[0],
+                        1 => torn[at] = dice.below(256).to_le_bytes()[0],
                         2 => torn[at..at + 8].fill(0xff),
                         _ => {
                             let length = usize::try_from(dice.below(torn.len() as u64)).unwrap();
