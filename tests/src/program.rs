@@ -274,14 +274,16 @@ impl Running {
             let mut words = line.split_ascii_whitespace();
             let first = words.next().unwrap_or_default();
             if let Some(key) = first.strip_suffix(':') {
-                if key == field && !ram {
+                if key == "Size" {
+                    // No mapping but the guest's RAM is as large.
+                    let size = words.next().and_then(|it| it.parse::<u64>().ok());
+                    ram = size.is_some_and(|kib| kib > 192 << 10);
+                } else if key == field && !ram {
                     sum += words
                         .next()
                         .and_then(|it| it.parse::<u64>().ok())
                         .context(field.to_owned())?;
                 }
-            } else {
-                ram = line.contains("memfd:guest-ram");
             }
         }
         Ok(sum)
