@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
-use transom_tests::evdev::{ABSOLUTE, Ear, Event, KEY, RELATIVE, SYNCHRONIZE, TOOLS, comes_true};
+use transom_tests::evdev::{Ear, Event, KEY, TOOLS, comes_true, states};
 use transom_tests::guest::{Guest, Running};
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
@@ -113,38 +113,55 @@ impl LinuxGuest {
         let mut watch = Watch::new();
         self.reads_a_disk_and_a_cd(&mut booted)?;
         watch.says("disk and CD");
-        self.judges_what_it_sees(&mut booted)?;
-        watch.says("descriptors");
         types_and_points(&mut booted)?;
         watch.says("keys and places");
         writes_a_text_and_lights_up(&mut booted)?;
         watch.says("text and lights");
-        lets_go(&mut booted, &viewers(&folder))?;
+        if self.is_thorough() {
+            self.has_all_that_is_rarer(&mut booted, &folder, &mut watch)?;
+        }
+        self.complains_of_nothing(&mut booted)?;
+        rests_when_nothing_happens(&booted)?;
+        booted.running.send("poweroff -f")?;
+        booted.running.ends_with(0, SOON)
+    }
+
+    /// What is the host's side is tried with one guest, unless there is time.
+    fn is_thorough(self) -> bool {
+        lab::everything() || !self.wire
+    }
+
+    fn has_all_that_is_rarer(
+        self,
+        booted: &mut Booted,
+        folder: &TempDir,
+        watch: &mut Watch,
+    ) -> anyhow::Result<()> {
+        self.judges_what_it_sees(booted)?;
+        watch.says("descriptors");
+        lets_go(booted, &viewers(folder))?;
         watch.says("a viewer that left");
-        follows_a_stick(&mut booted, folder.path())?;
+        follows_a_stick(booted, folder.path())?;
         watch.says("a stick");
-        follows_a_cd(&mut booted, folder.path())?;
+        follows_a_cd(booted, folder.path())?;
         watch.says("other CDs");
-        wakes_up(&mut booted)?;
+        wakes_up(booted)?;
         watch.says("a tablet that slept");
         // The driver lets go of the controller, takes it again, and finds all as it was.
         booted.run(&format!("umount {TOOLS}/dev {TOOLS}/proc {TOOLS}/sys {TOOLS}"), SOON)?;
         let driver = "cd /sys/bus/pci/drivers/xhci_hcd; it=$(ls -d 0000:*)";
         booted.run(&format!("{driver}; echo $it > unbind; echo $it > bind"), SOON)?;
-        self.reads_a_disk_and_a_cd(&mut booted)?;
-        types_and_points(&mut booted)?;
+        self.reads_a_disk_and_a_cd(booted)?;
+        types_and_points(booted)?;
         watch.says("the driver again");
-        self.complains_of_nothing(&mut booted)?;
+        self.complains_of_nothing(booted)?;
         booted.running.ask(&Command::Reset)?;
         booted.ready(BOOT)?;
         watch.says("a reset");
-        self.reads_a_disk_and_a_cd(&mut booted)?;
-        types_and_points(&mut booted)?;
-        self.complains_of_nothing(&mut booted)?;
+        self.reads_a_disk_and_a_cd(booted)?;
+        types_and_points(booted)?;
         watch.says("all again");
-        rests_when_nothing_happens(&booted)?;
-        booted.running.send("poweroff -f")?;
-        booted.running.ends_with(0, SOON)
+        Ok(())
     }
 
     /// The disk has programs, which run; the CD has a file.
@@ -170,24 +187,22 @@ impl LinuxGuest {
         Ok(())
     }
 
-    /// `lsusb` reads all descriptors; what it thinks of them is kept to be looked at.
+    /// `lsusb` reads all descriptors, and Linux' own parser those of reports.
     fn judges_what_it_sees(self, booted: &mut Booted) -> anyhow::Result<()> {
-        booted.run("mount -t debugfs debugfs /sys/kernel/debug", SOON)?;
-        let list = format!("chroot {TOOLS} lsusb -v > /lsusb 2> /lsusb.errors; cat /lsusb");
-        let told = booted.run(&list, SOON)?;
-        let parsed = booted.run("cat /sys/kernel/debug/hid/*/rdesc", SOON)?;
-        let file = lab::shared()?.join(format!("lsusb-{}-{}.txt", self.release, self.speed));
-        fs::write(&file, format!("{told}\n{parsed}")).context("what lsusb says")?;
+        booted.run(&format!("chroot {TOOLS} lsusb -v > /lsusb 2> /lsusb.errors"), SOON)?;
         for name in ["USB keyboard", "USB tablet", "USB disk", "USB CD-ROM"] {
-            ensure!(told.contains(name), "no {name}: {}", file.display());
+            booted.run(&format!("grep -E 'iProduct .* {name}' /lsusb"), SOON)?;
         }
-        let words = ["warning", "mismatch", "junk", "unrecognized", "invalid", "bad "];
-        let found = words.iter().find(|it| told.to_lowercase().contains(**it));
-        ensure!(found.is_none(), "lsusb says `{}`: {}", found.unwrap_or(&""), file.display());
+        let words = "warning|mismatch|junk|unrecognized|invalid|bad ";
+        let doubts = booted.try_run(&format!("grep -iE '{words}' /lsusb"), SOON)?.output;
+        ensure!(doubts.trim().is_empty(), "lsusb says {doubts}");
         // It asks all for what only devices that are being debugged have.
         let errors = "grep -v 'debug descriptor' /lsusb.errors";
         let errors = booted.try_run(errors, SOON)?.output;
         ensure!(errors.trim().is_empty(), "lsusb complains: {errors}");
+        booted.run("mount -t debugfs debugfs /sys/kernel/debug", SOON)?;
+        let reports = booted.run("cat /sys/kernel/debug/hid/*/rdesc | grep -c '^  INPUT'", SOON)?;
+        ensure!(reports.trim() == "4", "keys, media keys, sleep, and places: {reports}");
         Ok(())
     }
 
@@ -225,9 +240,9 @@ impl Watch {
     }
 }
 
-/// The checksum of a file's first 8 MiB, as busybox computes it.
+/// The checksum of a file's first 4 MiB, as busybox computes it.
 fn sum(path: &Path) -> anyhow::Result<String> {
-    let part = format!("head -c 8388608 '{}' | sha256sum", path.display());
+    let part = format!("head -c 4194304 '{}' | sha256sum", path.display());
     let sum = process::Command::new("sh").args(["-c", &part]).output().context("sha256sum")?;
     let text = String::from_utf8_lossy(&sum.stdout).into_owned();
     text.split_whitespace().next().map(str::to_owned).context("sha256sum said nothing")
@@ -235,7 +250,7 @@ fn sum(path: &Path) -> anyhow::Result<String> {
 
 /// The guest's checksum of the same part of a device.
 fn seen(booted: &mut Booted, device: &str) -> anyhow::Result<String> {
-    let part = format!("head -c 8388608 {device} | sha256sum");
+    let part = format!("head -c 4194304 {device} | sha256sum");
     let text = booted.run(&format!("echo 3 > /proc/sys/vm/drop_caches; {part}"), SOON)?;
     text.split_whitespace().next().map(str::to_owned).context("the guest has no checksum")
 }
@@ -299,29 +314,6 @@ fn types_and_points(booted: &mut Booted) -> anyhow::Result<()> {
         ensure_typed(&heard, strokes).context(name)?;
     }
     points(booted)
-}
-
-/// Left, right, middle, back and forward, as Linux calls them.
-const BUTTONS: [u16; 5] = [0x110, 0x111, 0x112, 0x113, 0x114];
-const WHEEL: u16 = 8;
-
-/// All that the tablet told: where it was, and which buttons were down; and turns of the wheel.
-fn states(heard: Vec<Event>) -> (Vec<(i32, i32, u8)>, Vec<i32>) {
-    let mut state: BTreeMap<(u16, u16), i32> = BTreeMap::new();
-    let (mut seen, mut notches) = (Vec::new(), Vec::new());
-    for (kind, code, value) in heard {
-        match kind {
-            SYNCHRONIZE => {
-                let of = |kind, code| state.get(&(kind, code)).copied().unwrap_or(0);
-                let buttons = BUTTONS.iter().rev();
-                let down = buttons.fold(0, |sum, it| sum << 1 | u8::from(of(KEY, *it) != 0));
-                seen.push((of(ABSOLUTE, 0), of(ABSOLUTE, 1), down));
-            }
-            RELATIVE if code == WHEEL => notches.push(value),
-            _ => drop(state.insert((kind, code), value)),
-        }
-    }
-    (seen, notches)
 }
 
 fn points(booted: &mut Booted) -> anyhow::Result<()> {
@@ -570,8 +562,8 @@ fn boots_from_a_cd(release: &str) -> anyhow::Result<()> {
     running.expect("> ", SOON)?;
     // Only the keyboard that its driver has configured has lights: keys go there.
     capitals(&running, false)?;
-    running.ask(&Command::Type { text: "echo \"Typed at USB: {#}\"\n".into() })?;
-    running.expect("Typed at USB: {#}\n", SOON)?;
+    running.ask(&Command::Type { text: "echo \"Typed at USB: {@}\"\n".into() })?;
+    running.expect("Typed at USB: {@}\n", SOON)?;
     running.ask(&Command::Key { keys: "capslock".parse()? })?;
     capitals(&running, true)?;
     running.ask(&Command::Type { text: "echo \"cAPS lOCK\"\n".into() })?;

@@ -2,6 +2,7 @@
 //!
 //! The guest has the asset `USB_TOOLS` mounted, with its own `/dev` and `/proc` in it.
 
+use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -17,14 +18,14 @@ pub const TOOLS: &str = "/tools";
 /// One event: type, code, value.
 pub type Event = (u16, u16, i32);
 
-/// Types of events.
-pub const SYNCHRONIZE: u16 = 0;
+/// Types of events: what came before belongs together.
+const SYNCHRONIZE: u16 = 0;
 /// Keys and buttons.
 pub const KEY: u16 = 1;
 /// Ways.
-pub const RELATIVE: u16 = 2;
+const RELATIVE: u16 = 2;
 /// Places.
-pub const ABSOLUTE: u16 = 3;
+const ABSOLUTE: u16 = 3;
 
 /// Waits until a command of the guest's succeeds.
 ///
@@ -95,4 +96,28 @@ impl Ear {
         }
         Ok(events)
     }
+}
+
+/// Left, right, middle, back and forward, as Linux calls them.
+const BUTTONS: [u16; 5] = [0x110, 0x111, 0x112, 0x113, 0x114];
+const WHEEL: u16 = 8;
+
+/// All that a tablet told: where it was, and a bit for each button that was down; and turns of the
+/// wheel.
+pub fn states(heard: Vec<Event>) -> (Vec<(i32, i32, u8)>, Vec<i32>) {
+    let mut state: BTreeMap<(u16, u16), i32> = BTreeMap::new();
+    let (mut seen, mut notches) = (Vec::new(), Vec::new());
+    for (kind, code, value) in heard {
+        match kind {
+            SYNCHRONIZE => {
+                let of = |kind, code| state.get(&(kind, code)).copied().unwrap_or(0);
+                let buttons = BUTTONS.iter().rev();
+                let down = buttons.fold(0, |sum, it| sum << 1 | u8::from(of(KEY, *it) != 0));
+                seen.push((of(ABSOLUTE, 0), of(ABSOLUTE, 1), down));
+            }
+            RELATIVE if code == WHEEL => notches.push(value),
+            _ => drop(state.insert((kind, code), value)),
+        }
+    }
+    (seen, notches)
 }
