@@ -4,6 +4,7 @@
 pub mod browser;
 pub mod compare;
 pub mod console;
+pub mod evdev;
 pub mod flash;
 pub mod fwts;
 pub mod guest;

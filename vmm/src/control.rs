@@ -88,7 +88,7 @@ macro_rules! commands {
 
 commands! {
     /// State, size and number of resets; what the display shows and who looks at it; disks,
-    /// networks, USB devices and drives by their names.
+    /// networks, USB devices and drives by their names; the keyboard's lights.
     "status" "" Status,
     /// Stop the processors.
     "pause" "" Pause,

@@ -53,7 +53,14 @@ const NAMES: &[(&str, u16)] = &[
     ("f12", 0x58),
     ("hanja", 0xf1),
     ("hangul", 0xf2),
+    ("previous", 0xe010),
+    ("next", 0xe019),
     ("rightctrl", 0xe01d),
+    ("mute", 0xe020),
+    ("play", 0xe022),
+    ("stop", 0xe024),
+    ("volumedown", 0xe02e),
+    ("volumeup", 0xe030),
     ("print", 0xe037),
     ("rightalt", 0xe038),
     ("home", 0xe047),
@@ -69,6 +76,7 @@ const NAMES: &[(&str, u16)] = &[
     ("logo", 0xe05b),
     ("rightlogo", 0xe05c),
     ("menu", 0xe05d),
+    ("sleep", 0xe05f),
     ("pause", 0xe11d),
 ];
 

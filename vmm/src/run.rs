@@ -347,6 +347,7 @@ impl Life {
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),
             "drives": plug::drives(&self.machine),
             "usb": self.machine.usb(),
+            "lights": self.machine.input().lights(),
             "links": links.iter().map(|(name, link)| show_link(name, link)).collect::<Vec<_>>(),
         })
     }

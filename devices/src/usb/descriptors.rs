@@ -169,7 +169,8 @@ fn configuration(speed: Speed, interfaces: &[Interface]) -> Vec<u8> {
 
 /// Binary Device Object Store: what USB 3 demands, with no link power states (U1, U2) to leave.
 fn bos() -> Vec<u8> {
-    let usb2 = [7, CAPABILITY, 2, 0, 0, 0, 0];
+    // LPM: whoever talks USB 3 says so (9.6.2.1).
+    let usb2 = [7, CAPABILITY, 2, 2, 0, 0, 0];
     // All speeds from full on; all functions from full speed on.
     let superspeed = [10, CAPABILITY, 3, 0, 0x0e, 0, 1, 0, 0, 0];
     let length = 5 + 7 + 10;

@@ -1,14 +1,13 @@
 //! A keyboard of 101 keys and more, with the report of the boot protocol (HID 1.11, B.1): firmware
-//! takes it as it is.
+//! takes it as it is. Its media keys are a second interface.
 //!
 //! Keys repeat in the guest, which is told when they go down and up: repetitions of the host's
-//! keyboard are not passed on. What is pressed while the buffer is full is lost whole; what was
-//! passed on as pressed is always let go.
-
-use std::collections::{BTreeSet, VecDeque};
+//! keyboard are not passed on.
 
 use serde::{Deserialize, Serialize};
 
+use super::media::{self, Media};
+use super::presses::Presses;
 use super::{Model, build, usages};
 use crate::device::{Build, Device, Place};
 use crate::input::{Event, Key, Lights};
@@ -24,8 +23,6 @@ impl Build for Config {
     }
 }
 
-/// Keys that go down while as many events wait are lost.
-const BUFFER: usize = 64;
 /// Keys of a report beside Ctrl, Shift, Alt and the logo keys.
 const KEYS: usize = 6;
 /// What a report says of more: ErrorRollOver.
@@ -47,63 +44,54 @@ const REPORT: &[u8] = &[
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Keyboard {
-    /// What is to be told, in the order that it happened: usages, and whether they went down.
-    events: VecDeque<(u8, bool)>,
-    /// Keys that are down, when all that was told.
-    held: BTreeSet<u8>,
-    /// Keys of the last report, in the order that they went down.
-    down: Vec<u8>,
+    keys: Presses<u8>,
+    media: Media,
     lights: u8,
 }
 
 impl Keyboard {
-    fn press(&mut self, usage: u8, down: bool) {
-        if !down {
-            // Each was pressed before, so this is bounded.
-            if self.held.remove(&usage) {
-                self.events.push_back((usage, false));
-            }
-        } else if self.events.len() < BUFFER && self.held.insert(usage) {
-            self.events.push_back((usage, true));
-        }
-    }
-}
-
-impl Model for Keyboard {
-    const REPORT: &'static [u8] = REPORT;
-
-    fn take(&mut self, event: Event) -> bool {
-        let Event::Key(key, down) = event else { return false };
-        let Some(usage) = usages::of(key) else { return false };
-        // These say nothing when they are let go: they are let go as soon as they are pressed.
-        let once = [Key::HANGUL, Key::HANJA].contains(&key);
-        if down || !once {
-            self.press(usage, down);
-        }
-        if once {
-            self.press(usage, false);
-        }
-        true
-    }
-
-    fn next(&mut self) -> Option<Vec<u8>> {
-        let (usage, down) = self.events.pop_front()?;
-        self.down.retain(|other| *other != usage);
-        if down {
-            self.down.push(usage);
-        }
-        Some(self.again())
-    }
-
-    fn again(&self) -> Vec<u8> {
+    /// The boot protocol's report.
+    fn report(&self) -> Vec<u8> {
         let mut report = vec![0; 2];
         let (modifiers, keys): (Vec<u8>, Vec<u8>) =
-            self.down.iter().partition(|usage| **usage >= MODIFIERS);
+            self.keys.down().iter().partition(|usage| **usage >= MODIFIERS);
         report[0] = modifiers.iter().fold(0, |bits, usage| bits | 1 << (usage & 7));
         let keys = if keys.len() > KEYS { vec![TOO_MANY; KEYS] } else { keys };
         report.extend(keys);
         report.resize(2 + KEYS, 0);
         report
+    }
+}
+
+impl Model for Keyboard {
+    const REPORTS: &'static [&'static [u8]] = &[REPORT, media::REPORT];
+
+    fn take(&mut self, event: Event) -> bool {
+        let Event::Key(key, down) = event else { return false };
+        let Some(usage) = usages::of(key) else { return self.media.take(key, down) };
+        // These say nothing when they are let go: they are let go as soon as they are pressed.
+        let once = [Key::HANGUL, Key::HANJA].contains(&key);
+        if down || !once {
+            self.keys.press(usage, down);
+        }
+        if once {
+            self.keys.press(usage, false);
+        }
+        true
+    }
+
+    fn next(&mut self, interface: usize) -> Option<Vec<u8>> {
+        if interface > 0 {
+            return self.media.next();
+        }
+        self.keys.tell().map(|_| self.report())
+    }
+
+    fn again(&self, interface: usize, number: u8) -> Option<Vec<u8>> {
+        if interface > 0 {
+            return self.media.again(number);
+        }
+        (number == 0).then(|| self.report())
     }
 
     fn output(&mut self, report: &[u8]) {
@@ -118,12 +106,14 @@ impl Model for Keyboard {
     }
 
     fn is_idle(&self) -> bool {
-        self.events.is_empty()
+        // Firmware never asks for the other interface's.
+        self.keys.is_idle()
     }
 }
 
 #[cfg(test)]
 mod test {
+    use super::super::presses::BUFFER;
     use super::*;
 
     fn press(keyboard: &mut Keyboard, code: u16, down: bool) {
@@ -131,7 +121,7 @@ mod test {
     }
 
     fn drain(keyboard: &mut Keyboard) -> Vec<Vec<u8>> {
-        std::iter::from_fn(|| keyboard.next()).collect()
+        std::iter::from_fn(|| keyboard.next(0)).collect()
     }
 
     #[test]
@@ -171,6 +161,18 @@ mod test {
         assert!(keyboard.take(Event::Key(Key::HANGUL, false)));
         let keys: Vec<u8> = drain(&mut keyboard).iter().map(|it| it[2]).collect();
         assert_eq!(keys, [0x90, 0]);
+    }
+
+    #[test]
+    fn media_keys_go_another_way_and_nobody_waits_for_them() {
+        let mut keyboard = Keyboard::default();
+        press(&mut keyboard, 0xe020, true);
+        press(&mut keyboard, 0x1e, true);
+        assert_eq!(drain(&mut keyboard).len(), 1);
+        assert!(keyboard.is_idle());
+        assert_eq!(keyboard.next(1).unwrap()[..3], [1, 0xe2, 0]);
+        assert_eq!((keyboard.next(1), keyboard.again(0, 1)), (None, None));
+        assert_eq!(keyboard.again(0, 0).unwrap()[2], 4, "as it was told");
     }
 
     #[test]

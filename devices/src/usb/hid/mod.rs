@@ -1,10 +1,12 @@
-//! Human interface devices (HID 1.11): one interface with one interrupt endpoint, over which
+//! Human interface devices (HID 1.11): interfaces with one interrupt endpoint each, over which
 //! reports go when a person did something, or when the idle rate has them repeated.
 //!
 //! Threats: what the guest sends is at most a report long, and looked at as such. What people do
 //! piles up to a small bound when the guest does not ask for it.
 
 pub mod keyboard;
+mod media;
+mod presses;
 pub mod tablet;
 mod usages;
 
@@ -32,7 +34,8 @@ use crate::memory::Memory;
 const ADOMAX: u16 = 0x0627;
 const PRODUCT: u16 = 0x0001;
 
-/// The one endpoint, asked each millisecond (2^3 microframes).
+/// The endpoint of the first interface; the next has the next. Each is asked every millisecond (2^3
+/// microframes).
 const ENDPOINT: u8 = 0x81;
 const INTERVAL: u8 = 4;
 const PACKET: u16 = 8;
@@ -58,15 +61,15 @@ const INPUT: u8 = 1;
 
 /// What differs from device to device. Its default is power-on.
 trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
-    /// Its report descriptor (6.2.2).
-    const REPORT: &'static [u8];
+    /// The report descriptor (6.2.2) of each interface.
+    const REPORTS: &'static [&'static [u8]];
     /// Takes what a person did; false when it is not for such a device.
     fn take(&mut self, event: Event) -> bool;
-    /// The next report that says something new.
-    fn next(&mut self) -> Option<Vec<u8>>;
-    /// The last report, again.
-    fn again(&self) -> Vec<u8>;
-    /// An output report.
+    /// The next report of this interface that says something new.
+    fn next(&mut self, interface: usize) -> Option<Vec<u8>>;
+    /// The last report of this interface and number (0 where reports have none), again.
+    fn again(&self, interface: usize, number: u8) -> Option<Vec<u8>>;
+    /// An output report of the first interface.
     fn output(&mut self, _: &[u8]) {}
     /// Its lights.
     fn lights(&self) -> Option<Lights> {
@@ -82,9 +85,10 @@ trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct State<M> {
     configured: bool,
-    /// In steps of 4 ms; 0 is never.
+    /// Of the first interface, in steps of 4 ms; 0 is never. Others have none.
     idle: u8,
-    /// 1: reports are as the descriptor says, which is as at boot for these devices.
+    /// Of the first interface. 1: reports are as the descriptor says, which is as at boot for these
+    /// devices.
     protocol: u8,
     model: M,
 }
@@ -99,9 +103,9 @@ struct Inner<M> {
     state: State<M>,
     /// Parked, it takes nothing from the host's side.
     memory: Option<Memory>,
-    /// The guest waits for a report.
-    asked: Option<Transfer>,
-    /// A report is due although nothing is new.
+    /// The guest waits for reports: one transfer an endpoint.
+    asked: Vec<Transfer>,
+    /// A report of the first interface is due although nothing is new.
     due: bool,
 }
 
@@ -114,7 +118,7 @@ struct Plug<M> {
 
 impl<M: Model> Plug<M> {
     fn new() -> anyhow::Result<Self> {
-        let inner = Inner { state: State::default(), memory: None, asked: None, due: false };
+        let inner = Inner { state: State::default(), memory: None, asked: Vec::new(), due: false };
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags);
         let timer = timer.context("a timer for an input device")?;
@@ -169,27 +173,47 @@ struct Hid<M> {
 }
 
 impl<M: Model> Hid<M> {
-    /// Answers a guest that waits, if there is something to say.
+    /// Answers a guest that waits, where there is something to say.
     fn answer(&mut self) {
         let mut inner = self.plug.inner();
         let inner = &mut *inner;
-        let (Some(memory), true) = (&inner.memory, inner.asked.is_some()) else { return };
-        let fresh = inner.state.model.next();
-        let again = || inner.due.then(|| inner.state.model.again());
-        let Some(report) = fresh.or_else(again) else { return };
-        let Some(transfer) = inner.asked.take() else { return };
-        inner.due = false;
-        let result = transfer.write(memory, &report).map_err(|_| Fault::Memory);
-        self.done.push(Done { endpoint: ENDPOINT, result });
-        self.plug.rest(inner.state.idle);
+        let Some(memory) = &inner.memory else { return };
+        let mut told = false;
+        for transfer in std::mem::take(&mut inner.asked) {
+            let endpoint = transfer.endpoint;
+            let interface = usize::from(endpoint.saturating_sub(ENDPOINT));
+            let fresh = inner.state.model.next(interface);
+            let due = inner.due && interface == 0;
+            let again = || due.then(|| inner.state.model.again(0, 0)).flatten();
+            let Some(report) = fresh.or_else(again) else {
+                inner.asked.push(transfer);
+                continue;
+            };
+            if interface == 0 {
+                (inner.due, told) = (false, true);
+            }
+            let result = transfer.write(memory, &report).map_err(|_| Fault::Memory);
+            self.done.push(Done { endpoint, result });
+        }
+        if told {
+            self.plug.rest(inner.state.idle);
+        }
     }
 
     fn class(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
         let [low, high] = setup.value.to_le_bytes();
+        let interface = usize::from(setup.index);
         let mut inner = self.plug.inner();
         let state = &mut inner.state;
+        if setup.is_in() && setup.request == GET_REPORT && high == INPUT {
+            *data = state.model.again(interface, low).ok_or(Stall)?;
+            return Ok(());
+        }
+        // The rest is what boot devices need, which the first interface may be (7.2).
+        if interface != 0 {
+            return Err(Stall);
+        }
         match (setup.is_in(), setup.request) {
-            (true, GET_REPORT) if high == INPUT => *data = state.model.again(),
             (true, GET_IDLE) => data.push(state.idle),
             (true, GET_PROTOCOL) => data.push(state.protocol),
             (false, SET_REPORT) => state.model.output(data),
@@ -208,10 +232,15 @@ impl<M: Model> Hid<M> {
 impl<M: Model> Function for Hid<M> {
     fn control(&mut self, setup: Setup, data: &mut Vec<u8>) -> Result<(), Stall> {
         let [_, kind] = setup.value.to_le_bytes();
-        match setup.what() {
-            (STANDARD, GET_DESCRIPTOR) if kind == HID_DESCRIPTOR => *data = descriptor::<M>(),
-            (STANDARD, GET_DESCRIPTOR) if kind == REPORT_DESCRIPTOR => *data = M::REPORT.to_vec(),
-            (CLASS, _) => return self.class(setup, data),
+        let report = M::REPORTS.get(usize::from(setup.index));
+        match (setup.what(), report) {
+            ((STANDARD, GET_DESCRIPTOR), Some(report)) if kind == HID_DESCRIPTOR => {
+                *data = descriptor(report);
+            }
+            ((STANDARD, GET_DESCRIPTOR), Some(report)) if kind == REPORT_DESCRIPTOR => {
+                *data = report.to_vec();
+            }
+            ((CLASS, _), Some(_)) => return self.class(setup, data),
             _ => return Err(Stall),
         }
         Ok(())
@@ -224,13 +253,13 @@ impl<M: Model> Function for Hid<M> {
             Change::Configure(number) => {
                 inner.state = State { configured: number > 0, ..State::default() };
             }
-            Change::Cancel(_) => inner.asked = None,
+            Change::Cancel(endpoint) => inner.asked.retain(|it| it.endpoint != endpoint),
             Change::Alternate(..) | Change::Clear(_) => {}
         }
     }
 
     fn begin(&mut self, transfer: Transfer) {
-        self.plug.inner().asked = Some(transfer);
+        self.plug.inner().asked.push(transfer);
         self.answer();
     }
 
@@ -252,7 +281,7 @@ impl<M: Model> Function for Hid<M> {
 
     fn park(&mut self) -> Saved {
         let mut inner = self.plug.inner();
-        (inner.memory, inner.asked) = (None, None);
+        (inner.memory, inner.asked) = (None, Vec::new());
         Saved::of(&inner.state)
     }
 
@@ -267,26 +296,35 @@ impl<M: Model> Function for Hid<M> {
 }
 
 /// The HID descriptor (6.2.1): HID 1.11, no country, one report descriptor.
-fn descriptor<M: Model>() -> Vec<u8> {
-    let length = u16::try_from(M::REPORT.len()).expect("ours are short").to_le_bytes();
+fn descriptor(report: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(report.len()).expect("ours are short").to_le_bytes();
     vec![9, HID_DESCRIPTOR, 0x11, 0x01, 0, 1, REPORT_DESCRIPTOR, length[0], length[1]]
 }
 
-/// Plugs in such a device; subclass and protocol are those of boot devices (4.2, 4.3).
+/// Plugs in such a device; subclass and protocol of its first interface are those of boot devices
+/// (4.2, 4.3).
 fn build<M: Model>(
     place: &dyn Place,
     name: &str,
     boot: (u8, u8),
 ) -> anyhow::Result<Box<dyn Device>> {
-    let endpoint =
-        Endpoint { address: ENDPOINT, kind: Kind::Interrupt, packet: PACKET, interval: INTERVAL };
-    let interface = Interface {
-        number: 0,
-        alternate: 0,
-        class: (HID, boot.0, boot.1),
-        extra: descriptor::<M>(),
-        endpoints: vec![endpoint],
+    let interface = |(number, report): (u8, &&[u8])| {
+        let (subclass, protocol) = if number == 0 { boot } else { (0, 0) };
+        let endpoint = Endpoint {
+            address: ENDPOINT + number,
+            kind: Kind::Interrupt,
+            packet: PACKET,
+            interval: INTERVAL,
+        };
+        Interface {
+            number,
+            alternate: 0,
+            class: (HID, subclass, protocol),
+            extra: descriptor(report),
+            endpoints: vec![endpoint],
+        }
     };
+    let interfaces = (0..).zip(M::REPORTS).map(interface).collect();
     let identity = Identity {
         vendor: ADOMAX,
         product: PRODUCT,
@@ -294,7 +332,7 @@ fn build<M: Model>(
         name: name.into(),
         serial: place.name().into(),
     };
-    let descriptors = Descriptors::new(Speed::High, identity, vec![interface]);
+    let descriptors = Descriptors::new(Speed::High, identity, interfaces);
     let plug = Arc::new(Plug::<M>::new()?);
     let sink: Arc<dyn Sink> = plug.clone();
     let input = place.shared().input.clone();

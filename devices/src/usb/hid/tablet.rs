@@ -53,7 +53,7 @@ struct Tablet {
 }
 
 impl Model for Tablet {
-    const REPORT: &'static [u8] = REPORT;
+    const REPORTS: &'static [&'static [u8]] = &[REPORT];
 
     fn take(&mut self, event: Event) -> bool {
         let Event::Position(new) = event else { return false };
@@ -74,7 +74,7 @@ impl Model for Tablet {
         true
     }
 
-    fn next(&mut self) -> Option<Vec<u8>> {
+    fn next(&mut self, _: usize) -> Option<Vec<u8>> {
         let mut position = self.positions.pop_front()?;
         let notches = |all: &mut i32| {
             let now = (*all).clamp(-NOTCHES, NOTCHES);
@@ -89,8 +89,8 @@ impl Model for Tablet {
         Some(self.report(wheel, pan))
     }
 
-    fn again(&self) -> Vec<u8> {
-        self.report(0, 0)
+    fn again(&self, _: usize, number: u8) -> Option<Vec<u8>> {
+        (number == 0).then(|| self.report(0, 0))
     }
 }
 
@@ -112,7 +112,7 @@ mod test {
     }
 
     fn drain(tablet: &mut Tablet) -> Vec<(u16, u8, i8)> {
-        let reports = std::iter::from_fn(|| tablet.next());
+        let reports = std::iter::from_fn(|| tablet.next(0));
         let read = |it: Vec<u8>| {
             assert_eq!((it.len(), &it[3..5]), (7, &[0xff, 0x7f][..]), "as far down as it goes");
             (u16::from_le_bytes([it[1], it[2]]), it[0], i8::from_le_bytes([it[5]]))
@@ -127,7 +127,7 @@ mod test {
             assert!(tablet.take(event));
         }
         assert_eq!(drain(&mut tablet), [(2, 0, 1), (3, 1, 0), (4, 0, 2)]);
-        assert_eq!(tablet.again()[..3], [0, 4, 0]);
+        assert_eq!(tablet.again(0, 0).unwrap()[..3], [0, 4, 0]);
     }
 
     #[test]

@@ -122,7 +122,7 @@ fn descriptors_are_read_whole_and_short() {
     let mut data = [0; 255];
     let (code, length) = driver.control(slot, [0x80, 6, 0, 2, 0, 0, 255, 0], &mut data);
     assert_eq!((code, length), (1, usize::from(data[2])), "a short packet");
-    assert_eq!(length, 9 + 9 + 9 + 7);
+    assert_eq!(length, 9 + 2 * (9 + 9 + 7), "two interfaces");
     let (code, length) = driver.control(slot, [0x80, 6, 3, 3, 9, 4, 255, 0], &mut data);
     assert_eq!((code, &data[..4]), (1, &[26, 3, b'u', 0][..]), "usb-keyboard, {length}");
     let (code, length) = driver.control(slot, [0x81, 6, 0, 0x22, 0, 0, 255, 0], &mut data);
@@ -206,6 +206,31 @@ fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     assert_eq!(driver.read::<3>(DATA), [0, 0, 5]);
     driver.start();
     assert_eq!(bench.board.input().lights(), Some(Lights::default()), "reset: PS/2 again");
+}
+
+#[test]
+fn media_keys_have_an_interface_of_their_own() {
+    let bench = both();
+    let (mut driver, slot) = configured(&bench, 1);
+    // The number of endpoint 0x82.
+    let media = IN + 2;
+    assert_eq!(driver.configure(slot, media), 1);
+    let mut data = [0; 255];
+    let (code, _) = driver.control(slot, [0x81, 6, 0, 0x22, 1, 0, 255, 0], &mut data);
+    assert_eq!((code, &data[..4]), (1, &[0x05, 0x0c, 0x09, 0x01][..]), "the Consumer page");
+    ask(&mut driver, slot);
+    driver.push(slot, media, block(DATA + 0x100, 8, NORMAL | COMPLETION | 1 << 2));
+    driver.ring(slot, media);
+    assert!(bench.board.input().key(key(0xe020), true));
+    assert_eq!(driver.wait_event(32)[2], 13 << 24 | 1, "seven of eight bytes");
+    assert_eq!(driver.read(DATA + 0x100), [1, 0xe2, 0, 0, 0, 0, 0]);
+    assert!(bench.board.input().key(key(0x1e), true));
+    assert_eq!(driver.wait_event(32)[2], 1 << 24);
+    assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0], "letters where they were");
+    let report = driver.control(slot, [0xa1, 1, 1, 1, 1, 0, 7, 0], &mut data);
+    assert_eq!((report, &data[..3]), ((1, 7), &[1, 0xe2, 0][..]), "GET_REPORT");
+    let idle = driver.control(slot, [0x21, 10, 0, 0, 1, 0, 0, 0], &mut []);
+    assert_eq!(idle.0, 6, "SET_IDLE is for the boot interface");
 }
 
 #[test]
