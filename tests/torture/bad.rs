@@ -101,7 +101,7 @@ async fn stops_on_the_way(kind: usize, door: &Door) -> Result<Infallible> {
 async fn sends_noise(kind: usize, door: &Door) -> Result<Infallible> {
     const KINDS: [u8; 11] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255];
     let mut viewer = Viewer::new(door.enter().await?).await?;
-    let mut noise = u64::try_from(kind)? * 0x9e37_79b9_7f4a_7c15 + 1;
+    let mut noise = u64::try_from(kind)?.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     loop {
         let mut bytes = Vec::new();
         for _ in 0..64 {
@@ -147,7 +147,7 @@ async fn asks_without_end(door: &Door) -> Result<Infallible> {
     viewer.encodings(&[&[RAW][..], &EXTENSIONS].concat()).await?;
     let fence = [&[248, 0, 0, 0, 0x80, 0, 0, 7, 64][..], &[7; 64]].concat();
     let mapped = [0, 0, 0, 0, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let size = [&[251, 0, 4, 0, 3, 0, 0, 0][..]].concat();
+    let size = [251, 0, 4, 0, 3, 0, 0, 0];
     let clipboard = [6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1];
     let all = [&viewer.request(false)[..], &fence, &mapped, &size, &clipboard].concat().repeat(50);
     loop {

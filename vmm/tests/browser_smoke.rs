@@ -52,7 +52,7 @@ fn whatever_a_browser_says_is_answered_and_lets_nobody_in() {
             bytes.extend(noise.of(&PARTS));
             if noise.below(8) == 0 {
                 let count = usize::try_from(noise.below(12)).unwrap();
-                bytes.extend(noise.take(count));
+                bytes.extend(noise.by_ref().take(count));
             }
         }
         bench.talk(&bytes);

@@ -44,7 +44,7 @@ fn whatever_a_client_says_ends_that_client_alone() {
             bytes.extend(noise.of(&PARTS));
             if noise.below(8) == 0 {
                 let count = usize::try_from(noise.below(12)).unwrap();
-                bytes.extend(noise.take(count));
+                bytes.extend(noise.by_ref().take(count));
             }
         }
         bench.talk(&bytes);
