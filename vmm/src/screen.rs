@@ -22,8 +22,10 @@ use crate::web;
 
 /// Threads that carry bytes.
 const CARRIERS: usize = 2;
-/// Threads at most that encode pictures, and how long they wait for more to do.
-const ENCODERS: usize = 4;
+/// Besides those that encode pictures, threads that look at what the guest drew: nobody who wants
+/// much makes the picture old for the others.
+const LOOKERS: usize = 2;
+/// How long they all wait for more to do.
 const IDLE: Duration = Duration::from_secs(5);
 /// Whatever clients do, the end does not wait longer for them.
 const END: Duration = Duration::from_secs(1);
@@ -61,7 +63,7 @@ impl Closed {
         let processors = available_parallelism().map_or(1, usize::from);
         let runtime = Builder::new_multi_thread()
             .worker_threads(processors.min(CARRIERS))
-            .max_blocking_threads(processors.min(ENCODERS))
+            .max_blocking_threads(rfb::encoders() + LOOKERS)
             .thread_keep_alive(IDLE)
             .thread_name("screen")
             .enable_all()

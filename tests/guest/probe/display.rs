@@ -1,10 +1,13 @@
 //! A display 1234:1111: its registers, what its monitor prefers, and a picture.
 use crate::Session;
 use crate::canvas::Canvas;
+use crate::cpu::Cpu;
+use crate::entry::halt_once;
 use crate::io::{read8, read16, write16, write64};
 use crate::pci::Function;
 use crate::report::Finding;
 use crate::start::Words;
+use crate::timer;
 
 const DEVICE: u32 = 0x1111_1234;
 /// BAR 2: the monitor's EDID, and the registers of Bochs' VBE extension.
@@ -15,6 +18,8 @@ const Y_RES: u64 = 2;
 const BPP: u64 = 3;
 const ENABLE: u64 = 4;
 const MEMORY_64K: u64 = 10;
+/// Thirty pictures a second.
+const PERIOD_US: u64 = 33_333;
 /// ENABLE: on, and the frame buffer is linear.
 const ON: u16 = 0x41;
 /// EDID: bytes of a block, and the first detailed timing.
@@ -29,6 +34,8 @@ pub(crate) enum Picture {
     Page,
     /// `draw=yes`
     Pattern,
+    /// `draw=moving`
+    Moving,
     /// `draw=no`, and `torture`, which moves the display about.
     None,
 }
@@ -37,6 +44,7 @@ impl Picture {
     fn of(words: Words) -> Self {
         match words.get("draw") {
             Some("yes") => Self::Pattern,
+            Some("moving") => Self::Moving,
             Some("no") => Self::None,
             _ if words.get("torture").is_some() => Self::None,
             _ => Self::Page,
@@ -86,8 +94,9 @@ impl Display {
     pub(crate) fn check(&self, session: &mut Session) {
         let id = self.get(ID);
         let edid = self.edid_adds_up();
-        if self.shall == Picture::Pattern && self.fits() {
-            self.draw();
+        if matches!(self.shall, Picture::Pattern | Picture::Moving) && self.fits() {
+            self.switch_on();
+            self.draw(0);
         }
         session.add(
             Finding::check("display", id & 0xfff0 == 0xb0c0 && edid && self.fits())
@@ -132,10 +141,24 @@ impl Display {
         }
     }
 
+    /// Draws the pattern again and again, further up each time, for as long as the machine runs.
+    pub(crate) fn move_on(&self, cpu: &Cpu) {
+        if self.shall != Picture::Moving || !self.fits() {
+            return;
+        }
+        timer::tick(cpu, PERIOD_US);
+        for up in 1.. {
+            halt_once();
+            self.draw(up);
+        }
+    }
+
     /// Fills the screen: red tells the column, green the line, and blue both.
-    fn draw(&self) {
-        self.switch_on();
-        let pixel = |x: u64, y: u64| (x & 0xff) << 16 | (y & 0xff) << 8 | (x ^ y) & 0xff;
+    fn draw(&self, up: u64) {
+        let pixel = |x: u64, y: u64| {
+            let y = y + up;
+            (x & 0xff) << 16 | (y & 0xff) << 8 | (x ^ y) & 0xff
+        };
         let mut at = self.picture;
         for y in 0..self.height {
             for x in (0..self.width).step_by(2) {

@@ -46,6 +46,7 @@ use core::panic::PanicInfo;
 
 use clock::Clock;
 use console::{Console, Store};
+use cpu::Cpu;
 use display::Display;
 use hands::Hands;
 use page::Page;
@@ -104,10 +105,11 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     unsafe { END = (words, pm_base) };
     let (report, store) = (Report::new(), Store::new(text));
     let mut session = Session { console, report, store, page: None, interruptible: false };
+    let mut moving = None;
     // SAFETY: as for `END`; the session stays where it is.
     unsafe { PAGE = &raw mut session.page };
     if words.get("checks") != Some("none") {
-        checks(&mut session, &start, words, (began, pm_base));
+        moving = checks(&mut session, &start, words, (began, pm_base));
     } else if words.get("disk").or(words.get("net")).is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         disk::run(&mut session, &start, &cpu, words);
@@ -115,13 +117,16 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     }
     session.report.json(&mut session.console).ok();
     if words.get("then").is_none_or(|then| then == "halt") {
-        live(&mut session);
+        live(&mut session, moving);
     }
     end::end(words, pm_base)
 }
 
-/// Shows what a person does, for as long as there is a page; idle meanwhile.
-fn live(session: &mut Session) {
+/// Moves the picture, or shows what a person does for as long as there is a page; idle meanwhile.
+fn live(session: &mut Session, moving: Option<(Display, Cpu)>) {
+    if let Some((display, cpu)) = moving.filter(|_| session.interruptible) {
+        display.move_on(&cpu);
+    }
     let Some(page) = session.page.as_mut().filter(|_| session.interruptible) else { return };
     let Some(mut hands) = Hands::open(page.size()) else { return };
     page.show(&session.report, Some(&hands));
@@ -133,7 +138,12 @@ fn live(session: &mut Session) {
     }
 }
 
-fn checks(session: &mut Session, start: &Start, words: Words, (began, pm_base): (u64, u16)) {
+fn checks(
+    session: &mut Session,
+    start: &Start,
+    words: Words,
+    (began, pm_base): (u64, u16),
+) -> Option<(Display, Cpu)> {
     let display = Display::find(words);
     session.page = display.as_ref().and_then(Display::canvas).map(Page::open);
     session.show();
@@ -147,7 +157,7 @@ fn checks(session: &mut Session, start: &Start, words: Words, (began, pm_base): 
     }
     pci::check(session, pm_base);
     edu::check(session, &cpu);
-    if let Some(display) = display {
+    if let Some(display) = &display {
         display.check(session);
     }
     disk::run(session, start, &cpu, words);
@@ -162,6 +172,7 @@ fn checks(session: &mut Session, start: &Start, words: Words, (began, pm_base): 
         page.finish(cpu.nanoseconds(io::tsc() - began) / 1000);
     }
     session.add(Finding::check("nmi", entry::nmis() == 0).number("count", entry::nmis().into()));
+    display.map(|display| (display, cpu))
 }
 
 /// An exception: vector, error code, RIP, RAX and CR2, as the stub saved them.

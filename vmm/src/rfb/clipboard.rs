@@ -7,6 +7,7 @@
 //! Threats: what a client packs is unpacked up to [`LONGEST_TEXT`] and no further.
 
 use std::io::{Read as _, Write as _};
+use std::sync::OnceLock;
 
 use anyhow::{Context, bail, ensure};
 use flate2::Compression;
@@ -49,6 +50,50 @@ pub enum Say {
     Provide(String),
     /// Formats that we do not carry.
     Other,
+}
+
+/// A text of the guest. What clients can ask for as often as they like is made once for all.
+pub struct Text {
+    text: String,
+    latin: OnceLock<Vec<u8>>,
+    packed: OnceLock<Vec<u8>>,
+}
+
+impl Text {
+    /// What the guest copied.
+    pub fn new(text: &str) -> Self {
+        Self { text: text.to_owned(), latin: OnceLock::new(), packed: OnceLock::new() }
+    }
+
+    /// See [`latin`].
+    pub fn latin(&self, out: &mut Vec<u8>) {
+        out.extend(made(&self.latin, |out| latin(&self.text, out)));
+    }
+
+    /// See [`provide`].
+    pub fn provide(&self, out: &mut Vec<u8>) {
+        out.extend(made(&self.packed, |out| provide(&self.text, out)));
+    }
+
+    /// The text of a guest that copied none.
+    pub fn nothing(out: &mut Vec<u8>) {
+        static NOTHING: OnceLock<Vec<u8>> = OnceLock::new();
+        out.extend(made(&NOTHING, |out| provide("", out)));
+    }
+}
+
+fn made(place: &OnceLock<Vec<u8>>, make: impl FnOnce(&mut Vec<u8>)) -> &[u8] {
+    place.get_or_init(|| {
+        let mut out = Vec::new();
+        make(&mut out);
+        out
+    })
+}
+
+/// Whether an extended message carries a text, which takes time to unpack.
+pub fn is_text(bytes: &[u8]) -> bool {
+    let flags = bytes.first_chunk().map_or(0, |flags| u32::from_be_bytes(*flags));
+    flags & CAPS == 0 && flags & PROVIDE != 0
 }
 
 /// Reads an extended message.

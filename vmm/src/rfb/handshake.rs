@@ -42,6 +42,8 @@ const X509_VNC: u32 = 261;
 const X509_PLAIN: u32 = 262;
 /// Longer names and passwords are nobody's.
 const LONGEST_NAME: u32 = 1024;
+/// What programs do by themselves takes no longer, until a person is asked for a password.
+const QUICK: Duration = Duration::from_secs(20);
 /// Whoever speaks first is no VNC client; this long we listen for it.
 const FIRST: Duration = Duration::from_millis(20);
 
@@ -53,10 +55,10 @@ pub(super) async fn greet(
     admission: &Admission,
 ) -> anyhow::Result<Welcome> {
     let listens = matches!(admission.entry, Entry::Ask(Door::Network(_)));
-    let version = versions(&mut stream, listens).await?;
+    let version = quick(versions(&mut stream, listens)).await?;
     let door = match admission.entry {
         Entry::Open { view_only } => {
-            choose(&mut stream, version, NONE).await?;
+            quick(choose(&mut stream, version, NONE)).await?;
             let right = if view_only { Right::View } else { Right::Full };
             return finish(stream, version, right, "by the browser's").await;
         }
@@ -70,7 +72,7 @@ pub(super) async fn greet(
     }
     let needed = rules.passwords.are_needed();
     let kind = if rules.tls.is_some() { VENCRYPT } else { [NONE, VNC][usize::from(needed)] };
-    choose(&mut stream, version, kind).await?;
+    quick(choose(&mut stream, version, kind)).await?;
     let talk = Talk { rules, doors, door, version };
     match kind {
         NONE => finish(stream, version, Right::Full, "none").await,
@@ -80,6 +82,10 @@ pub(super) async fn greet(
         }
         _ => talk.vencrypt(stream).await,
     }
+}
+
+async fn quick<T>(talk: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    timeout(QUICK, talk).await.context("it said nothing for a while")?
 }
 
 /// Tells a client that it cannot come in.
@@ -242,7 +248,7 @@ impl Talk<'_> {
         // Others from there may have guessed while this one waited.
         let late = self.doors.closed(self.door).is_some();
         if let Some(right) = check().filter(|_| !late) {
-            self.doors.opened(self.door);
+            self.doors.opened(self.door, right);
             return Ok(right);
         }
         let count = self.doors.failed(self.door);

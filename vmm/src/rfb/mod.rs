@@ -7,13 +7,16 @@
 //! as two futures of one task.
 //!
 //! Threats: whoever reaches the port, and the guest, whose picture is only ever bytes. A client
-//! costs a bounded amount of memory: 1 MiB of what it sends (`message`), 2 MiB of answers
-//! (`session`) and 2 MiB of picture ([`paint::CHUNK`]), and hardly ever a tenth of that; besides,
-//! all together have [`BUDGET`]. Who does not read is waited for by its own task alone, and closed
-//! after a while.
+//! costs a bounded amount of memory: 1 MiB of what it sends, which is twice that while it grows
+//! (`message`), 64 KiB of answers or one text of the guest (`session`), 1 MiB of picture
+//! ([`paint::CHUNK`]) and its compressors (`encode`), hardly ever a tenth of that; besides, all
+//! together have [`BUDGET`]. Who does not read is waited for by its own task alone, and closed
+//! after a while. Who asks all the time has a turn like all others, and behind them if it asks for
+//! what it has.
 
 pub mod canvas;
 pub mod clipboard;
+pub mod crowd;
 pub mod encode;
 pub mod format;
 pub mod hands;
@@ -48,7 +51,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use self::canvas::{Canvas, Viewer};
-use self::clipboard::Clipboard;
+use self::clipboard::{Clipboard, Text};
+use self::crowd::Crowd;
 use self::format::PixelFormat;
 use self::handshake::Welcome;
 use self::security::{Door, Doors, Passwords, Right};
@@ -59,14 +63,23 @@ use crate::keys::layout::Layout;
 pub const MOST: usize = 64;
 /// Of them, those who have not said a password yet.
 const STRANGERS: usize = 32;
+/// And of those, from one address.
+const NEIGHBOURS: usize = 8;
 /// Of those who find no place, so many are told.
 const REFUSALS: usize = 8;
 /// A person types a password meanwhile.
 const HANDSHAKE: Duration = Duration::from_secs(120);
 /// How long a refusal may take.
 const REFUSAL: Duration = Duration::from_secs(5);
+/// The most that encode at once.
+const ENCODERS: usize = 4;
 /// Whole updates that wait in memory, in KiB, for all clients that take none in parts.
 const BUDGET: usize = 128 << 10;
+
+/// How many pictures are encoded at once.
+pub fn encoders() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(ENCODERS)
+}
 
 /// A line to a client.
 pub trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -142,9 +155,13 @@ pub struct Server {
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     next: AtomicU64,
     places: Semaphore,
-    strangers: Semaphore,
+    strangers: Crowd,
     refusals: Semaphore,
     budget: Arc<Semaphore>,
+    /// Who may encode now.
+    encoders: Arc<Semaphore>,
+    /// Of those whose clients may have the picture already, one at a time.
+    patient: Arc<Semaphore>,
 }
 
 /// A client that is in.
@@ -180,9 +197,11 @@ impl Server {
             clients: Mutex::default(),
             next: AtomicU64::new(1),
             places: Semaphore::new(MOST),
-            strangers: Semaphore::new(STRANGERS),
+            strangers: Crowd::new(STRANGERS, NEIGHBOURS),
             refusals: Semaphore::new(REFUSALS),
             budget: Arc::new(Semaphore::new(BUDGET)),
+            encoders: Arc::new(Semaphore::new(encoders())),
+            patient: Arc::new(Semaphore::new(1)),
         })
     }
 
@@ -202,9 +221,11 @@ impl Server {
         let Ok(_place) = self.places.try_acquire() else {
             return self.turn_away(stream, &peer).await;
         };
-        let is_stranger = matches!(admission.entry, Entry::Ask(_));
-        let stranger = is_stranger.then(|| self.strangers.try_acquire()).transpose();
-        let Ok(stranger) = stranger else {
+        let stranger = match admission.entry {
+            Entry::Ask(door) => self.strangers.enter(door).map(Some),
+            Entry::Open { .. } => Some(None),
+        };
+        let Some(stranger) = stranger else {
             return self.turn_away(stream, &peer).await;
         };
         let greet = handshake::greet(&self.rules, &self.doors, stream, &admission);
@@ -234,8 +255,11 @@ impl Server {
         let viewer = tokio::task::spawn_blocking(move || canvas.admit()).await?;
         let (width, height) = viewer.dirty(|dirty| dirty.size());
         let init = server_init((width, height), &self.rules.name)?;
-        timeout(HANDSHAKE, welcome.stream.write_all(&init)).await.context("it does not read")??;
-        welcome.stream.flush().await?;
+        let greet = async {
+            welcome.stream.write_all(&init).await?;
+            welcome.stream.flush().await
+        };
+        timeout(HANDSHAKE, greet).await.context("it does not read")??;
         let client = Arc::new(Client {
             peer: peer.to_owned(),
             since: Instant::now(),
@@ -282,7 +306,7 @@ impl Server {
         if text.len() > message::LONGEST_TEXT {
             return tracing::debug!("vnc: a clipboard of {} bytes stays in the guest", text.len());
         }
-        let text = Arc::from(text);
+        let text = Arc::new(Text::new(text));
         for client in self.all().into_iter().filter(|it| it.right == Right::Full) {
             client.state(|state| state.offer(&text));
             client.viewer.wake.notify_one();

@@ -2,8 +2,9 @@
 //!
 //! An update is made of the tiles that are marked when it begins, so a guest that draws all the
 //! time cannot make one endless. It is encoded and written in parts of [`CHUNK`] pixels, which is
-//! all the memory that a slow client holds; clients that cannot be told the end of an update behind
-//! it (LastRect) get theirs in one piece, and share one budget for that.
+//! all the memory that a slow client holds. How many rectangles it has is said before it, so for a
+//! client that cannot be told its end (LastRect) they are counted first; only Tight's depend on the
+//! pixels, and those clients get an update in one piece, and share one budget for that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,11 +13,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use devices::input::Lights;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::canvas::Canvas;
-use super::encode::{Choice, Encoder};
+use super::encode::{Choice, Encoder, Encoding};
 use super::format::PixelFormat;
 use super::picture::{Area, View};
 use super::session::{Report, State, milestone};
@@ -33,6 +34,12 @@ const SMALL: usize = 1 << 13;
 const STALL: Duration = Duration::from_secs(30);
 /// Bytes for which a client has that long.
 const PIECE: usize = 64 << 10;
+/// So long an update waits for its part of the budget; then it needs none.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What a buffer keeps between two updates.
+const KEPT: usize = 64 << 10;
+/// What is black is encoded in pieces of this size, which are a chunk.
+const BLACK: (u16, u16) = (2048, 128);
 /// When nothing changed for so long, what was sent worse than asked for is sent again.
 const STILL: Duration = Duration::from_millis(300);
 
@@ -80,8 +87,21 @@ struct Job {
     clip: (u16, u16),
     /// What the picture does not reach any more, of a client that keeps its size.
     rest: Vec<Area>,
+    /// It may have been sent before: others, who wait for what is new, come first.
+    again: bool,
     last_rect: bool,
     fence: bool,
+}
+
+/// How a client knows where an update ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Behind its last rectangle.
+    Told,
+    /// After so many rectangles.
+    Counted(u16),
+    /// When there are as many as turned out.
+    Known,
 }
 
 /// A part of them, encoded.
@@ -133,7 +153,8 @@ impl Painter {
                 }
                 None => {}
             }
-            writer.flush().await?;
+            // TLS and WebSockets keep something back until then.
+            timeout(STALL, writer.flush()).await.context("it does not read")??;
         }
     }
 
@@ -251,6 +272,7 @@ impl Painter {
             format: state.format,
             clip: self.told.size,
             rest: Vec::new(),
+            again: state.again,
             last_rect: state.wishes.can.last_rect,
             fence: state.wishes.can.fence,
         };
@@ -275,7 +297,7 @@ impl Painter {
         } else {
             self.coarse.subtract(&job.tiles);
         }
-        state.request = None;
+        (state.request, state.again) = (None, false);
         plan.job = Some(job);
     }
 
@@ -286,61 +308,85 @@ impl Painter {
         mut job: Job,
         (signs, count): (Vec<u8>, u16),
     ) -> anyhow::Result<()> {
-        let (fence, last_rect) = (job.fence, job.last_rect);
-        let milestone_number = self.client.state(|state| state.rate.sending());
-        let pixels = job.tiles.pixels();
-        let _budget = if last_rect || pixels <= CHUNK { None } else { self.budget(pixels).await };
+        let fence = job.fence;
+        let number = self.client.state(|state| state.rate.sending());
+        let (end, _budget) = self.end(&mut job, count).await;
         let mut rectangles = usize::from(count);
-        let mut bytes = 0;
-        let mut open = false;
+        let (mut bytes, mut open) = (0, false);
         let mut message = std::mem::take(&mut self.out);
-        message.clear();
         message.extend(header(0));
         message.extend(signs);
-        while !job.tiles.is_empty() {
+        while !job.is_done() {
             let part = self.encode(job, message).await?;
             (job, message) = (part.job, part.out);
             rectangles += part.rectangles;
             self.encoder = Some(part.encoder);
-            if last_rect && !job.tiles.is_empty() {
+            if end != End::Known && !job.is_done() {
                 if !std::mem::replace(&mut open, true) {
-                    message[2..4].copy_from_slice(&u16::MAX.to_be_bytes());
+                    let count = if let End::Counted(count) = end { count } else { u16::MAX };
+                    message[2..4].copy_from_slice(&count.to_be_bytes());
                 }
                 self.write(writer, &message).await?;
                 bytes += message.len();
                 message.clear();
             }
         }
-        if open {
-            rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message);
-        } else {
-            let count = u16::try_from(rectangles).context("an update of too many rectangles")?;
-            message[2..4].copy_from_slice(&count.to_be_bytes());
+        match end {
+            End::Told if open => rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message),
+            // The mode changed meanwhile, and the rest will come with the new picture.
+            End::Counted(count) if open => {
+                (rectangles..count.into()).for_each(|_| pixel(&job.format, &mut message));
+            }
+            _ => {
+                let count = u16::try_from(rectangles).context("too many rectangles")?;
+                message[2..4].copy_from_slice(&count.to_be_bytes());
+            }
         }
         bytes += message.len();
         if fence {
-            milestone(milestone_number, &mut message);
+            milestone(number, &mut message);
         }
-        self.client.state(|state| state.rate.sent(milestone_number, bytes));
+        self.client.state(|state| state.rate.sent(number, bytes));
         self.write(writer, &message).await?;
-        message.shrink_to(4 * CHUNK);
+        message.clear();
+        message.shrink_to(KEPT);
         self.out = message;
         self.last = Instant::now();
         if !fence {
             self.client.state(|state| {
                 if state.continuous.is_some() {
-                    state.rate.arrived(milestone_number, Instant::now());
+                    state.rate.arrived(number, Instant::now());
                 }
             });
         }
         Ok(())
     }
 
-    /// Room for an update in one piece, which others wait for while it is taken.
-    async fn budget(&self, pixels: usize) -> Option<OwnedSemaphorePermit> {
-        let kib = (pixels * 4).div_ceil(1 << 10).min(BUDGET);
-        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
-        self.server.budget.clone().acquire_many_owned(kib).await.ok()
+    /// How the client will know the end of an update, which has `more` rectangles than its pixels
+    /// are; and its part of the budget, which others wait for while it is taken.
+    async fn end(&self, job: &mut Job, more: u16) -> (End, Option<OwnedSemaphorePermit>) {
+        if job.last_rect {
+            return (End::Told, None);
+        }
+        let counted = |job: &Job| {
+            let count = job.rectangles()?.checked_add(more.into())?;
+            u16::try_from(count).ok().map(End::Counted)
+        };
+        if let Some(end) = counted(job) {
+            return (end, None);
+        }
+        let pixels = job.tiles.pixels();
+        if pixels <= CHUNK {
+            return (End::Known, None);
+        }
+        let kib = u32::try_from((pixels * 4).div_ceil(1 << 10).min(BUDGET)).unwrap_or(u32::MAX);
+        let budget = self.server.budget.clone().acquire_many_owned(kib);
+        if let Ok(Ok(budget)) = timeout(PATIENCE, budget).await {
+            return (End::Known, Some(budget));
+        }
+        // Every client knows Raw, and its rectangles are easily counted.
+        job.choice.encoding = Encoding::Raw;
+        (counted(job).unwrap_or(End::Known), None)
     }
 
     /// Encodes the next part of a job behind what is in `out`.
@@ -348,10 +394,18 @@ impl Painter {
         let encoder = self.encoder.take().context("an encoder was lost")?;
         let part = Part { job, encoder, out, rectangles: 0 };
         let canvas = self.server.canvas.clone();
-        if part.job.tiles.pixels() <= SMALL {
+        if part.job.rest.is_empty() && part.job.tiles.pixels() <= SMALL {
             return Ok(part.encode(&canvas));
         }
-        tokio::task::spawn_blocking(move || part.encode(&canvas)).await.context("an encoder")
+        let turn = async |turns: &Arc<Semaphore>| turns.clone().acquire_owned().await;
+        let patient = if part.job.again { Some(turn(&self.server.patient).await?) } else { None };
+        let turn = turn(&self.server.encoders).await?;
+        let encode = move || {
+            // Whoever waits for this part may be gone; the turn is over when it is encoded.
+            let _turns = (turn, patient);
+            part.encode(&canvas)
+        };
+        tokio::task::spawn_blocking(encode).await.context("an encoder")
     }
 
     /// Writes, as long as the client takes something from time to time.
@@ -369,42 +423,62 @@ impl Painter {
     }
 }
 
+impl Job {
+    /// Whether all of it is encoded.
+    fn is_done(&self) -> bool {
+        self.rest.is_empty() && self.tiles.is_empty()
+    }
+
+    /// How many rectangles it will be, unless that depends on the pixels.
+    fn rectangles(&self) -> Option<usize> {
+        let count = |area: &Area| self.choice.encoding.rectangles(&self.format, *area);
+        let sum = |areas: &[Area]| areas.iter().map(count).sum::<Option<usize>>();
+        let (mut tiles, mut all) = (self.tiles.clone(), sum(&self.rest)?);
+        while !tiles.is_empty() {
+            all += sum(&next(&mut tiles, self.clip))?;
+        }
+        Some(all)
+    }
+}
+
+/// Takes what is to be encoded next of a picture, of whose size a client knows so much.
+fn next(tiles: &mut Tiles, size: (u16, u16)) -> Vec<Area> {
+    let mut areas = Vec::new();
+    tiles.take(CHUNK, &mut areas);
+    let clip = |start: u16, length: u16, most: u16| length.min(most.saturating_sub(start));
+    for area in &mut areas {
+        area.width = clip(area.x, area.width, size.0);
+        area.height = clip(area.y, area.height, size.1);
+    }
+    areas.retain(|area| !area.is_empty());
+    areas
+}
+
 impl Part {
     fn encode(mut self, canvas: &Canvas) -> Self {
+        if let Some(area) = self.job.rest.pop() {
+            // One line is all lines.
+            let black = vec![0; usize::from(area.x) + usize::from(area.width)];
+            self.add(&View { pixels: &black, stride: 0, area });
+            return self;
+        }
         canvas.show(|picture| {
-            let job = &mut self.job;
-            if picture.size() != job.tiles.size() {
+            if picture.size() != self.job.tiles.size() {
                 // All of the new picture is marked for the next update.
-                job.tiles = Tiles::none(0, 0);
+                self.job.tiles = Tiles::none(0, 0);
                 return;
             }
-            let mut areas = Vec::new();
-            job.tiles.take(CHUNK, &mut areas);
-            if !job.rest.is_empty() {
-                let stride = usize::from(job.clip.0);
-                let black = vec![0; stride * usize::from(job.clip.1)];
-                for area in std::mem::take(&mut job.rest) {
-                    let view = View { pixels: &black, stride, area };
-                    let (encoder, out) = (&mut self.encoder, &mut self.out);
-                    self.rectangles += encoder.encode(&job.choice, &job.format, &view, out);
-                }
-            }
-            for area in areas {
-                let clip =
-                    |start: u16, length: u16, most: u16| length.min(most.saturating_sub(start));
-                let width = clip(area.x, area.width, job.clip.0);
-                let height = clip(area.y, area.height, job.clip.1);
-                if width == 0 || height == 0 {
-                    continue;
-                }
-                let area = Area { width, height, ..area };
-                let stride = usize::from(picture.width);
-                let view = View { pixels: &picture.pixels, stride, area };
-                let encoder = &mut self.encoder;
-                self.rectangles += encoder.encode(&job.choice, &job.format, &view, &mut self.out);
+            let stride = usize::from(picture.width);
+            for area in next(&mut self.job.tiles, self.job.clip) {
+                self.add(&View { pixels: &picture.pixels, stride, area });
             }
         });
         self
+    }
+
+    fn add(&mut self, view: &View<'_>) {
+        let Self { job, encoder, out, rectangles } = self;
+        *rectangles += encoder.encode(&job.choice, &job.format, view, out);
     }
 }
 
@@ -413,7 +487,7 @@ fn outside(client: (u16, u16), picture: (u16, u16)) -> Vec<Area> {
     let (right, bottom) = (client.0.saturating_sub(picture.0), client.1.saturating_sub(picture.1));
     let beside = Area { x: picture.0, y: 0, width: right, height: client.1 };
     let below = Area { x: 0, y: picture.1, width: client.0 - right, height: bottom };
-    [beside, below].into_iter().filter(|it| it.width > 0 && it.height > 0).collect()
+    [beside, below].into_iter().flat_map(|it| it.pieces(BLACK.0, BLACK.1)).collect()
 }
 
 /// Whether changes are sent without being asked for, and more of them may be on their way.
@@ -426,6 +500,12 @@ fn header(rectangles: u16) -> Vec<u8> {
     let mut out = vec![0, 0];
     out.extend(rectangles.to_be_bytes());
     out
+}
+
+/// A rectangle that changes as little as one can: a black pixel in the corner.
+fn pixel(format: &PixelFormat, out: &mut Vec<u8>) {
+    rectangle((0, 0), (1, 1), Encoding::Raw.number(), out);
+    out.extend(std::iter::repeat_n(0, format.bytes()));
 }
 
 /// A rectangle's header.

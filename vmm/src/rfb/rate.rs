@@ -59,6 +59,10 @@ impl Rate {
     pub(super) fn sending(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
+        // Who asks again and again, and never says that anything has arrived, is owed no memory.
+        if self.sent.len() >= MOST {
+            self.sent.pop_front();
+        }
         self.sent.push_back(Sent { number, bytes: 0, at: Instant::now() });
         number
     }
@@ -147,5 +151,9 @@ mod test {
             rate.sending();
         }
         assert!(!rate.is_open(), "answers that never come");
+        for _ in 0..10 * MOST {
+            rate.sending();
+        }
+        assert_eq!(rate.sent.len(), MOST, "however often it asks all the same");
     }
 }

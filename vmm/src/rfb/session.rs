@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::ensure;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::task::yield_now;
 
-use super::clipboard::{self, Say};
+use super::clipboard::{self, Say, Text};
 use super::format::PixelFormat;
 use super::hands::Hands;
-use super::message::{self, LONGEST_TEXT, Message, Screen};
+use super::message::{self, Message, Screen};
 use super::picture::Area;
 use super::rate::Rate;
 use super::security::Right;
@@ -24,6 +24,10 @@ const MOST_REPLIES: usize = 64 << 10;
 const MOST_REPORTS: usize = 16;
 /// What is read at once.
 const READ: usize = 16 << 10;
+/// So many messages are heeded before it is somebody else's turn.
+const TURN: usize = 64;
+/// So often a button can be pressed in so long.
+const PRESSES: (u32, Duration) = (4, Duration::from_secs(1));
 /// No wish is larger.
 const LARGEST: u16 = 8192;
 
@@ -55,6 +59,8 @@ pub(super) struct State {
     pub request: Option<Area>,
     /// It wants all changes here.
     pub continuous: Option<Area>,
+    /// It asked for what it may have already.
+    pub again: bool,
     /// Messages to be sent before anything else.
     pub replies: Vec<u8>,
     /// What it is to be told of the picture's size.
@@ -66,7 +72,7 @@ pub(super) struct State {
     /// How fast it is.
     pub rate: Rate,
     /// What the guest copied last.
-    text: Option<Arc<str>>,
+    text: Option<Arc<Text>>,
     /// The client wants to be told of it.
     notify: bool,
     /// An answer that goes out together with what the next message changes.
@@ -89,6 +95,8 @@ impl Default for State {
             wishes: Wishes::default(),
             request: None,
             continuous: None,
+            // There is nothing that it has yet, but that is long ago.
+            again: true,
             replies: Vec::new(),
             reports: VecDeque::new(),
             relative: false,
@@ -104,13 +112,13 @@ impl Default for State {
 
 impl State {
     /// The guest copied a text.
-    pub(super) fn offer(&mut self, text: &Arc<str>) {
+    pub(super) fn offer(&mut self, text: &Arc<Text>) {
         self.text = Some(text.clone());
         if self.replies.len() > MOST_REPLIES {
             return;
         }
         if !self.wishes.can.clipboard {
-            clipboard::latin(text, &mut self.replies);
+            text.latin(&mut self.replies);
         } else if self.notify {
             clipboard::notify(true, &mut self.replies);
         }
@@ -146,6 +154,7 @@ impl State {
                 self.report(report);
             }
         }
+        self.again |= !incremental;
         self.request = Some(self.request.map_or(area, |before| around(before, area)));
     }
 
@@ -160,9 +169,10 @@ impl State {
         let replies = &mut self.replies;
         match say {
             Say::Caps { notify, .. } => self.notify = notify,
-            Say::Request => {
-                clipboard::provide(self.text.as_deref().unwrap_or_default(), replies);
-            }
+            Say::Request => match &self.text {
+                Some(text) => text.provide(replies),
+                None => Text::nothing(replies),
+            },
             Say::Peek => clipboard::notify(self.text.is_some(), replies),
             // Only for somebody: a text without an agent would go nowhere.
             Say::Notify(true) if agent => clipboard::request(replies),
@@ -213,12 +223,15 @@ pub(super) struct Session {
     buffer: Vec<u8>,
     /// Bytes to come that nobody wants.
     skip: usize,
+    /// How often it pressed a button of the machine, since when.
+    pressed: (u32, Instant),
 }
 
 impl Session {
     pub(super) fn new(server: Arc<Server>, client: Arc<Client>) -> Self {
         let hands = Hands::new(server.outside.hub.clone(), server.outside.layout.clone());
-        Self { server, client, hands, buffer: Vec::new(), skip: 0 }
+        let pressed = (0, Instant::now());
+        Self { server, client, hands, buffer: Vec::new(), skip: 0, pressed }
     }
 
     /// Reads until the client leaves.
@@ -229,33 +242,37 @@ impl Session {
             if count == 0 {
                 return Ok(());
             }
-            self.take(&bytes[..count])?;
-            while self.client.state(|state| state.replies.len()) > MOST_REPLIES {
-                self.client.room.notified().await;
+            let skipped = self.skip.min(count);
+            self.skip -= skipped;
+            self.buffer.extend_from_slice(&bytes[skipped..count]);
+            while self.take()? {
+                yield_now().await;
+                while self.is_owed_much() {
+                    self.client.room.notified().await;
+                }
             }
         }
     }
 
-    /// Takes what came in.
-    fn take(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
-        let skipped = self.skip.min(bytes.len());
-        self.skip -= skipped;
-        bytes = &bytes[skipped..];
-        self.buffer.extend_from_slice(bytes);
-        let mut start = 0;
-        loop {
+    /// Whether answers wait for a client that does not read them.
+    fn is_owed_much(&self) -> bool {
+        self.client.state(|state| state.replies.len()) > MOST_REPLIES
+    }
+
+    /// Takes some of what came in; true if there is more, or too many answers wait.
+    fn take(&mut self) -> anyhow::Result<bool> {
+        let (mut start, mut count, mut more) = (0, 0, true);
+        while more && count < TURN && !self.is_owed_much() {
             let more_buttons = self.client.state(|state| state.wishes.can.buttons);
             let Some((message, used)) = message::parse(&self.buffer[start..], more_buttons)? else {
-                break;
+                more = false;
+                continue;
             };
-            start += used;
+            (start, count) = (start + used, count + 1);
             self.heed(message);
             let skipped = self.skip.min(self.buffer.len() - start);
             self.skip -= skipped;
             start += skipped;
-            let waits = self.client.state(|state| state.replies.len());
-            // One read can ask for many answers; each of them is short but for the clipboard's.
-            ensure!(waits <= 2 * LONGEST_TEXT, "it asks and does not read");
         }
         self.buffer.drain(..start);
         if self.buffer.is_empty() {
@@ -263,7 +280,7 @@ impl Session {
             self.buffer.shrink_to(READ);
         }
         self.client.viewer.wake.notify_one();
-        Ok(())
+        Ok(more)
     }
 
     /// Does what a message says.
@@ -273,7 +290,7 @@ impl Session {
             Message::Key { .. } | Message::Pointer { .. } | Message::Code { .. } => {
                 self.touch(&message);
             }
-            Message::CutText(bytes) => self.copied(&clipboard::from_latin(&bytes)),
+            Message::CutText(bytes) => self.copied(|| clipboard::from_latin(&bytes)),
             Message::Clipboard(bytes) => self.clipboard(&bytes),
             Message::Power { version, code } => self.power(version, code),
             Message::Size { width, height, screens } => self.size((width, height), &screens),
@@ -358,12 +375,11 @@ impl Session {
         self.server.canvas.hurry();
     }
 
-    fn copied(&self, text: &str) {
-        let Some(agent) = &self.server.outside.clipboard else {
-            return tracing::debug!("vnc: a text of {} bytes has nobody to go to", text.len());
-        };
-        if self.client.right == Right::Full {
-            agent.copied(text);
+    /// A text for the guest, which is not even looked at where it cannot go.
+    fn copied(&self, text: impl FnOnce() -> String) {
+        match &self.server.outside.clipboard {
+            Some(agent) if self.client.right == Right::Full => agent.copied(&text()),
+            _ => tracing::debug!("vnc: {}: a text has nobody to go to", self.client.peer),
         }
     }
 
@@ -372,25 +388,33 @@ impl Session {
             return;
         }
         let agent = self.server.outside.clipboard.is_some();
+        if !agent && clipboard::is_text(bytes) {
+            return self.copied(String::new);
+        }
         match clipboard::read(bytes) {
             Ok(say) => {
                 if let Some(text) = self.client.state(|state| state.clipboard(say, agent)) {
-                    self.copied(&text);
+                    self.copied(|| text);
                 }
             }
             Err(error) => tracing::debug!("vnc: {}: {error:#}", self.client.peer),
         }
     }
 
-    fn power(&self, version: u8, code: u8) {
+    fn power(&mut self, version: u8, code: u8) {
         let wish = match (version, code) {
             (1, XVP_SHUTDOWN) => Some(Power::Off),
             (1, XVP_RESET) => Some(Power::Reset),
             // No button makes a guest start again by itself.
             _ => None,
         };
-        match wish.filter(|_| self.client.right == Right::Full) {
+        if self.pressed.1.elapsed() > PRESSES.1 {
+            self.pressed = (0, Instant::now());
+        }
+        let early = self.pressed.0 >= PRESSES.0;
+        match wish.filter(|_| self.client.right == Right::Full && !early) {
             Some(wish) => {
+                self.pressed.0 += 1;
                 tracing::info!("vnc: {} presses a button: {wish:?}", self.client.peer);
                 (self.server.outside.power)(wish);
             }

@@ -11,6 +11,7 @@ use des::cipher::{Block, BlockCipherEncrypt as _, KeyInit as _};
 use devices::display::Mode;
 use devices::input::{Event, Hub, Key, Lights, Sink};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring::default_provider;
@@ -23,7 +24,7 @@ use super::canvas::Canvas;
 use super::clipboard::{self, Clipboard, Say};
 use super::security::{Door, Passwords};
 use super::testing::{CERTIFICATE, Eye, Fake, Heard, KEY, OTHER_KEY};
-use super::{Admission, Entry, MOST, Outside, Power, Rules, Server, tls};
+use super::{Admission, BUDGET, Entry, MOST, Outside, Power, Rules, Server, tls};
 use crate::keys::layout::Layout;
 use crate::rfb::format::PixelFormat;
 
@@ -64,6 +65,8 @@ struct Bench {
     board: Arc<Board>,
     agent: Arc<Agent>,
     power: Arc<std::sync::Mutex<Vec<Power>>>,
+    /// Everybody who came.
+    served: std::sync::Mutex<Vec<JoinHandle<()>>>,
 }
 
 fn bench(rules: Rules) -> Bench {
@@ -82,14 +85,15 @@ fn bench(rules: Rules) -> Bench {
     };
     tokio::spawn(canvas.clone().run());
     let server = Server::new(canvas, rules, outside);
-    Bench { server, fake, board, agent, power }
+    Bench { server, fake, board, agent, power, served: Default::default() }
 }
 
 impl Bench {
     fn connect(&self, entry: Entry) -> DuplexStream {
         let (near, far) = duplex(64 << 10);
         let admission = Admission { peer: "test".into(), entry };
-        tokio::spawn(self.server.clone().serve(Box::new(far), admission));
+        let served = tokio::spawn(self.server.clone().serve(Box::new(far), admission));
+        self.served.lock().unwrap().push(served);
         near
     }
 
@@ -111,11 +115,12 @@ impl Bench {
 
     async fn everybody_left(&self) {
         let left = async {
-            while self.server.places.available_permits() < MOST {
+            while self.served.lock().unwrap().iter().any(|it| !it.is_finished()) {
                 sleep(Duration::from_millis(5)).await;
             }
         };
         timeout(LONG, left).await.expect("clients leave");
+        assert_eq!(self.server.places.available_permits(), MOST);
     }
 }
 
@@ -337,7 +342,12 @@ async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
     let mut first = bench.eye().await;
     let looker = bench.connect(Entry::Open { view_only: true });
     let looker = Eye::open(Box::new(looker), false).await.unwrap();
-    assert_eq!(bench.server.status().len(), 2, "a looker sends nobody away");
+    let both = async {
+        while bench.server.status().len() < 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, both).await.expect("a looker sends nobody away");
     let alone = bench.connect(Entry::Open { view_only: false });
     let _alone = Eye::open(Box::new(alone), false).await.unwrap();
     assert!(timeout(LONG, first.hear()).await.unwrap().is_err(), "gone");
@@ -559,6 +569,102 @@ async fn any_bytes_end_their_own_client_alone() {
     let mut eye = bench.eye().await;
     eye.ask(false).await;
     bench.sees_all(&mut eye).await;
+}
+
+/// A client that cannot be told the end of an update has it in parts all the same, as many as were
+/// announced, whatever becomes of the picture; and what it does not reach any more is black.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
+    let mode = |width, height| Some(Mode { width, height, stride: 4 * width, start: 0 });
+    for encoding in [0, 2] {
+        let bench = bench(rules(Passwords::default()));
+        bench.fake.set(mode(1600, 900));
+        bench.fake.paint(1);
+        let (mut old, mut new) = (bench.eye().await, bench.eye().await);
+        old.encodings(&[encoding]).await;
+        old.ask(false).await;
+        // It is on its way now, and there is no room for all of it there.
+        let mut first = [0; 4];
+        timeout(LONG, old.stream.read_exact(&mut first)).await.unwrap().unwrap();
+        assert!(u16::from_be_bytes([first[2], first[3]]) > 2, "{first:?}");
+        new.encodings(&[0, -223]).await;
+        new.ask(false).await;
+        bench.sees_all(&mut new).await;
+        bench.fake.set(mode(640, 480));
+        bench.fake.paint(2);
+        bench.sees_all(&mut new).await;
+        let rest = old.rectangles(u16::from_be_bytes([first[2], first[3]]));
+        timeout(LONG, rest).await.unwrap().unwrap();
+        let small = bench.fake.pixels();
+        let pixel = |at: usize| match (at % 1600, at / 1600) {
+            (x @ 0..640, y @ 0..480) => small[y * 640 + x],
+            _ => 0,
+        };
+        let wanted: Vec<u32> = (0..1600 * 900).map(pixel).collect();
+        while old.pixels != wanted {
+            old.ask(true).await;
+            timeout(LONG, old.see()).await.unwrap().unwrap();
+        }
+    }
+}
+
+/// Whoever does not read what was packed for it keeps nobody waiting who needs the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
+    let bench = bench(rules(Passwords::default()));
+    let size = (2200, 1900);
+    bench.fake.set(Some(Mode { width: 2200, height: 1900, stride: 8800, start: 0 }));
+    bench.fake.paint(1);
+    let mut slow = Vec::new();
+    // Tight, without the end that can be told: more of them than there is room for.
+    for _ in 0..BUDGET * 1024 / (2200 * 1900 * 4) + 2 {
+        let mut eye = bench.eye().await;
+        assert_eq!(eye.size, size);
+        eye.encodings(&[7]).await;
+        eye.ask(false).await;
+        slow.push(eye);
+    }
+    let taken = async {
+        while bench.server.budget.available_permits() >= 2200 * 1900 * 4 / 1024 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, taken).await.expect("they take it");
+    let mut eye = bench.eye().await;
+    eye.encodings(&[7]).await;
+    eye.ask(false).await;
+    // In Raw, then.
+    timeout(LONG, eye.see()).await.expect("an update").unwrap();
+    assert!(eye.pixels == bench.fake.pixels());
+}
+
+/// Every question that has a longer answer than it is, and none is read: memory is bounded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_and_does_not_read_is_not_heard_any_further() {
+    let bench = bench(rules(Passwords::default()));
+    bench.server.copied(&"a text ".repeat(100_000));
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -312, -1_063_131_698]).await;
+    bench.server.copied(&"a text ".repeat(100_000));
+    let mapped = [0, 0, 0, 0, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let text = [6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1];
+    let (mut reader, mut writer) = tokio::io::split(eye.stream);
+    let flood = async {
+        let all = [&mapped[..], &text].concat().repeat(100);
+        while writer.write_all(&all).await.is_ok() {}
+    };
+    assert!(timeout(Duration::from_secs(1), flood).await.is_err(), "it is not gone");
+    let client = bench.server.all().pop().expect("it is there");
+    let waits = client.state(|state| state.replies.len());
+    assert!(waits < (64 << 10) + (64 << 10), "{waits} bytes wait");
+    // And goes on when it reads.
+    let read = async { while reader.read(&mut [0; 65536]).await.is_ok_and(|count| count > 0) {} };
+    let more = async { writer.write_all(&[0; 1 << 20]).await.ok() };
+    timeout(LONG, async {
+        tokio::select! { () = read => {} _ = more => {} }
+    })
+    .await
+    .unwrap();
 }
 
 /// Fifty clients: good ones keep seeing the picture while others stall, dribble, send noise and

@@ -245,15 +245,27 @@ impl Eye {
     async fn update(&mut self) -> anyhow::Result<()> {
         self.stream.read_u8().await?;
         let count = self.stream.read_u16().await?;
+        self.rectangles(count).await
+    }
+
+    /// The rest of an update.
+    pub(super) async fn rectangles(&mut self, count: u16) -> anyhow::Result<()> {
         for _ in 0..count {
             let mut place = [0; 4];
             for part in &mut place {
                 *part = self.stream.read_u16().await?;
             }
             let number = self.stream.read_i32().await?;
-            if number == 0 {
-                self.raw(place).await?;
-                continue;
+            match number {
+                0 => {
+                    self.raw(place).await?;
+                    continue;
+                }
+                2 => {
+                    self.on_ground(place).await?;
+                    continue;
+                }
+                _ => {}
             }
             let length = match number {
                 -308 => 20,
@@ -275,6 +287,29 @@ impl Eye {
             }
         }
         Ok(())
+    }
+
+    /// RRE
+    async fn on_ground(&mut self, [x, y, width, height]: [u16; 4]) -> anyhow::Result<()> {
+        let count = self.stream.read_u32().await?;
+        let ground = self.stream.read_u32_le().await?;
+        self.fill([x, y, width, height], ground);
+        for _ in 0..count {
+            let pixel = self.stream.read_u32_le().await?;
+            let mut part = [0; 4];
+            for number in &mut part {
+                *number = self.stream.read_u16().await?;
+            }
+            self.fill([x + part[0], y + part[1], part[2], part[3]], pixel);
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, [x, y, width, height]: [u16; 4], pixel: u32) {
+        for y in y..y + height {
+            let start = usize::from(y) * usize::from(self.size.0) + usize::from(x);
+            self.pixels[start..start + usize::from(width)].fill(pixel);
+        }
     }
 
     async fn raw(&mut self, [x, y, width, height]: [u16; 4]) -> anyhow::Result<()> {

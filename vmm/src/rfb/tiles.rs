@@ -46,7 +46,11 @@ impl Tiles {
 
     /// All tiles that an area touches; what is not within the picture is nothing.
     pub fn insert_area(&mut self, area: Area) {
-        self.each(area, |bit| *bit = true);
+        let (columns, rows) = self.reach(area);
+        let width = self.columns();
+        for y in rows {
+            self.bits[y * width + columns.start..y * width + columns.end].fill(true);
+        }
     }
 
     /// The tiles of another set.
@@ -90,14 +94,6 @@ impl Tiles {
             }
         }
         taken
-    }
-
-    fn each(&mut self, area: Area, mut change: impl FnMut(&mut bool)) {
-        let (columns, rows) = self.reach(area);
-        let width = self.columns();
-        for y in rows {
-            columns.clone().for_each(|x| change(&mut self.bits[y * width + x]));
-        }
     }
 
     /// The columns and rows of tiles that an area touches.

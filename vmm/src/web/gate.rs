@@ -229,7 +229,7 @@ impl Gate {
         }
         match self.rules.passwords.check_plain(user, password) {
             Some(right) => {
-                doors.opened(door);
+                doors.opened(door, right);
                 Ok(right)
             }
             None => {

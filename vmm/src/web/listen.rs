@@ -19,16 +19,19 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::gate::{Line, Rules};
 use super::{Config, routes, tls};
+use crate::rfb::crowd::Crowd;
 use crate::rfb::listen::{self, Place, keep_alive, rest};
+use crate::rfb::security::Door;
 use crate::rfb::{self, Server};
 
 /// Connections at once.
 const MOST: usize = 256;
+/// Of them, from one address, unless it is a proxy's or of this host: browsers open six.
+const EACH: usize = 64;
 /// TLS is agreed on within.
 const AGREE: Duration = Duration::from_secs(10);
 /// A request's head comes within.
@@ -56,7 +59,8 @@ enum Socket {
 struct Inside {
     router: Router,
     tls: Option<tls::Files>,
-    places: Semaphore,
+    places: Crowd,
+    proxy: Option<IpAddr>,
 }
 
 impl Listener {
@@ -139,9 +143,10 @@ impl Listener {
     ///
     /// When the runtime cannot take the socket.
     pub async fn run(self, server: Arc<Server>) -> anyhow::Result<()> {
+        let proxy = self.rules.proxy.map(|it| it.to_canonical());
         let router = routes::router(server, self.rules);
-        let places = Semaphore::new(MOST);
-        let inside = Arc::new(Inside { router, tls: self.tls, places });
+        let places = Crowd::new(MOST, EACH);
+        let inside = Arc::new(Inside { router, tls: self.tls, places, proxy });
         match self.socket {
             Socket::Tcp(socket) => {
                 socket.set_nonblocking(true)?;
@@ -175,8 +180,10 @@ impl Listener {
 
 impl Inside {
     async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
-        let Ok(_place) = self.places.try_acquire() else {
-            return tracing::debug!("web: a connection too many");
+        let proxy = self.proxy == Some(address.to_canonical());
+        let door = if proxy { Door::Local } else { Door::of(address) };
+        let Some(_place) = self.places.enter(door) else {
+            return tracing::debug!("web: a connection too many from {address}");
         };
         if self.tls.is_some() && timeout(AGREE, speaks_http(&stream)).await.unwrap_or(false) {
             timeout(AGREE, explain(&mut stream)).await.ok();
@@ -186,7 +193,7 @@ impl Inside {
     }
 
     async fn unix(self: Arc<Self>, stream: net::UnixStream) {
-        let Ok(_place) = self.places.try_acquire() else {
+        let Some(_place) = self.places.enter(Door::Local) else {
             return tracing::debug!("web: a connection too many");
         };
         self.connection(Box::new(stream), None).await;

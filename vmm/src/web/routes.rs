@@ -227,7 +227,7 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
         match guest.session {
             Some(session) => tokio::select! {
                 () = serve => {}
-                () = session.over.notified() => tracing::info!("vnc: {peer} (web) logged out"),
+                () = session.over() => tracing::info!("vnc: {peer} (web) logged out"),
             },
             None => serve.await,
         }

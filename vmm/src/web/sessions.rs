@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
-use tokio::sync::Notify;
+use tokio::sync::Semaphore;
 
 use crate::rfb::security::Right;
 
@@ -20,8 +20,16 @@ const FORGET: Duration = Duration::from_secs(12 * 60 * 60);
 pub(super) struct Session {
     /// What they may do.
     pub(super) right: Right,
-    /// They logged out: whatever they have open is closed.
-    pub(super) over: Notify,
+    /// Closed when they log out, with whatever they have open, and for all who look later.
+    over: Semaphore,
+}
+
+impl Session {
+    /// Waits until it is over.
+    pub(super) async fn over(&self) {
+        // There never is a permit.
+        self.over.acquire().await.map_or_else(|_| (), drop);
+    }
 }
 
 /// All of them, by their cookies: 256 random bits each, so that the time that a search takes
@@ -44,9 +52,9 @@ impl Sessions {
         if all.len() >= MOST {
             let oldest = all.iter().min_by_key(|(_, (_, used))| *used);
             let oldest = oldest.map(|(cookie, _)| cookie.clone());
-            oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.over.notify_waiters());
+            oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.over.close());
         }
-        let session = Session { right, over: Notify::new() };
+        let session = Session { right, over: Semaphore::new(0) };
         all.insert(cookie.clone(), (Arc::new(session), Instant::now()));
         Ok(cookie)
     }
@@ -62,7 +70,7 @@ impl Sessions {
     /// It is over.
     pub(super) fn end(&self, cookie: &str) {
         let ended = self.0.lock().expect("no session panicked").remove(cookie);
-        ended.inspect(|(session, _)| session.over.notify_waiters());
+        ended.inspect(|(session, _)| session.over.close());
     }
 }
 
@@ -85,7 +93,13 @@ mod test {
         assert_eq!(sessions.0.lock().unwrap().len(), MOST);
         assert!(sessions.find(&second).is_none());
         assert!(sessions.find(&first).is_some() && sessions.find(&last).is_some());
+        let session = sessions.find(&first).unwrap();
         sessions.end(&first);
+        // Even for somebody who only now begins to wait.
+        let over = std::pin::pin!(session.over());
+        assert!(
+            over.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
+        );
         assert!(sessions.find(&first).is_none() && sessions.find("").is_none());
     }
 }

@@ -5,8 +5,8 @@
 //! may be; never worse where there is text.
 //!
 //! What an [`Encoder`] holds of one client is bounded, whatever is sent: a compressor for each
-//! stream that was used (at most seven, a third of a MiB each), and buffers of Tight's, which take
-//! a part of the picture with at most 2048 by 256 pixels: at most six MiB more.
+//! stream that was used, at most seven, a third of a MiB each. Room to work in is the thread's
+//! ([`Room`]): a client that does not read for a while has none.
 
 mod deflate;
 mod hextile;
@@ -18,9 +18,11 @@ mod tight;
 mod tiles;
 mod wire;
 
+use std::cell::RefCell;
+
 use self::deflate::{Effort, Stream};
 use self::palette::Palette;
-use self::tight::Tight;
+use self::tight::{Grid, Tight};
 use self::wire::Wire;
 use super::format::PixelFormat;
 use super::picture::{Area, View};
@@ -80,6 +82,16 @@ impl Encoding {
         }
     }
 
+    /// How many rectangles [`Encoder::encode`] makes of an area, unless that depends on its pixels.
+    pub fn rectangles(self, format: &PixelFormat, area: Area) -> Option<usize> {
+        match self {
+            Self::Tight => None,
+            Self::TightPng if format.is_full() => None,
+            Self::Rre | Self::CoRre => Some(rre::count(area)),
+            _ => Some(usize::from(!area.is_empty())),
+        }
+    }
+
     /// The encoding with this number, if it is one for pixels that can be sent.
     pub fn from_number(number: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.number() == number)
@@ -111,6 +123,21 @@ impl Job<'_, '_> {
     }
 }
 
+/// What is used again for each rectangle, by all clients whose pictures one thread encodes.
+#[derive(Default)]
+struct Room {
+    tile: Vec<u32>,
+    plain: Vec<u8>,
+    palette: Palette,
+    packed: Vec<u8>,
+    words: Vec<u32>,
+    grid: Grid,
+}
+
+thread_local! {
+    static ROOM: RefCell<Room> = RefCell::default();
+}
+
 /// Encodes for one client, which decodes with streams that match those in here.
 pub struct Encoder {
     format: PixelFormat,
@@ -118,9 +145,6 @@ pub struct Encoder {
     pixel: Wire,
     /// Without the byte that says nothing, `CPIXEL`.
     compact: Wire,
-    tile: Vec<u32>,
-    plain: Vec<u8>,
-    palette: Palette,
     zlib: Stream,
     zrle: Stream,
     tight: Tight,
@@ -140,9 +164,6 @@ impl Encoder {
             format,
             pixel: Wire::pixel(&format),
             compact: Wire::compact(&format),
-            tile: Vec::new(),
-            plain: Vec::new(),
-            palette: Palette::default(),
             zlib: Stream::default(),
             zrle: Stream::default(),
             tight: Tight::new(),
@@ -169,21 +190,25 @@ impl Encoder {
             self.pixel = Wire::pixel(format);
             self.compact = Wire::compact(format);
         }
-        let job = Job { choice, view };
+        ROOM.with_borrow_mut(|room| self.append(Job { choice, view }, room, out))
+    }
+
+    fn append(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+        let (Job { choice, view }, format) = (job, self.format);
         match choice.encoding {
             _ if view.area.is_empty() => 0,
             Encoding::TightPng if !format.is_full() => self.raw(job, out),
-            Encoding::Tight | Encoding::TightPng => self.tight.encode(job, format, out),
+            Encoding::Tight | Encoding::TightPng => self.tight.encode(job, &format, room, out),
             Encoding::Raw => self.raw(job, out),
-            Encoding::Rre => rre::rre(view, &self.pixel, &mut self.tile, out),
-            Encoding::CoRre => rre::corre(view, &self.pixel, &mut self.tile, out),
+            Encoding::Rre => rre::rre(view, &self.pixel, &mut room.tile, out),
+            Encoding::CoRre => rre::corre(view, &self.pixel, &mut room.tile, out),
             Encoding::Hextile => {
                 header(view.area, Encoding::Hextile, out);
-                hextile::encode(view, &self.pixel, &mut self.palette, out)
+                hextile::encode(view, &self.pixel, &mut room.palette, out)
             }
-            Encoding::Zlib => self.zlib(job, out),
-            Encoding::Trle => self.trle(job, out),
-            Encoding::Zrle => self.zrle(job, out),
+            Encoding::Zlib => self.zlib(job, room, out),
+            Encoding::Trle => self.trle(job, room, out),
+            Encoding::Zrle => self.zrle(job, room, out),
         }
     }
 
@@ -194,45 +219,45 @@ impl Encoder {
         1
     }
 
-    fn zlib(&mut self, job: Job<'_, '_>, out: &mut Vec<u8>) -> usize {
+    fn zlib(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Zlib, out);
         let (length, effort) = (Length::reserve(out), job.effort());
         for row in job.view.rows() {
-            self.pixel.write(row, &mut self.plain);
-            self.zlib.pour(effort, &mut self.plain, out);
+            self.pixel.write(row, &mut room.plain);
+            self.zlib.pour(effort, &mut room.plain, out);
         }
-        self.zlib.finish(effort, &mut self.plain, out);
+        self.zlib.finish(effort, &mut room.plain, out);
         length.fill(out);
         1
     }
 
-    fn zrle(&mut self, job: Job<'_, '_>, out: &mut Vec<u8>) -> usize {
+    fn zrle(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Zrle, out);
         let (length, effort) = (Length::reserve(out), job.effort());
         let mut before = effort;
         for area in job.view.area.pieces(64, 64) {
-            self.compact.gather(&job.view.of(area), &mut self.tile);
-            let tile = tiles::Tile::new(&self.tile, area, self.compact.size());
-            let shape = tile.shape(&mut self.palette);
+            self.compact.gather(&job.view.of(area), &mut room.tile);
+            let tile = tiles::Tile::new(&room.tile, area, self.compact.size());
+            let shape = tile.shape(&mut room.palette);
             let its = if shape.is_raw() { effort.photograph() } else { effort };
             if its != before {
-                self.zrle.finish(before, &mut self.plain, out);
+                self.zrle.finish(before, &mut room.plain, out);
                 before = its;
             }
-            tile.write(shape, &self.palette, &mut self.plain);
-            self.zrle.pour(its, &mut self.plain, out);
+            tile.write(shape, &room.palette, &mut room.plain);
+            self.zrle.pour(its, &mut room.plain, out);
         }
-        self.zrle.finish(before, &mut self.plain, out);
+        self.zrle.finish(before, &mut room.plain, out);
         length.fill(out);
         1
     }
 
-    fn trle(&mut self, job: Job<'_, '_>, out: &mut Vec<u8>) -> usize {
+    fn trle(&self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Trle, out);
         for area in job.view.area.pieces(16, 16) {
-            self.compact.gather(&job.view.of(area), &mut self.tile);
-            let tile = tiles::Tile::new(&self.tile, area, self.compact.size());
-            tile.write(tile.shape(&mut self.palette), &self.palette, out);
+            self.compact.gather(&job.view.of(area), &mut room.tile);
+            let tile = tiles::Tile::new(&room.tile, area, self.compact.size());
+            tile.write(tile.shape(&mut room.palette), &room.palette, out);
         }
         1
     }

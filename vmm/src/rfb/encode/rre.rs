@@ -71,6 +71,11 @@ pub(super) fn corre(view: &View<'_>, wire: &Wire, tile: &mut Vec<u32>, out: &mut
     tiles(view, wire, tile, out, Encoding::CoRre)
 }
 
+/// How many rectangles an area becomes.
+pub(super) fn count(area: Area) -> usize {
+    area.pieces(SIDE, SIDE).count()
+}
+
 fn tiles(
     view: &View<'_>,
     wire: &Wire,

@@ -85,7 +85,7 @@ impl Span {
 
 /// All cells of an area.
 #[derive(Default)]
-pub(super) struct Grid {
+pub(in crate::rfb::encode) struct Grid {
     cells: Vec<Cell>,
     columns: u16,
     rows: u16,

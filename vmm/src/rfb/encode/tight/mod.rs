@@ -6,11 +6,13 @@
 
 mod grid;
 
-use self::grid::{Grid, Span};
+use std::mem::take;
+
+pub(super) use self::grid::Grid;
+use self::grid::Span;
 use super::deflate::{Effort, Stream};
-use super::palette::Palette;
 use super::wire::{Wire, put};
-use super::{Encoding, Job, header, jpeg, png};
+use super::{Encoding, Job, Room, header, jpeg, png};
 use crate::rfb::format::PixelFormat;
 use crate::rfb::picture::{Area, View};
 
@@ -47,22 +49,11 @@ const PHOTOGRAPH: usize = 6;
 /// Text of two colours among text of more of them is worth its own rectangle from so many cells on.
 const MONO_CELLS: usize = 16;
 
-/// A client's streams, and room to work in.
+/// A client's streams.
 pub(super) struct Tight {
     format: PixelFormat,
     wire: Wire,
     streams: [Stream; 3],
-    room: Room,
-    grid: Grid,
-    words: Vec<u32>,
-}
-
-/// What is used again for each rectangle.
-#[derive(Default)]
-struct Room {
-    palette: Palette,
-    plain: Vec<u8>,
-    packed: Vec<u8>,
 }
 
 impl Tight {
@@ -72,9 +63,6 @@ impl Tight {
             format: PixelFormat::OURS,
             wire: Wire::tight(&PixelFormat::OURS),
             streams: Default::default(),
-            room: Room::default(),
-            grid: Grid::default(),
-            words: Vec::new(),
         }
     }
 
@@ -83,13 +71,16 @@ impl Tight {
         &mut self,
         job: Job<'_, '_>,
         format: &PixelFormat,
+        room: &mut Room,
         out: &mut Vec<u8>,
     ) -> usize {
         if *format != self.format {
             self.format = *format;
             self.wire = Wire::tight(format);
         }
-        let Self { wire, streams, room, grid, words, .. } = self;
+        let Self { wire, streams, .. } = self;
+        // Taken out meanwhile, because all else is lent to the block.
+        let (mut grid, mut words) = (take(&mut room.grid), take(&mut room.words));
         let (done, full) = (Wire::done(wire.size()), format.is_full());
         let mut count = 0;
         for area in job.view.area.pieces(WIDTH, HEIGHT) {
@@ -97,17 +88,18 @@ impl Tight {
                 job.view.of(area)
             } else {
                 // Fewer colours are left of these pixels, so that it pays to look at words.
-                wire.gather(&job.view.of(area), words);
+                wire.gather(&job.view.of(area), &mut words);
                 let Area { width, height, .. } = area;
                 let here = Area { x: 0, y: 0, width, height };
-                View { pixels: words, stride: usize::from(width), area: here }
+                View { pixels: &words, stride: usize::from(width), area: here }
             };
             grid.survey(&view);
             let wire = if full { &*wire } else { &done };
             let mut block = Block { job, area, view, wire, streams, room, out, count: 0 };
-            block.plan(grid, job.choice.quality.filter(|_| full));
+            block.plan(&mut grid, job.choice.quality.filter(|_| full));
             count += block.count;
         }
+        (room.grid, room.words) = (grid, words);
         count
     }
 }
@@ -256,7 +248,7 @@ impl Block<'_, '_> {
 
     fn png(&mut self, span: Span) {
         let view = self.view.of(span.area(self.view.area));
-        let Room { palette, plain, packed } = &mut *self.room;
+        let Room { palette, plain, packed, .. } = &mut *self.room;
         packed.clear();
         png::write(&view, palette, plain, packed).expect("an area with pixels is an image");
         self.begin(span, PNG);

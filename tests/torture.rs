@@ -1,0 +1,247 @@
+//! Fifty clients of one screen, nearly all of them bad: the good ones keep their rate, memory stays
+//! within what ARCHITECTURE.md says, and when they are gone nothing is left. Once at the VNC door,
+//! and once at the web door, through WebSockets in TLS.
+#![forbid(unsafe_code)]
+
+#[path = "torture/bad.rs"]
+mod bad;
+#[path = "torture/line.rs"]
+mod line;
+#[path = "torture/viewer.rs"]
+mod viewer;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use transom_tests::program::{PATIENCE, Running, connect, not_run};
+use vmm::control::{Client, Command};
+use vmm::kvm::Situation;
+
+use crate::line::Door;
+use crate::viewer::Viewer;
+
+/// Good ones, and others.
+const GOOD: usize = 2;
+const BAD: usize = 48;
+/// How long the pictures that arrive are counted without the bad ones, and so often with them.
+const COUNTED: Duration = Duration::from_secs(3);
+const ROUNDS: u32 = 2;
+/// Threads that encoded wait for more to do, and then are gone.
+const IDLE: Duration = Duration::from_secs(7);
+/// A good one keeps at least one part of so many of its pictures, on a host whose processors have
+/// much else to do: the bad ones alone could keep them busy. One that waits for a bad one has none.
+const PART: usize = 4;
+/// ARCHITECTURE.md: what a client may cost, and what all of them share besides the picture.
+const EACH_KIB: u64 = 6 << 10;
+const SHARED_KIB: u64 = 64 << 10;
+/// What the host's allocator keeps for the next ones, and how much more it keeps after the second
+/// time: what is lost is lost each time.
+const KEPT_KIB: u64 = 48 << 10;
+const GROWTH_KIB: u64 = 12 << 10;
+
+/// What a process has.
+#[derive(Clone, Copy, Debug)]
+struct Costs {
+    threads: usize,
+    files: usize,
+    memory_kib: u64,
+}
+
+struct Bench {
+    machine: Running,
+    control: Client,
+    door: Door,
+}
+
+fn entries(machine: &Running, folder: &str) -> Result<usize> {
+    let folder = format!("/proc/{}/{folder}", machine.pid().as_raw_nonzero());
+    Ok(fs::read_dir(&folder).context(folder)?.count())
+}
+
+impl Bench {
+    fn costs(&self) -> Result<Costs> {
+        let threads = entries(&self.machine, "task")?;
+        let files = entries(&self.machine, "fd")?;
+        Ok(Costs { threads, files, memory_kib: self.machine.memory_kib("Rss")? })
+    }
+
+    fn viewers(&mut self) -> Result<usize> {
+        let status = self.control.ask(&Command::Status)?;
+        Ok(status["viewers"].as_array().context("viewers")?.len())
+    }
+
+    /// Waits until it has no more than this, and nobody is there.
+    fn is_left_with(&mut self, wanted: Costs) -> Result<Costs> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (costs, viewers) = (self.costs()?, self.viewers()?);
+            let few = costs.threads <= wanted.threads && costs.files <= wanted.files;
+            if few && viewers == 0 && costs.memory_kib <= wanted.memory_kib + KEPT_KIB {
+                return Ok(costs);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "left: {costs:?} and {viewers} viewers, of {wanted:?}"
+            );
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+/// One thread with an executor.
+fn runtime() -> Result<Runtime> {
+    Ok(Builder::new_current_thread().enable_all().build()?)
+}
+
+/// How many pictures good viewers see, and the most memory there was meanwhile.
+fn count(bench: &Bench, time: Duration) -> Result<(usize, u64)> {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let (door, counter) = (bench.door.clone(), seen.clone());
+    let watch = thread::spawn(move || {
+        runtime()?.block_on(async {
+            let mut viewers = Vec::new();
+            for _ in 0..GOOD {
+                viewers.push(Viewer::good(door.enter().await?).await?);
+            }
+            let mut all = JoinSet::new();
+            for mut viewer in viewers {
+                let counter = counter.clone();
+                all.spawn(async move {
+                    loop {
+                        viewer.look(true).await?;
+                        counter.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let early = tokio::time::timeout(time, all.join_next()).await;
+            if let Ok(Some(ended)) = early {
+                let ended: Result<()> = ended?;
+                ended.context("a good viewer is gone")?;
+            }
+            anyhow::Ok(())
+        })
+    });
+    let mut most = 0;
+    while !watch.is_finished() {
+        most = most.max(bench.costs()?.memory_kib);
+        thread::sleep(Duration::from_millis(100));
+    }
+    watch.join().expect("no viewer panics")?;
+    Ok((seen.load(Ordering::Relaxed), most))
+}
+
+/// The bad ones, on a thread of their own, until they are told to go.
+struct Bad {
+    stop: tokio::sync::oneshot::Sender<()>,
+    thread: thread::JoinHandle<Result<()>>,
+}
+
+impl Bad {
+    fn begin(door: &Door) -> Self {
+        let (door, (stop, stopped)) = (door.clone(), tokio::sync::oneshot::channel());
+        let thread = thread::spawn(move || {
+            runtime()?.block_on(async {
+                let mut all = JoinSet::new();
+                (0..BAD).for_each(|kind| drop(all.spawn(bad::misbehave(kind, door.clone()))));
+                stopped.await.ok();
+                all.shutdown().await;
+                anyhow::Ok(())
+            })
+        });
+        Self { stop, thread }
+    }
+
+    fn end(self) -> Result<()> {
+        self.stop.send(()).ok();
+        self.thread.join().expect("no bad one panics")
+    }
+}
+
+fn torture(bench: &mut Bench, name: &str) -> Result<()> {
+    // Once, so that what is made once is there.
+    count(bench, COUNTED / 3)?;
+    thread::sleep(IDLE);
+    ensure!(bench.viewers()? == 0, "somebody is left before it began");
+    let start = bench.costs()?;
+    let (alone, _) = count(bench, COUNTED)?;
+    let bad = Bad::begin(&bench.door);
+    thread::sleep(Duration::from_secs(2));
+    let viewers = bench.viewers()?;
+    let (together, most) = count(bench, ROUNDS * COUNTED)?;
+    let threads = bench.costs()?.threads;
+    bad.end()?;
+    let together = together / ROUNDS as usize;
+    eprintln!(
+        "{name}: {alone} pictures alone, {together} with {viewers} others; {} of {} KiB, \
+         {threads} threads",
+        most.saturating_sub(start.memory_kib),
+        (GOOD + BAD) as u64 * EACH_KIB + SHARED_KIB
+    );
+    let first = bench.is_left_with(start)?;
+    let bad = Bad::begin(&bench.door);
+    thread::sleep(COUNTED);
+    bad.end()?;
+    let second = bench.is_left_with(start)?;
+    eprintln!("{name}: from {start:?} to {first:?}, and then {second:?}");
+    ensure!(second.memory_kib <= first.memory_kib + GROWTH_KIB, "{first:?}, then {second:?}");
+    ensure!(viewers >= BAD / 3, "{viewers} of {BAD} are in");
+    ensure!(alone >= GOOD * 10, "{alone} pictures, with nobody else there");
+    ensure!(together * PART >= alone, "{alone} pictures alone, {together} with {viewers} others");
+    let bound = start.memory_kib + (GOOD + BAD) as u64 * EACH_KIB + SHARED_KIB;
+    ensure!(most <= bound, "{most} KiB, where {bound} are allowed");
+    Ok(())
+}
+
+/// A machine whose picture changes all the time.
+fn machine(folder: &Path, screen: &[&str]) -> Result<(Running, Client)> {
+    let control = folder.join("control");
+    let path = control.display().to_string();
+    let mut words = vec!["run", "--control", &path, "--display", "640x480"];
+    words.extend(["--cmdline", "draw=moving then=halt"]);
+    words.extend(screen);
+    let mut machine = Running::vmm(&words)?;
+    machine.says("]}\n", 1)?;
+    Ok((machine, connect(&control)?))
+}
+
+fn runs_here(test: &str) -> bool {
+    let here = Situation::of_this_host() != Situation::None;
+    if !here {
+        not_run(test, "there is no usable /dev/kvm");
+    }
+    here
+}
+
+#[test]
+fn good_viewers_do_not_notice_bad_ones() -> Result<()> {
+    if !runs_here("good_viewers_do_not_notice_bad_ones") {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let screen = folder.path().join("screen");
+    let (machine, control) =
+        machine(folder.path(), &["--vnc", &format!("unix:{}", screen.display())])?;
+    torture(&mut Bench { machine, control, door: Door::Vnc(screen) }, "VNC")?;
+    let (cert, key) = (folder.path().join("cert"), folder.path().join("key"));
+    fs::write(&cert, line::CERTIFICATE)?;
+    fs::write(&key, line::KEY)?;
+    let web = format!("127.0.0.1:0,tls-cert={},tls-key={}", cert.display(), key.display());
+    let (machine, control) = self::machine(folder.path(), &["--web", &web])?;
+    // It listens before the guest runs.
+    let said = machine.stderr.text();
+    let place = place(&said).with_context(|| said.clone())?.to_owned();
+    torture(&mut Bench { machine, control, door: Door::Web(place) }, "web")
+}
+
+/// HOST:PORT of `web: listening at https://HOST:PORT/`.
+fn place(said: &str) -> Option<&str> {
+    let (_, rest) = said.split_once("web: listening at https://")?;
+    rest.split_once("/\n").map(|(place, _)| place)
+}

@@ -1,0 +1,153 @@
+//! The doors of a screen, and lines through them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use futures_util::{SinkExt as _, StreamExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, duplex, split};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::time_provider::TimeProvider;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+pub(crate) type Line = Box<dyn Duplex>;
+
+/// What a line keeps on its way through a WebSocket.
+const ROOM: usize = 16 << 10;
+
+/// Where clients come in.
+#[derive(Clone)]
+pub(crate) enum Door {
+    Vnc(PathBuf),
+    Web(String),
+}
+
+#[derive(Debug)]
+struct Then;
+
+impl TimeProvider for Then {
+    fn current_time(&self) -> Option<UnixTime> {
+        // Within the life of the certificate, whatever the clock of this host says.
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(2_000_000_000)))
+    }
+}
+
+impl Door {
+    /// To where RFB begins.
+    pub(crate) async fn enter(&self) -> Result<Line> {
+        match self {
+            Self::Vnc(_) => self.knock().await,
+            Self::Web(place) => {
+                let secure = secure(self.knock().await?).await?;
+                socket(secure, place).await
+            }
+        }
+    }
+
+    /// The bare line.
+    pub(crate) async fn knock(&self) -> Result<Line> {
+        Ok(match self {
+            Self::Vnc(path) => Box::new(UnixStream::connect(path).await?),
+            Self::Web(place) => Box::new(TcpStream::connect(place).await?),
+        })
+    }
+
+    /// To where HTTP begins; none at the VNC door.
+    pub(crate) async fn page(&self) -> Result<Option<Line>> {
+        match self {
+            Self::Vnc(_) => Ok(None),
+            Self::Web(_) => secure(self.knock().await?).await.map(Some),
+        }
+    }
+}
+
+/// The head of a request for the WebSocket.
+pub(crate) fn upgrade(place: &str) -> String {
+    format!(
+        "GET /websockify HTTP/1.1\r\nHost: {place}\r\nOrigin: https://{place}\r\nConnection: \
+         Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: \
+         dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+}
+
+async fn secure(line: Line) -> Result<Line> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(CERTIFICATE.as_bytes())?)?;
+    let client = ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(Then))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost")?;
+    let secure = TlsConnector::from(Arc::new(client)).connect(name, line).await;
+    Ok(Box::new(secure.context("TLS")?))
+}
+
+/// Through a WebSocket. What is not read here is not read there.
+async fn socket(mut line: Line, place: &str) -> Result<Line> {
+    line.write_all(upgrade(place).as_bytes()).await?;
+    line.flush().await?;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(line.read_u8().await?);
+    }
+    ensure!(head.starts_with(b"HTTP/1.1 101"), "{}", head.escape_ascii());
+    let socket = WebSocketStream::from_raw_socket(line, Role::Client, None).await;
+    let (mut to, mut from) = socket.split();
+    let (near, far) = duplex(ROOM);
+    let (mut said, mut heard) = split(far);
+    tokio::spawn(async move {
+        let speak = async {
+            let mut bytes = vec![0; ROOM];
+            while let Ok(count @ 1..) = said.read(&mut bytes).await {
+                let message = Message::Binary(bytes[..count].to_vec().into());
+                if to.send(message).await.is_err() {
+                    return;
+                }
+            }
+        };
+        let hear = async {
+            while let Some(Ok(message)) = from.next().await {
+                if let Message::Binary(bytes) = message
+                    && heard.write_all(&bytes).await.is_err()
+                {
+                    return;
+                }
+            }
+        };
+        // Either end is the end.
+        tokio::select! { () = speak => {} () = hear => {} }
+    });
+    Ok(Box::new(near))
+}
+
+/// For `localhost`.
+pub(crate) const CERTIFICATE: &str = "\
+-----BEGIN CERTIFICATE-----\n\
+MIIBkjCCATigAwIBAgIUBaW25ipF3NIUdpg0PRjBadTz8nQwCgYIKoZIzj0EAwIw\n\
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTA2MjYxMFoYDzIxMjYxMDI4\n\
+MDYyNjEwWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\n\
+PQMBBwNCAATg05cXIWxIRvxxKyQne/slCDWR7lOeKmVeG91Wz1aBkI8mYx8xf+LX\n\
+vJ4HjSk3TCRNJt1W/TcOd24qoQ9CjQv4o2YwZDAdBgNVHQ4EFgQUkseN/EQcEq2q\n\
+eN/B4ZzBkrp4ufMwHwYDVR0jBBgwFoAUkseN/EQcEq2qeN/B4ZzBkrp4ufMwFAYD\n\
+VR0RBA0wC4IJbG9jYWxob3N0MAwGA1UdEwEB/wQCMAAwCgYIKoZIzj0EAwIDSAAw\n\
+RQIgSAtObycjEB2josEPNWQufj7DJykM8clKIWb7mXMrJIQCIQCKDiE05Kcqs5hy\n\
+IREq6WZRKafhW/6iu1Dg+H125DShdQ==\n\
+-----END CERTIFICATE-----\n";
+pub(crate) const KEY: &str = "\
+-----BEGIN PRIVATE KEY-----\n\
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQggLOoAKCNvEZCJDuo\n\
+OO9c9LMQjIx46TKsMGvYynl8TyehRANCAATg05cXIWxIRvxxKyQne/slCDWR7lOe\n\
+KmVeG91Wz1aBkI8mYx8xf+LXvJ4HjSk3TCRNJt1W/TcOd24qoQ9CjQv4\n\
+-----END PRIVATE KEY-----\n";
