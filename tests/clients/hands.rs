@@ -1,7 +1,7 @@
 //! What a person does at a client, and how it is found on the probe's page.
 
 use anyhow::Result;
-use transom_tests::page::{PAGES, find};
+use transom_tests::page::{PAGES, Print, find};
 
 use crate::machine::{Machine, until};
 
@@ -32,12 +32,16 @@ pub(crate) fn hands(machine: &mut Machine, mut send: impl FnMut(Hand) -> Result<
     send(Hand::Pointer(640, 90, 0))
 }
 
+/// Where the page's last panel begins, which shows them.
+const ROW: usize = 25;
+
 /// Waits until the page says that after a label.
 pub(crate) fn says(machine: &mut Machine, label: &str, text: &str) -> Result<()> {
     let (_, _, body) = PAGES[0];
+    let panel = Print { y: body.y + ROW * body.line, ..body };
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") + " ";
     until(&format!("{label} {text}"), || {
-        let lines = machine.screenshot()?.all(body);
+        let lines = machine.screenshot()?.all(panel);
         Ok(find(&lines, label).filter(|line| words(line).contains(text)).map(|_| ()))
     })
 }

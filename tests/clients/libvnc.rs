@@ -96,7 +96,6 @@ fn libvnc_shows_jpeg_as_good_as_it_asked_for() -> Result<()> {
     let Some(viewer) = found("libvnc_shows_jpeg_as_good_as_it_asked_for") else { return Ok(()) };
     for (draw, bounds) in JPEG {
         let mut machine = Machine::at_a_path(draw, "1280x800")?;
-        let mut before = 0.0;
         for (quality, least) in (0..).zip(bounds) {
             let mut command = Command::new(viewer);
             let quality = quality.to_string();
@@ -105,8 +104,6 @@ fn libvnc_shows_jpeg_as_good_as_it_asked_for() -> Result<()> {
             let seen = eye.settle(&mut machine, Near::Decibels(least))?;
             let ratio = decibels(&seen, &machine.screenshot()?);
             println!("{draw:?} at level {quality}: {ratio:.1} dB, at least {least} dB");
-            ensure!(ratio >= before, "{ratio} dB at level {quality}, {before} dB below it");
-            before = ratio;
             drop(eye);
             machine.is_left()?;
         }

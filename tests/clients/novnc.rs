@@ -27,7 +27,9 @@ const ENCODINGS: [(i32, &str); 7] = [
 
 /// Opens a viewer in place of the one before, which knows these encodings for pixels.
 const OPEN: &str = "(async (encodings) => {
-    const { default: RFB } = await import('./files/novnc/core/rfb.js');
+    const page = await (await fetch('./')).text();
+    const [, files] = page.match(/src=\"(files[^\"]*)viewer.js\"/);
+    const { default: RFB } = await import(`./${files}novnc/core/rfb.js`);
     if (window.viewer) {
         const gone = new Promise((done) => viewer.addEventListener('disconnect', done));
         viewer.disconnect();

@@ -178,7 +178,7 @@ fn the_page_s_port_tells_those_who_speak_something_else() -> Result<()> {
         (
             "",
             b"GET /websockify HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-            "WebSocket",
+            "HTTP/1.1 403 Forbidden",
         ),
         (&tls, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "the address begins with https://"),
     ] {

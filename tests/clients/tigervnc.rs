@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use transom_tests::page::Picture;
 use transom_tests::program::{Running, finish};
 
-use crate::eye::{is_here, settle, stir};
+use crate::eye::{settle, stir};
 use crate::hands::{Hand, hands};
 use crate::machine::Machine;
 use crate::picture::{Near, part};
@@ -23,7 +23,7 @@ const SIZE: &str = "1600x1000x24";
 fn found(test: &str) -> bool {
     can(test, "tigervnc-viewer, xvfb or xdotool is missing", || {
         let all = ["/usr/bin/xtigervncviewer", "/usr/bin/Xvfb", "/usr/bin/xdotool"];
-        all.into_iter().all(|it| Path::new(it).exists()) && is_here("xdotool", &["version"])
+        all.into_iter().all(|it| Path::new(it).exists())
     })
 }
 

@@ -93,8 +93,6 @@ fn vncdotool_comes_in_with_a_password() -> Result<()> {
     let mut machine = Machine::at_a_port(PATTERN, "1280x800", &words)?;
     let address = format!("localhost:{}", machine.port()?);
     let mut command = look(module, &address, 16);
-    let said = Eye::refused(command.env("VNC_PASSWORD", "Secret"))?;
-    ensure!(said.contains("wrong password"), "{said}");
     let mut eye = Eye::open(command.env("VNC_PASSWORD", "secret"))?;
     settle(&mut machine, Near::Same, |machine| picture(&mut eye, machine))?;
     ensure!(machine.viewer()?["security"] == "vnc");
