@@ -1,6 +1,7 @@
 //! Words, files and combinations that make no sense.
 
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
@@ -366,5 +367,64 @@ fn says_when_this_host_only_emulates_kernels() {
         assert!(said.contains("paravirtual only") && said.contains("nested"), "{said}");
         assert!(said.contains("--accept-emulation"), "{said}");
         assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+    }
+}
+
+/// A certificate, its key, and what is neither.
+const CERTIFICATE: &str = include_str!("../clients/certificate.pem");
+const KEY: &str = include_str!("../clients/key.pem");
+const OTHER_KEY: &str = include_str!("../clients/other-key.pem");
+const LOCKED_KEY: &str = include_str!("../clients/locked-key.pem");
+
+#[test]
+fn refuses_screens_that_cannot_be_served() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = listener.local_addr().expect("its address").to_string();
+    let _socket = UnixListener::bind(path("socket")).expect("a socket");
+    fs::create_dir(path("folder")).expect("a folder");
+    for (name, text) in [
+        ("c", CERTIFICATE),
+        ("k", KEY),
+        ("other", OTHER_KEY),
+        ("locked", LOCKED_KEY),
+        ("cut", &CERTIFICATE[..200]),
+        ("empty", ""),
+        ("line", "\nsecret\n"),
+        ("text", "hello\n"),
+    ] {
+        fs::write(path(name), text).expect("a file");
+    }
+    let cases: [(&str, &[&str]); 15] = [
+        (&taken, &["the port is in use by another process"]),
+        ("unix:socket", &["socket", "in use by another process"]),
+        ("unix:text", &["text is not a socket"]),
+        ("203.0.113.1:0,auth=none", &["203.0.113.1:0 is no address of this host"]),
+        ("nowhere.invalid:0", &["nowhere.invalid:0 is no address of this host"]),
+        ("127.0.0.1:0,password=empty", &["password=empty: the password is empty"]),
+        ("127.0.0.1:0,password=line", &["password=line: the password is empty"]),
+        ("127.0.0.1:0,view-password=empty", &["view-password=empty: the password is empty"]),
+        ("127.0.0.1:0,password=folder", &["password=folder", "Is a directory"]),
+        ("127.0.0.1:0,tls-cert=c,tls-key=other", &["tls-cert=c is not for tls-key=other"]),
+        ("127.0.0.1:0,tls-cert=c,tls-key=locked", &["tls-key=locked", "passphrase", "openssl"]),
+        ("127.0.0.1:0,tls-cert=cut,tls-key=k", &["tls-cert=cut: the file is cut short"]),
+        ("127.0.0.1:0,tls-cert=k,tls-key=c", &["tls-cert=k: no certificate in PEM format"]),
+        ("127.0.0.1:0,tls-cert=c,tls-key=text", &["tls-key=text: no private key in PEM format"]),
+        ("127.0.0.1:0,tls-cert=gone,tls-key=k", &["tls-cert=gone: No such file"]),
+    ];
+    for (place, parts) in cases {
+        for option in ["--vnc", "--web"] {
+            let said = refusal(folder.path(), &["run", option, place], FAILED);
+            let named = place.split(',').next().unwrap_or_default();
+            for part in parts.iter().chain([&format!("{option} {named}:").as_str()]) {
+                assert!(said.contains(part), "{option} {place}: no {part:?} in: {said}");
+            }
+        }
+    }
+    for place in [&taken, "unix:new"] {
+        let said = refusal(folder.path(), &["run", "--vnc", place, "--web", place], FAILED);
+        let sentence = format!("--web {place}: --vnc listens there");
+        assert!(said.starts_with(&sentence), "{said}");
     }
 }

@@ -12,6 +12,7 @@ pub mod image;
 pub mod lab;
 pub mod linux;
 pub mod network;
+pub mod page;
 pub mod program;
 pub mod suite;
 pub mod uefi;

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
@@ -49,6 +49,12 @@ impl Closed {
     ///
     /// One sentence: what is in use, or what would let everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Option<Self>> {
+        if let (Some(vnc), Some(web)) = (&config.vnc, &config.web)
+            && let Some(place) = vnc.to.as_ref().filter(|it| Some(*it) == web.to.as_ref())
+            && !place.is_any()
+        {
+            bail!("--web {place}: --vnc listens there: choose another place for one of them");
+        }
         let vnc = config.vnc.as_ref().map(rfb::listen::Listener::new).transpose()?;
         let web = config.web.as_ref().map(web::listen::Listener::new).transpose()?;
         Ok((vnc.is_some() || web.is_some()).then_some(Self { vnc, web }))

@@ -91,6 +91,13 @@ impl TryFrom<String> for Place {
     }
 }
 
+impl Place {
+    /// Whether a free port shall be found.
+    pub fn is_any(&self) -> bool {
+        matches!(self, Self::Tcp(address) if address.ends_with(":0"))
+    }
+}
+
 impl From<Place> for String {
     fn from(place: Place) -> Self {
         place.to_string()
@@ -287,6 +294,12 @@ pub(crate) fn listen(address: &str, open: bool) -> anyhow::Result<TcpListener> {
     TcpListener::bind(&found[..]).map_err(|error| match error.kind() {
         std::io::ErrorKind::AddrInUse => {
             anyhow::anyhow!("the port is in use by another process")
+        }
+        std::io::ErrorKind::AddrNotAvailable => {
+            anyhow::anyhow!("{address} is no address of this host")
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            anyhow::anyhow!("ports below 1024 are for root: choose another one ({error})")
         }
         _ => anyhow::anyhow!("{error}"),
     })

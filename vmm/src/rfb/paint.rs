@@ -520,7 +520,8 @@ fn rectangle(at: (u16, u16), size: (u16, u16), encoding: i32, out: &mut Vec<u8>)
 fn screens(report: Report, size: (u16, u16), out: &mut Vec<u8>) {
     rectangle((report.reason, report.status), size, number::SCREENS, out);
     out.extend([1, 0, 0, 0]);
-    out.extend(0_u32.to_be_bytes());
+    // Its number: LibVNC takes none that is 0 for a screen, and then asks for no size.
+    out.extend(1_u32.to_be_bytes());
     for part in [0, 0, size.0, size.1] {
         out.extend(part.to_be_bytes());
     }

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring::default_provider;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, ServerConfig};
 
@@ -17,12 +17,19 @@ use tokio_rustls::rustls::{Error, ServerConfig};
 /// One sentence that names the file.
 pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let named = |path: &Path| format!("{}", path.display());
-    let chain = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .with_context(|| format!("tls-cert={}", named(certificate)))?;
+    let text = read("tls-cert", certificate)?;
+    let chain = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|error| damaged("tls-cert", certificate, &error))?;
     ensure!(!chain.is_empty(), "tls-cert={}: no certificate in PEM format", named(certificate));
-    let secret = PrivateKeyDer::from_pem_file(key)
-        .with_context(|| format!("tls-key={}: a private key in PEM format", named(key)))?;
+    let text = read("tls-key", key)?;
+    ensure!(
+        !is_locked(&text),
+        "tls-key={}: the key is locked with a passphrase, which nobody could type here: write it \
+         without one (openssl pkey -in {0} -out FILE)",
+        named(key)
+    );
+    let secret = PrivateKeyDer::from_pem_slice(&text);
+    let secret = secret.map_err(|error| damaged("tls-key", key, &error))?;
     let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .context("TLS")?
@@ -35,6 +42,26 @@ pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
         Err(error) => {
             bail!("tls-cert={}, tls-key={}: {error}", named(certificate), named(key))
         }
+    }
+}
+
+fn read(word: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("{word}={}", path.display()))
+}
+
+/// Whether a key is encrypted, in the new way or in the old one.
+fn is_locked(text: &[u8]) -> bool {
+    let has = |words: &[u8]| text.windows(words.len()).any(|it| it == words);
+    has(b"-----BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED")
+}
+
+/// What is wrong with a file, for people.
+fn damaged(word: &str, path: &Path, error: &pem::Error) -> anyhow::Error {
+    let path = path.display();
+    match error {
+        pem::Error::NoItemsFound => anyhow!("{word}={path}: no private key in PEM format"),
+        pem::Error::MissingSectionEnd { .. } => anyhow!("{word}={path}: the file is cut short"),
+        other => anyhow!("{word}={path}: the file is damaged: {other}"),
     }
 }
 

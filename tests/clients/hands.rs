@@ -1,0 +1,47 @@
+//! What a person does at a client, and how it is found on the probe's page.
+
+use anyhow::Result;
+use transom_tests::page::{PAGES, Print, find};
+
+use crate::machine::{Machine, until};
+
+/// Something that a client shall send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hand {
+    /// A key, by its symbol, pressed and let go.
+    Key(u32),
+    /// The pointer: its place, and the buttons as the protocol numbers them.
+    Pointer(u16, u16, u8),
+}
+
+/// The symbols of X, Y, 1 and F5.
+const WORD: [u32; 4] = [0x78, 0x79, 0x31, 0xffc2];
+
+/// Has a client type and point, and reads from the page that it arrived. The machine shows its page
+/// in 1280x800, and nobody has pointed before.
+pub(crate) fn hands(machine: &mut Machine, mut send: impl FnMut(Hand) -> Result<()>) -> Result<()> {
+    says(machine, "Keys", "type something")?;
+    WORD.iter().try_for_each(|symbol| send(Hand::Key(*symbol)))?;
+    says(machine, "Text", "xy1")?;
+    says(machine, "Keys", "X Y 1 F5")?;
+    // The mouse begins in the corner. Its packets take it no further than 255 pixels at once.
+    send(Hand::Pointer(400, 300, 0))?;
+    says(machine, "Mouse", "at 400, 300 ")?;
+    send(Hand::Pointer(640, 90, 1))?;
+    says(machine, "Mouse", "at 640, 90 ")?;
+    send(Hand::Pointer(640, 90, 0))
+}
+
+/// Where the page's last panel begins, which shows them.
+const ROW: usize = 25;
+
+/// Waits until the page says that after a label.
+pub(crate) fn says(machine: &mut Machine, label: &str, text: &str) -> Result<()> {
+    let (_, _, body) = PAGES[0];
+    let panel = Print { y: body.y + ROW * body.line, ..body };
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") + " ";
+    until(&format!("{label} {text}"), || {
+        let lines = machine.screenshot()?.all(panel);
+        Ok(find(&lines, label).filter(|line| words(line).contains(text)).map(|_| ()))
+    })
+}

@@ -1,0 +1,169 @@
+//! LibVNC's client library, in the encodings, formats and kinds of security that it has.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, ensure};
+use transom_tests::program::finish;
+
+use crate::eye::{Eye, stir};
+use crate::hands::{Hand, hands};
+use crate::machine::Machine;
+use crate::picture::{Near, decibels};
+use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, can, resize, text_file};
+
+/// Its names of the encodings that we send, and ours.
+const ENCODINGS: [(&str, &str); 8] = [
+    ("raw", "raw"),
+    ("rre", "rre"),
+    ("corre", "corre"),
+    ("hextile", "hextile"),
+    ("zlib", "zlib"),
+    ("trle", "trle"),
+    ("zrle", "zrle"),
+    ("tight", "tight"),
+];
+
+/// The viewer; nothing where it cannot be made.
+fn viewer() -> Option<&'static Path> {
+    static VIEWER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let make = || {
+        let header = Path::new("/usr/include/rfb/rfbclient.h");
+        header.exists().then(|| compile().expect("a program in C"))
+    };
+    VIEWER.get_or_init(make).as_deref()
+}
+
+fn compile() -> Result<PathBuf> {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvnc");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/libvnc.c");
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).args([&program, &source]);
+    let ended = finish(gcc.arg("-lvncclient")).context("gcc")?;
+    ensure!(ended.status == 0, "{}", ended.stderr);
+    Ok(program)
+}
+
+/// The viewer, if there is one; says so if not.
+fn found(test: &str) -> Option<&'static Path> {
+    can(test, "no libvncserver-dev", || viewer().is_some()).then(viewer)?
+}
+
+/// As it is called: in an encoding, of so many bits of a pixel.
+fn look(viewer: &Path, address: &str, encoding: &str, bits: u32) -> Command {
+    order(viewer, address, encoding, (bits, "little"))
+}
+
+fn order(viewer: &Path, address: &str, encoding: &str, (bits, order): (u32, &str)) -> Command {
+    let mut command = Command::new(viewer);
+    command.args([address, encoding, &bits.to_string(), order, "none", "1"]);
+    command
+}
+
+#[test]
+fn libvnc_shows_the_same_picture_in_all_encodings_and_formats() -> Result<()> {
+    let Some(viewer) = found("libvnc_shows_the_same_picture_in_all_encodings_and_formats") else {
+        return Ok(());
+    };
+    // A width and a height that are no whole number of tiles, and wider than Tight's rectangles.
+    for (draw, display) in [(PATTERN, "1366x770"), (PAGE, "1280x800"), (PATTERN, "2560x1440")] {
+        let mut machine = Machine::at_a_path(draw, display)?;
+        let formats: &[_] = match display {
+            "2560x1440" => &[(32, "little")],
+            _ => &[(32, "little"), (16, "little"), (8, "little"), (32, "big"), (16, "big")],
+        };
+        for ((name, ours), format) in
+            ENCODINGS.iter().flat_map(|it| formats.iter().map(move |format| (it, *format)))
+        {
+            // Where it takes pixels apart, the library does so in the order of its host.
+            if format == (32, "big") && ["trle", "zrle", "tight"].contains(name) {
+                continue;
+            }
+            let mut eye = Eye::open(&mut order(viewer, &machine.address, name, format))?;
+            eye.settle(&mut machine, Near::bits(format.0))?;
+            let viewer = machine.viewer()?;
+            ensure!(viewer["encoding"] == *ours, "{name}: {viewer}");
+            drop(eye);
+            machine.is_left()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn libvnc_shows_jpeg_as_good_as_it_asked_for() -> Result<()> {
+    let Some(viewer) = found("libvnc_shows_jpeg_as_good_as_it_asked_for") else { return Ok(()) };
+    for (draw, bounds) in JPEG {
+        let mut machine = Machine::at_a_path(draw, "1280x800")?;
+        for (quality, least) in (0..).zip(bounds) {
+            let mut command = Command::new(viewer);
+            let quality = quality.to_string();
+            command.args([&machine.address, "tight", "32", "little", &quality, "1"]);
+            let mut eye = Eye::open(&mut command)?;
+            let seen = eye.settle(&mut machine, Near::Decibels(least))?;
+            let ratio = decibels(&seen, &machine.screenshot()?);
+            println!("{draw:?} at level {quality}: {ratio:.1} dB, at least {least} dB");
+            drop(eye);
+            machine.is_left()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn libvnc_comes_in_by_all_kinds_of_security() -> Result<()> {
+    let Some(viewer) = found("libvnc_comes_in_by_all_kinds_of_security") else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str, text: &str| text_file(folder.path(), name, text);
+    let (short, long) = (file("short", "secret")?, file("long", "a longer secret")?);
+    let tls = format!("tls-cert={},tls-key={}", file("c", CERTIFICATE)?, file("k", KEY)?);
+    for (words, security, password) in [
+        (String::new(), "none", ""),
+        (format!(",password={short}"), "vnc", "secret"),
+        (format!(",{tls}"), "x509-none", ""),
+        (format!(",{tls},password={short}"), "x509-plain", "secret"),
+        (format!(",{tls},user=me,password={long}"), "x509-plain", "a longer secret"),
+    ] {
+        let mut machine = Machine::at_a_port(PATTERN, "1280x800", &words)?;
+        let address = format!("localhost:{}", machine.port()?);
+        let known = |password: &str| {
+            let mut command = look(viewer, &address, "zrle", 32);
+            command.envs([("VNC_USER", "me"), ("VNC_PASSWORD", password)]);
+            command.env("VNC_CA", folder.path().join("c"));
+            command
+        };
+        if !password.is_empty() {
+            Eye::refused(&mut known("Secret"))?;
+        }
+        let mut eye = Eye::open(&mut known(password))?;
+        eye.settle(&mut machine, Near::Same)?;
+        let viewer = machine.viewer()?;
+        ensure!(viewer["security"] == security, "{words}: {viewer}");
+        ensure!(viewer["access"] == "full", "{words}: {viewer}");
+    }
+    Ok(())
+}
+
+#[test]
+fn libvnc_follows_what_is_drawn_and_the_size() -> Result<()> {
+    let Some(viewer) = found("libvnc_follows_what_is_drawn_and_the_size") else { return Ok(()) };
+    for (name, bits) in [("raw", 32), ("hextile", 16), ("zlib", 32), ("zrle", 8), ("tight", 32)] {
+        let mut machine = Machine::at_a_path(PAGE, "1280x800")?;
+        let near = Near::bits(bits);
+        let mut eye = Eye::open(&mut look(viewer, &machine.address, name, bits))?;
+        eye.settle(&mut machine, near)?;
+        hands(&mut machine, |sent| match sent {
+            Hand::Key(symbol) => eye.key(symbol),
+            Hand::Pointer(x, y, buttons) => {
+                eye.ask(&format!("pointer {x} {y} {buttons}")).map(|_| ())
+            }
+        })?;
+        stir(&mut machine)?;
+        eye.settle(&mut machine, near)?;
+        eye.ask("size 1024 768")?;
+        resize(&mut machine, (1024, 768))?;
+        eye.settle(&mut machine, near)?;
+    }
+    Ok(())
+}

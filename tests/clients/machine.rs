@@ -1,0 +1,128 @@
+//! The machine that all clients look at, and what they should see.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use std::{thread, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+use transom_tests::page::Picture;
+use transom_tests::program::{PATIENCE, Running, connect};
+use vmm::control::{Client, Command};
+
+/// A machine that runs the probe, with its screen served.
+pub(crate) struct Machine {
+    running: Running,
+    control: Client,
+    folder: TempDir,
+    /// Where its screen is: HOST:PORT or a path.
+    pub(crate) address: String,
+}
+
+/// The last word of a report of the probe.
+const LAST: &str = "]}\n";
+
+impl Machine {
+    /// Starts one whose screen is at a Unix socket.
+    pub(crate) fn at_a_path(draw: &str, display: &str) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("screen").display().to_string();
+        let mut machine = Self::start(folder, draw, ["--vnc", &format!("unix:{path}")], display)?;
+        machine.address = path;
+        Ok(machine)
+    }
+
+    /// Starts one whose screen is at a port; `words` is what holds there.
+    pub(crate) fn at_a_port(draw: &str, display: &str, words: &str) -> Result<Self> {
+        let vnc = format!("127.0.0.1:0{words}");
+        Self::start(tempfile::tempdir()?, draw, ["--vnc", &vnc], display)
+    }
+
+    /// Starts one for browsers; its address is that of the page. `words` is what holds there.
+    pub(crate) fn for_browsers(draw: &str, display: &str, words: &str) -> Result<Self> {
+        let web = format!("127.0.0.1:0{words}");
+        Self::start(tempfile::tempdir()?, draw, ["--web", &web], display)
+    }
+
+    fn start(folder: TempDir, draw: &str, [kind, place]: [&str; 2], display: &str) -> Result<Self> {
+        let control = folder.path().join("control");
+        let (words, socket) = (format!("then=halt {draw}"), control.display().to_string());
+        let all = ["run", "--cmdline", &words, "--display", display, "--control", &socket];
+        let mut running = Running::vmm(&[&all[..], &[kind, place]].concat())?;
+        running.says(LAST, 1)?;
+        let said = running.stderr.text();
+        let address = said.split_once(": listening at ").context("it listens")?.1;
+        let address = address.lines().next().context("an address")?.to_owned();
+        Ok(Self { running, control: connect(&control)?, folder, address })
+    }
+
+    /// The port of its screen.
+    pub(crate) fn port(&self) -> Result<u16> {
+        let port =
+            self.address.rsplit(':').next().and_then(|it| it.trim_end_matches('/').parse().ok());
+        port.with_context(|| self.address.clone())
+    }
+
+    /// A file of this machine's folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Has it do something.
+    pub(crate) fn ask(&mut self, command: &Command) -> Result<Value> {
+        self.control.ask(command)
+    }
+
+    /// What is on its display.
+    pub(crate) fn screenshot(&mut self) -> Result<Picture> {
+        let (size, pixels) = self.control.screenshot()?;
+        Ok(Picture { width: size.width.try_into()?, pixels })
+    }
+
+    /// Its screen as a file.
+    pub(crate) fn screenshot_file(&mut self, path: &Path) -> Result<()> {
+        let (size, pixels) = self.control.screenshot()?;
+        vmm::screenshot::write(size, pixels, path)
+    }
+
+    /// Presses the reset button, and waits until the probe is done again.
+    pub(crate) fn reset(&mut self) -> Result<()> {
+        let before = self.running.stdout.text().matches(LAST).count();
+        self.ask(&Command::Reset)?;
+        self.running.says(LAST, before + 1)
+    }
+
+    /// What is known of the one client that is there.
+    pub(crate) fn viewer(&mut self) -> Result<Value> {
+        let status = self.ask(&Command::Status)?;
+        let viewers = status["viewers"].as_array().context("viewers")?;
+        ensure!(viewers.len() == 1, "one viewer: {status}");
+        Ok(viewers[0].clone())
+    }
+
+    /// Waits until nobody looks.
+    pub(crate) fn is_left(&mut self) -> Result<()> {
+        until("nobody looks", || {
+            let status = self.ask(&Command::Status)?;
+            Ok(status["viewers"].as_array().context("viewers")?.is_empty().then_some(()))
+        })
+    }
+
+    /// What it said to people.
+    pub(crate) fn log(&self) -> String {
+        self.running.stderr.text()
+    }
+}
+
+/// Looks until there is something.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        ensure!(start.elapsed() < PATIENCE, "it did not come: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,162 @@
+//! noVNC, as the machine itself serves it, in each encoding that it has.
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
+use transom_tests::browser::{self, Browser};
+use transom_tests::page::Picture;
+
+use crate::eye::{settle, stir};
+use crate::hands::{Hand, hands};
+use crate::machine::Machine;
+use crate::picture::Near;
+use crate::{JPEG, PAGE, can, resize};
+
+/// Its encodings that we have: their numbers, and what we call them. The last two need a level of
+/// quality to be lossy.
+const ENCODINGS: [(i32, &str); 7] = [
+    (0, "raw"),
+    (2, "rre"),
+    (5, "hextile"),
+    (6, "zlib"),
+    (7, "tight"),
+    (-260, "tightpng"),
+    (16, "zrle"),
+];
+
+/// Opens a viewer in place of the one before, which knows these encodings for pixels.
+const OPEN: &str = "(async (encodings) => {
+    const page = await (await fetch('./')).text();
+    const [, files] = page.match(/src=\"(files[^\"]*)viewer.js\"/);
+    const { default: RFB } = await import(`./${files}novnc/core/rfb.js`);
+    if (window.viewer) {
+        const gone = new Promise((done) => viewer.addEventListener('disconnect', done));
+        viewer.disconnect();
+        await gone;
+        target.remove();
+    } else {
+        window.said = RFB.messages.clientEncodings;
+    }
+    RFB.messages.clientEncodings = (sock, all) => {
+        const pixels = (it) => it >= 2 && it < 100 || it == 0 || it == -260;
+        const quality = (it) => it >= -32 && it <= -23;
+        const rest = all.filter((it) => !pixels(it) && !quality(it));
+        said.call(RFB.messages, sock, encodings.concat(rest));
+    };
+    window.target = document.body.appendChild(document.createElement('div'));
+    const place = new URL('./websockify', location.href);
+    place.protocol = 'ws:';
+    window.viewer = new RFB(target, place.href, { shared: true });
+    await new Promise((done) => viewer.addEventListener('connect', done));
+    return true;
+})";
+
+/// The pixels of its canvas, as text.
+const LOOK: &str = "(() => {
+    const canvas = document.querySelector('canvas');
+    const { width, height } = canvas;
+    const image = canvas.getContext('2d').getImageData(0, 0, width, height);
+    const bytes = new Uint8Array(image.data.buffer);
+    let text = '';
+    for (let at = 0; at < bytes.length; at += 32768) {
+        text += String.fromCharCode(...bytes.subarray(at, at + 32768));
+    }
+    return [width, btoa(text)];
+})()";
+
+fn look(browser: &mut Browser) -> Result<Picture> {
+    let seen = browser.value(LOOK)?;
+    let width = seen[0].as_u64().context("a width")?.try_into()?;
+    let mut pixels = STANDARD.decode(seen[1].as_str().context("pixels")?)?;
+    pixels.as_chunks_mut::<4>().0.iter_mut().for_each(|it| it.swap(0, 2));
+    Ok(Picture { width, pixels })
+}
+
+fn found(test: &str) -> bool {
+    can(test, "there is no chromium", browser::is_here)
+}
+
+/// A page of the machine's without a viewer.
+fn open(machine: &Machine) -> Result<Browser> {
+    let mut browser = Browser::new(&machine.path("profile"))?;
+    browser.go(&format!("{}healthz", machine.address))?;
+    Ok(browser)
+}
+
+fn connect(browser: &mut Browser, encodings: &[i32]) -> Result<()> {
+    let done = browser.value(&format!("{OPEN}({encodings:?})"))?;
+    ensure!(done == true, "{encodings:?}: {done}");
+    Ok(())
+}
+
+#[test]
+fn novnc_shows_the_same_picture_in_all_encodings() -> Result<()> {
+    if !found("novnc_shows_the_same_picture_in_all_encodings") {
+        return Ok(());
+    }
+    for (draw, bounds) in JPEG {
+        let mut machine = Machine::for_browsers(draw, "1366x770", "")?;
+        let mut browser = open(&machine)?;
+        for (number, ours) in ENCODINGS {
+            connect(&mut browser, &[number])?;
+            let seen = settle(&mut machine, Near::Same, |_| look(&mut browser));
+            seen.with_context(|| ours)?;
+            let viewer = machine.viewer()?;
+            ensure!(viewer["encoding"] == ours, "{number}: {viewer}");
+        }
+        for (number, quality) in [(7, 6), (7, 0), (7, 9), (-260, 6)] {
+            connect(&mut browser, &[number, quality - 32])?;
+            let near = Near::Decibels(bounds[usize::try_from(quality)?]);
+            let seen = settle(&mut machine, near, |_| look(&mut browser));
+            seen.with_context(|| format!("{number} at level {quality}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn novnc_follows_what_is_drawn_and_the_size() -> Result<()> {
+    if !found("novnc_follows_what_is_drawn_and_the_size") {
+        return Ok(());
+    }
+    for number in [7, 16] {
+        let mut machine = Machine::for_browsers(PAGE, "1280x800", "")?;
+        let mut browser = open(&machine)?;
+        connect(&mut browser, &[number])?;
+        settle(&mut machine, Near::Same, |_| look(&mut browser))?;
+        hands(&mut machine, |sent| hand(&mut browser, sent))?;
+        stir(&mut machine)?;
+        settle(&mut machine, Near::Same, |_| look(&mut browser))?;
+        // It asks for the size of its place.
+        let script = "target.style.width = '1024px'; target.style.height = '768px'; \
+                      viewer.resizeSession = true";
+        browser.value(script)?;
+        resize(&mut machine, (1024, 768))?;
+        settle(&mut machine, Near::Same, |_| look(&mut browser))?;
+    }
+    Ok(())
+}
+
+fn hand(browser: &mut Browser, sent: Hand) -> Result<()> {
+    match sent {
+        Hand::Key(symbol) => browser.value(&format!("viewer.sendKey({symbol}, null)")).map(|_| ()),
+        Hand::Pointer(x, y, buttons) => {
+            // One event of the kind that the buttons make it; the canvas is scrolled nowhere.
+            let kind = if buttons == 0 { "mouseMoved" } else { "mousePressed" };
+            let place = browser.value(
+                "(({ left, top }) => [left, top])(\
+                 document.querySelector('canvas').getBoundingClientRect())",
+            )?;
+            let at = |index: usize| place[index].as_f64().context("a place");
+            let event = json!({
+                "type": kind,
+                "x": at(0)? + f64::from(x),
+                "y": at(1)? + f64::from(y),
+                "button": if buttons == 0 { "none" } else { "left" },
+                "buttons": buttons,
+            });
+            browser.order("Input.dispatchMouseEvent", &event).map(|_| ())
+        }
+    }
+}

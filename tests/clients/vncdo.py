@@ -1,0 +1,49 @@
+"""vncdotool for the tests, as a program of its users would: requests are lines of standard input.
+
+Words: ADDRESS ENCODING, whose number it is. Name and password are in the environment: VNC_USER,
+VNC_PASSWORD. Requests:
+
+  picture PATH    asks for the whole picture, and writes it there (PPM)
+  expect PNG PATH waits, by changes alone, until it shows what is in the first file; writes it
+  type TEXT       types it
+  press KEY       presses a key, as vncdotool calls it
+  move X Y
+  click BUTTON
+"""
+
+import os
+import sys
+
+from vncdotool import api
+from vncdotool.client import VNCDoToolClient
+from vncdotool.const import Encoding
+
+address, encoding = sys.argv[1:]
+VNCDoToolClient.encoding = Encoding(int(encoding))
+if not address.startswith("/"):
+    address = address.replace(":", "::")
+options = {"username": os.environ.get("VNC_USER"), "timeout": 100}
+with api.connect(address, os.environ.get("VNC_PASSWORD"), **options) as client:
+    # Whoever is not let in is told here.
+    client.pause(0)
+    print("connected", flush=True)
+    for line in sys.stdin:
+        word, *rest = line.split()
+        if word == "picture":
+            client.captureScreen(rest[0], format="PPM")
+        elif word == "expect":
+            client.expectScreen(rest[0])
+            client.screen.save(rest[1], format="PPM")
+        elif word == "type":
+            for key in rest[0]:
+                client.keyPress(key)
+        elif word == "press":
+            client.keyPress(rest[0])
+        elif word == "move":
+            client.mouseMove(int(rest[0]), int(rest[1]))
+        elif word == "click":
+            client.mousePress(int(rest[0]))
+        else:
+            sys.exit(f"`{line}` was not done")
+        print("done", flush=True)
+api.shutdown()
