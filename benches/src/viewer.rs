@@ -452,7 +452,7 @@ impl Viewer {
                 palette.push(rgb(self.take()?));
             }
         }
-        ensure!(filter < 2 && palette.len() != 1, "Tight's filter {filter} of {palette:?}");
+        ensure!(filter < 3 && palette.len() != 1, "Tight's filter {filter} of {palette:?}");
         let row = match palette.len() {
             0 => 3 * area.width,
             2 => area.width.div_ceil(8),
@@ -466,8 +466,11 @@ impl Viewer {
             self.bytes(length)?;
             inflate(&mut self.tight[stream], &self.packed, &mut self.plain)?;
         }
-        let plain = std::mem::take(&mut self.plain);
+        let mut plain = std::mem::take(&mut self.plain);
         ensure!(plain.len() == row * area.height, "{} bytes of Tight", plain.len());
+        if filter == 2 {
+            unslope(&mut plain, row);
+        }
         if palette.is_empty() {
             let mut colours = plain.as_chunks::<3>().0.iter();
             self.set(area, || colours.next().map_or(0, |colour| rgb(*colour)));
@@ -497,6 +500,19 @@ impl Viewer {
 /// Red, green and blue.
 fn rgb([red, green, blue]: [u8; 3]) -> u32 {
     u32::from_be_bytes([0, red, green, blue])
+}
+
+/// Tight's gradient filter: each colour is what its neighbours let expect, and a difference.
+fn unslope(plain: &mut [u8], row: usize) {
+    for at in 0..plain.len() {
+        let near = |is_there: bool, back: usize| {
+            if is_there { i16::from(plain[at - back]) } else { 0 }
+        };
+        let (inner, lower) = (at % row >= 3, at >= row);
+        let expected = near(inner, 3) + near(lower, row) - near(inner && lower, row + 3);
+        let expected = u8::try_from(expected.clamp(0, 255)).unwrap_or(0);
+        plain[at] = plain[at].wrapping_add(expected);
+    }
 }
 
 /// All that can be had from these bytes of a stream.
