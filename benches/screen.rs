@@ -40,11 +40,11 @@ const MOST: f64 = 0.1;
 const KEY: u32 = 0x61;
 
 /// What one run tells of one scene, by names of [`FIGURES`].
-type Figures = [f64; 5];
+type Figures = [f64; 6];
 
-const FIGURES: [&str; 5] = ["drawn/s", "updates/s", "ms each", "kB each", "ms CPU/s"];
+const FIGURES: [&str; 6] = ["drawn/s", "updates/s", "CPU ms each", "kB each", "CPU ms/s", "kB/s"];
 /// The figures that are compared.
-const COMPARED: [usize; 2] = [2, 3];
+const COMPARED: [usize; 4] = [2, 3, 4, 5];
 
 /// A machine whose screen can be looked at.
 struct Shown {
@@ -197,15 +197,17 @@ fn run(row: &Row, places: &Places, scene: &Scene, wish: Wish) -> Result<Figures>
     let (updates, bytes) = (f64::from(updates), (viewer.received - bytes) as f64 / 1e3);
     let time = began.elapsed().as_secs_f64();
     let drawn = shown.choose(scene)? / time;
-    Ok([drawn, updates / seconds, used / updates, bytes / updates, used / seconds])
+    let (each, second) =
+        ([used, bytes].map(|it| it / updates), [used, bytes].map(|it| it / seconds));
+    Ok([drawn, updates / seconds, each[0], each[1], second[0], second[1]])
 }
 
 /// One line for each program: medians and their spread, and how many times ours.
 fn table(scene: &Scene, wish: Wish, rows: &[Row], samples: &[Vec<Figures>]) -> Result<String> {
     let (size, kind, name) = (scene.size, scene.kind, wish.name);
     let mut text = format!("{size}, {kind}, {name} ({ROUNDS} rounds in turn)\n  {:<18}", "");
-    FIGURES.iter().try_for_each(|head| write!(text, "{head:>24}"))?;
-    COMPARED.iter().try_for_each(|at| write!(text, "{:>12}", format!("x {}", FIGURES[*at])))?;
+    FIGURES.iter().try_for_each(|head| write!(text, "{head:>23}"))?;
+    COMPARED.iter().try_for_each(|at| write!(text, "{:>15}", format!("x {}", FIGURES[*at])))?;
     text.push('\n');
     let spread = |samples: &[Figures], at: usize| {
         Spread::of(&samples.iter().map(|it| it[at]).collect::<Vec<_>>())
@@ -214,11 +216,11 @@ fn table(scene: &Scene, wish: Wish, rows: &[Row], samples: &[Vec<Figures>]) -> R
         write!(text, "  {:<18}", row.name())?;
         for at in 0..FIGURES.len() {
             let Spread { median, least, most, .. } = spread(its, at);
-            write!(text, "{:>24}", format!("{median:.2} ({least:.2}-{most:.2})"))?;
+            write!(text, "{:>23}", format!("{median:.2} ({least:.2}-{most:.2})"))?;
         }
         for at in COMPARED {
             let ratio = spread(its, at).median / spread(&samples[0], at).median;
-            write!(text, "{ratio:>12.2}")?;
+            write!(text, "{ratio:>15.2}")?;
         }
         text.push('\n');
     }
