@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 use transom_benches::machine::Machine;
 use transom_benches::pictures::Picture;
-use transom_benches::rival::{Rival, rivals};
+use transom_benches::rival::{MEMORY, Rival, rivals};
 use transom_benches::table::{Samples, Spread, print, rows_table};
 use transom_benches::viewer::{Viewer, WISHES, Wish};
 
@@ -304,9 +304,23 @@ fn idle(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
     Ok(())
 }
 
+/// Without the module, which a program may keep.
+fn memory(rival: &Rival, places: &Places) -> Result<u64> {
+    let mut command = rival.command("checks=none then=halt")?;
+    let vnc = format!("unix:{}", places.socket().display());
+    command.args(if rival.name == "vmm" { ["--vnc", &vnc] } else { ["-vnc", &vnc] });
+    if rival.name != "vmm" {
+        command.args(["-device", "VGA,vgamem_mb=64"]);
+    }
+    let mut machine = Machine::start(&mut command)?;
+    machine.report()?;
+    sleep(SETTLE);
+    machine.memory_kib("Pss", MEMORY)
+}
+
 fn rest(rival: &Rival, places: &Places, scene: &Scene) -> Result<[f64; 4]> {
+    let memory = memory(rival, places)?;
     let mut shown = Shown::new(rival, places, false)?;
-    let memory = shown.machine.memory_kib("Pss", transom_benches::rival::MEMORY)?;
     shown.choose(scene)?;
     let share = |machine: &Machine, wait: &mut dyn FnMut() -> Result<u64>| {
         let (before, start) = (machine.processor_seconds()?, Instant::now());

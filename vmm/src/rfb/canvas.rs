@@ -111,10 +111,14 @@ impl Pace {
     const FAST: Duration = Duration::from_millis(15);
     /// What changes after a pause is seen that late at most.
     const SLOW: Duration = Duration::from_millis(40);
+    /// And after a long one, which mostly ends by a key: this is what a still screen costs.
+    const SLOWEST: Duration = Duration::from_millis(200);
     /// What a key or a click does is often drawn by then.
     const SOON: Duration = Duration::from_millis(4);
     /// So many looks without a change are a pause.
     const PATIENCE: u32 = 32;
+    /// And so many a long one, of some five seconds.
+    const LONG: u32 = Self::PATIENCE + 125;
 
     fn new() -> Self {
         Self { interval: Self::FAST, still: 0 }
@@ -122,7 +126,11 @@ impl Pace {
 
     fn saw(&mut self, change: bool) {
         self.still = if change { 0 } else { self.still.saturating_add(1) };
-        self.interval = if self.still > Self::PATIENCE { Self::SLOW } else { Self::FAST };
+        self.interval = match self.still {
+            0..=Self::PATIENCE => Self::FAST,
+            ..=Self::LONG => Self::SLOW,
+            _ => Self::SLOWEST,
+        };
     }
 }
 
@@ -432,6 +440,22 @@ mod test {
     }
 
     #[test]
+    fn a_picture_that_stays_is_looked_at_less_and_less_until_it_changes() {
+        let mut pace = Pace::new();
+        let mut looks = Vec::new();
+        let mut time = Duration::ZERO;
+        while time < Duration::from_secs(20) {
+            pace.saw(false);
+            looks.push(pace.interval);
+            time += pace.interval;
+        }
+        assert!(looks.is_sorted() && looks.contains(&Pace::SLOW), "{looks:?}");
+        assert_eq!(looks.last(), Some(&Pace::SLOWEST));
+        pace.saw(true);
+        assert_eq!(pace.interval, Pace::FAST);
+    }
+
+    #[test]
     fn only_what_is_different_is_marked() {
         let fake = Fake::new(200, 100);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
@@ -442,8 +466,12 @@ mod test {
         assert!(canvas.ask() && canvas.look(false));
         assert_eq!(areas(&viewer), [area(32, 64, 32, 32)]);
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 40], 0x0012_3456));
+        canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
         fake.touch();
         assert!(canvas.ask() && !canvas.look(false), "written, and still the same");
+        // The fourth byte of a pixel is nothing, whatever is in it.
+        fake.draw(40, 70, 0xff12_3456);
+        assert!(canvas.ask() && !canvas.look(false), "the same colour");
         assert!(!canvas.ask(), "not written");
         assert!(areas(&viewer).is_empty());
     }
