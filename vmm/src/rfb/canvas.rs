@@ -127,9 +127,9 @@ impl Pace {
     fn saw(&mut self, change: bool) {
         self.still = if change { 0 } else { self.still.saturating_add(1) };
         self.interval = match self.still {
-            0..=Self::PATIENCE => Self::FAST,
-            ..=Self::LONG => Self::SLOW,
-            _ => Self::SLOWEST,
+            still if still > Self::LONG => Self::SLOWEST,
+            still if still > Self::PATIENCE => Self::SLOW,
+            _ => Self::FAST,
         };
     }
 }
