@@ -540,10 +540,10 @@ fn inflate(stream: &mut Inflate, mut packed: &[u8], plain: &mut Vec<u8>) -> Resu
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
-    fn take(&mut self, count: usize) -> Result<Bytes<'a>> {
+    fn take(&mut self, count: usize) -> Result<Self> {
         let (taken, rest) = self.0.split_at_checked(count).context("too few bytes")?;
         self.0 = rest;
-        Ok(Bytes(taken))
+        Ok(Self(taken))
     }
 
     fn byte(&mut self) -> Result<u8> {
