@@ -1,19 +1,15 @@
 //! What it costs to send a picture: time on one core and bytes, for each encoding.
 #![forbid(unsafe_code)]
 
-#[path = "encode/pictures.rs"]
-mod pictures;
-
 use std::fmt::Write as _;
 
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
+use transom_benches::pictures::{Picture, Scene, scenes};
 use transom_benches::table::{Spread, print};
 use vmm::rfb::encode::{Choice, Encoder, Encoding};
 use vmm::rfb::format::PixelFormat;
 use vmm::rfb::picture::{Area, View};
-
-use self::pictures::{Picture, Scene};
 
 /// Frames that count. One more comes before, as a client gets one when it has come.
 const FRAMES: usize = 15;
@@ -78,7 +74,7 @@ fn main() -> Result<()> {
     let mut text = format!("{:<18}{:<10}", "picture", "encoding");
     heads.iter().try_for_each(|head| write!(text, "{head:>10}"))?;
     text.push('\n');
-    for mut scene in pictures::scenes() {
+    for mut scene in scenes() {
         for Column { name, choice } in columns() {
             let (time, kilobytes, rectangles) = measure(&mut scene, &choice);
             writeln!(

@@ -1,8 +1,8 @@
 //! A machine that runs: its words with the moments at which they came, and its memory.
 
 use std::fs;
-use std::io::Read;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::io::{Read, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -14,6 +14,7 @@ pub const REPORTED: &str = "]}\n";
 /// A process with a guest; it is killed when this is dropped.
 pub struct Machine {
     child: Child,
+    stdin: Option<ChildStdin>,
     stdout: ChildStdout,
     started: Instant,
     /// All that the guest has said.
@@ -27,11 +28,35 @@ impl Machine {
     ///
     /// When it cannot be started.
     pub fn start(command: &mut Command) -> Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        Self::launch(command.stdin(Stdio::null()))
+    }
+
+    /// The same, to be talked to.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_to_talk(command: &mut Command) -> Result<Self> {
+        Self::launch(command.stdin(Stdio::piped()))
+    }
+
+    fn launch(command: &mut Command) -> Result<Self> {
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
         let started = Instant::now();
         let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
         let stdout = child.stdout.take().context("a pipe")?;
-        Ok(Self { child, stdout, started, said: String::new() })
+        let stdin = child.stdin.take();
+        Ok(Self { child, stdin, stdout, started, said: String::new() })
+    }
+
+    /// Says something to the guest's serial port.
+    ///
+    /// # Errors
+    ///
+    /// When nobody hears it.
+    pub fn say(&mut self, bytes: &[u8]) -> Result<()> {
+        let stdin = self.stdin.as_mut().context("a machine that is talked to")?;
+        stdin.write_all(bytes).context("standard input")
     }
 
     /// Waits for more words, and tells what they are and when they came.

@@ -41,12 +41,30 @@ impl Viewer {
         Self { line, width, height }
     }
 
-    /// Asks for all of the picture, and counts the pixels that come.
-    fn look(&mut self) -> usize {
-        let mut ask = vec![3, 0, 0, 0, 0, 0];
+    /// Asks for the picture, or for changes of it.
+    fn ask(&mut self, incremental: bool) {
+        let mut ask = vec![3, incremental.into(), 0, 0, 0, 0];
         ask.extend(self.width.to_be_bytes());
         ask.extend(self.height.to_be_bytes());
         self.line.write_all(&ask).expect("room");
+    }
+
+    /// Counts the bytes that come meanwhile.
+    fn silence(&mut self, time: Duration) -> usize {
+        thread::sleep(time);
+        self.line.set_nonblocking(true).expect("a mode");
+        let (mut all, mut bytes) = (0, vec![0; 1 << 16]);
+        while let Ok(count) = self.line.read(&mut bytes) {
+            assert!(count > 0, "the screen is gone");
+            all += count;
+        }
+        self.line.set_nonblocking(false).expect("a mode");
+        all
+    }
+
+    /// Asks for all of the picture, and counts the pixels that come.
+    fn look(&mut self) -> usize {
+        self.ask(false);
         let [kind, _, count @ ..] = read::<4>(&mut self.line);
         assert_eq!(kind, 0, "an update");
         let mut pixels = 0;
@@ -129,4 +147,39 @@ fn a_machine_without_a_screen_has_no_threads_for_it() {
     let mut machine = Running::vmm(&["run", "--cmdline", "then=halt"]).expect("vmm");
     machine.says("transom probe", 1).expect("a probe");
     assert_eq!(threads(&machine, "screen"), 0);
+}
+
+/// What looking at a screen may use of a processor while nothing happens there.
+const STILL: f64 = 0.001;
+
+#[test]
+fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
+    if !runs_here("a_still_screen_costs_no_traffic_and_next_to_no_time") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let screen = folder.path().join("screen");
+    let vnc = format!("unix:{},name=a probe", screen.display());
+    let mut machine = Running::vmm(&["run", "--vnc", &vnc, "--cmdline", "then=halt"]).expect("vmm");
+    machine.says("]}\n", 1).expect("a report");
+    let mut viewer = Viewer::new(&screen);
+    viewer.look();
+    let mut tries = Vec::new();
+    // Whatever else this host does makes some of them worse, and none better. What was drawn last
+    // may still come in the first one, and what comes later has to be asked for again.
+    while tries.len() < 8 && !tries.last().is_some_and(is_still) {
+        viewer.ask(true);
+        let (before, start) = (machine.processor_seconds().expect("its use"), Instant::now());
+        let bytes = viewer.silence(Duration::from_secs(5));
+        let used = machine.processor_seconds().expect("its use") - before;
+        tries.push((bytes, used / start.elapsed().as_secs_f64()));
+    }
+    eprintln!("bytes, and part of a processor: {tries:?}");
+    assert!(tries.last().is_some_and(is_still), "a still screen: {tries:?}");
+    assert!(tries[1..].iter().all(|(bytes, _)| *bytes == 0), "a still screen: {tries:?}");
+}
+
+/// No bytes, and hardly any of a processor.
+fn is_still(&(bytes, used): &(usize, f64)) -> bool {
+    bytes == 0 && used < STILL
 }

@@ -3,11 +3,18 @@ use core::fmt::{self, Write};
 
 use crate::io::{in8, out8};
 
-const COM1: u16 = 0x3f8;
+pub(crate) const COM1: u16 = 0x3f8;
+/// Interrupt enable: when something came in.
+const IER: u16 = COM1 + 1;
+const RECEIVED: u8 = 1;
 /// FIFO control, interrupt identification.
 const FCR: u16 = COM1 + 2;
 const LCR: u16 = COM1 + 3;
+/// Modem control: on PCs, one of its outputs lets interrupts through.
+const MCR: u16 = COM1 + 4;
+const DTR_RTS_OUT2: u8 = 0xb;
 const LSR: u16 = COM1 + 5;
+const DATA_READY: u8 = 1;
 const TRANSMITTER_EMPTY: u8 = 0x20;
 /// A status read is an exit like a write, so it is asked for once per full FIFO.
 const FIFO: u8 = 16;
@@ -26,7 +33,7 @@ impl Console {
         let mut console = Self { room: 0, fifo: 1 };
         console.wait();
         out8(LCR, 3);
-        out8(COM1 + 1, 0);
+        out8(IER, 0);
         out8(FCR, 1);
         console.fifo = if in8(FCR) & 0xc0 == 0xc0 { FIFO } else { 1 };
         console.room = console.fifo;
@@ -55,6 +62,17 @@ impl Write for Console {
         }
         Ok(())
     }
+}
+
+/// The port interrupts from now on when something comes in.
+pub(crate) fn listen() {
+    out8(MCR, DTR_RTS_OUT2);
+    out8(IER, RECEIVED);
+}
+
+/// A byte that came in.
+pub(crate) fn heard() -> Option<u8> {
+    (in8(LSR) & DATA_READY != 0).then(|| in8(COM1))
 }
 
 /// Text put together once and kept for good, up to a bound.

@@ -81,14 +81,27 @@ impl Display {
 
     /// Switches it on for a page, if there shall be one.
     pub(crate) fn canvas(&self) -> Option<Canvas> {
-        // The tables map no more.
-        let mapped = self.picture != 0 && self.picture + self.memory <= 1 << 32;
-        if self.shall != Picture::Page || !self.fits() || !mapped {
+        if self.shall != Picture::Page || !self.fits() || !self.is_mapped() {
             return None;
         }
         self.switch_on();
         let [width, height] = [self.width, self.height].map(|side| side as u32);
         Some(Canvas { picture: self.picture, width, height })
+    }
+
+    /// Switches it on with this size, which it may not prefer: where its picture is.
+    pub(crate) fn open(&mut self, width: u64, height: u64) -> Option<u64> {
+        (self.width, self.height) = (width, height);
+        let able = self.fits() && self.is_mapped();
+        able.then(|| {
+            self.switch_on();
+            self.picture
+        })
+    }
+
+    /// The tables map no more.
+    fn is_mapped(&self) -> bool {
+        self.picture != 0 && self.picture + self.memory <= 1 << 32
     }
 
     pub(crate) fn check(&self, session: &mut Session) {

@@ -91,14 +91,7 @@ impl Hands {
         let answers = KNOCK.map(tell_mouse);
         let wheel = answers.iter().all(|&ok| ok) && answer() == Some(WITH_WHEEL);
         tell_mouse(REPORT);
-        let to = read32(LOCAL_APIC + APIC_ID);
-        for line in LINES {
-            let register = REDIRECTION + 2 * line;
-            for (register, value) in [(register + 1, to), (register, DEVICE_VECTOR.into())] {
-                write32(IO_APIC, register);
-                write32(WINDOW, value);
-            }
-        }
+        LINES.into_iter().for_each(route);
         let pointer = Pointer {
             x: 0,
             y: 0,
@@ -232,6 +225,16 @@ impl Hands {
     pub(crate) fn text(&self, room: usize) -> &str {
         let from = self.length.saturating_sub(room);
         core::str::from_utf8(&self.text[from..self.length]).unwrap_or("?")
+    }
+}
+
+/// Lets an ISA device interrupt this processor, by the I/O APIC.
+pub(crate) fn route(line: u32) {
+    let to = read32(LOCAL_APIC + APIC_ID);
+    let register = REDIRECTION + 2 * line;
+    for (register, value) in [(register + 1, to), (register, DEVICE_VECTOR.into())] {
+        write32(IO_APIC, register);
+        write32(WINDOW, value);
     }
 }
 

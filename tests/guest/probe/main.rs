@@ -32,6 +32,7 @@ mod processors;
 mod random;
 mod records;
 mod report;
+mod show;
 mod start;
 mod timer;
 mod torture;
@@ -110,6 +111,9 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     unsafe { PAGE = &raw mut session.page };
     if words.get("checks") != Some("none") {
         moving = checks(&mut session, &start, words, (began, pm_base));
+    } else if words.get("show").is_some() {
+        let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
+        show::run(&mut session, &start, &cpu, words);
     } else if words.get("disk").or(words.get("net")).is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
         disk::run(&mut session, &start, &cpu, words);

@@ -17,6 +17,8 @@ pub(crate) struct Start {
     map: u64,
     ranges: u64,
     command_line: u64,
+    /// The list's address, and how many there are.
+    modules: (u64, u64),
 }
 
 /// `struct hvm_memmap_table_entry`
@@ -43,6 +45,7 @@ impl Start {
             map: field(40),
             ranges: if with_map { u64::from(read32(address + 48)).min(MOST_RANGES) } else { 0 },
             command_line: below(field(24)),
+            modules: (below(field(16)), read32(address + 12).into()),
         }
     }
 
@@ -60,6 +63,16 @@ impl Start {
             length = index + 1;
         }
         core::str::from_utf8(&to[..length]).unwrap_or("")
+    }
+
+    /// The first module, which others call the initial RAM disk: its address and size.
+    pub(crate) fn module(&self) -> Option<(u64, u64)> {
+        let (list, count) = self.modules;
+        if list == 0 || count == 0 {
+            return None;
+        }
+        let [at, size] = [0, 8].map(|field| read_memory(list + field, 8));
+        (at != 0 && at.checked_add(size)? <= MAPPED).then_some((at, size))
     }
 
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range> {

@@ -26,7 +26,7 @@ const MOST: u32 = 8192;
 /// No display has more memory.
 const FARTHEST: u64 = 1 << 30;
 /// More changed pages than this are copied on a thread of their own.
-const FEW_PAGES: u32 = 64;
+const FEW_PAGES: u32 = 256;
 
 /// The picture as it is now.
 #[derive(Default)]
@@ -98,7 +98,6 @@ struct Look {
     mode: Option<Mode>,
     pages: Vec<u64>,
     line: Vec<u8>,
-    pixels: Vec<u32>,
 }
 
 /// When the next look is.
@@ -112,10 +111,14 @@ impl Pace {
     const FAST: Duration = Duration::from_millis(15);
     /// What changes after a pause is seen that late at most.
     const SLOW: Duration = Duration::from_millis(40);
+    /// And after a long one, which mostly ends by a key: this is what a still screen costs.
+    const SLOWEST: Duration = Duration::from_millis(200);
     /// What a key or a click does is often drawn by then.
     const SOON: Duration = Duration::from_millis(4);
     /// So many looks without a change are a pause.
     const PATIENCE: u32 = 32;
+    /// And so many a long one, of some five seconds.
+    const LONG: u32 = Self::PATIENCE + 125;
 
     fn new() -> Self {
         Self { interval: Self::FAST, still: 0 }
@@ -123,7 +126,11 @@ impl Pace {
 
     fn saw(&mut self, change: bool) {
         self.still = if change { 0 } else { self.still.saturating_add(1) };
-        self.interval = if self.still > Self::PATIENCE { Self::SLOW } else { Self::FAST };
+        self.interval = match self.still {
+            still if still > Self::LONG => Self::SLOWEST,
+            still if still > Self::PATIENCE => Self::SLOW,
+            _ => Self::FAST,
+        };
     }
 }
 
@@ -390,27 +397,27 @@ impl Look {
             from.read(mode.start + line + left, &mut self.line);
             let x = to_usize(left / 4);
             let at = to_usize(y) * usize::from(to.width) + x;
-            self.pixels.clear();
-            let pixel = |four: &[u8]| {
-                u32::from(four[0]) | u32::from(four[1]) << 8 | u32::from(four[2]) << 16
-            };
-            self.pixels.extend(self.line.chunks_exact(4).map(pixel));
-            let Some(old) = to.pixels.get_mut(at..at + self.pixels.len()) else { return };
-            compare(old, &self.pixels, (x, to_usize(y)), changed);
+            let (new, _) = self.line.as_chunks::<4>();
+            let Some(old) = to.pixels.get_mut(at..at + new.len()) else { return };
+            compare(old, new, (x, to_usize(y)), changed);
         }
     }
 }
 
 /// Takes a part of a line over; where it differs, the tile is changed.
-fn compare(old: &mut [u32], new: &[u32], (x, y): (usize, usize), changed: &mut Tiles) {
+fn compare(old: &mut [u32], new: &[[u8; 4]], (x, y): (usize, usize), changed: &mut Tiles) {
     let tile = usize::from(TILE);
+    let pixel = |four: &[u8; 4]| u32::from_le_bytes(*four) & 0x00ff_ffff;
     let mut at = 0;
     while at < new.len() {
         let end = (at + tile - (x + at) % tile).min(new.len());
-        if old[at..end] != new[at..end] {
-            old[at..end].copy_from_slice(&new[at..end]);
-            let pixel = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
-            changed.insert(pixel(x + at), pixel(y));
+        let (old, new) = (&mut old[at..end], &new[at..end]);
+        // All are looked at, which is quicker than to stop early: mostly nothing differs.
+        let differ = |all, (old, new): (&u32, &[u8; 4])| all | (old ^ pixel(new));
+        if old.iter().zip(new).fold(0, differ) != 0 {
+            old.iter_mut().zip(new).for_each(|(old, new)| *old = pixel(new));
+            let number = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+            changed.insert(number(x + at), number(y));
         }
         at = end;
     }
@@ -433,6 +440,22 @@ mod test {
     }
 
     #[test]
+    fn a_picture_that_stays_is_looked_at_less_and_less_until_it_changes() {
+        let mut pace = Pace::new();
+        let mut looks = Vec::new();
+        let mut time = Duration::ZERO;
+        while time < Duration::from_secs(20) {
+            pace.saw(false);
+            looks.push(pace.interval);
+            time += pace.interval;
+        }
+        assert!(looks.is_sorted() && looks.contains(&Pace::SLOW), "{looks:?}");
+        assert_eq!(looks.last(), Some(&Pace::SLOWEST));
+        pace.saw(true);
+        assert_eq!(pace.interval, Pace::FAST);
+    }
+
+    #[test]
     fn only_what_is_different_is_marked() {
         let fake = Fake::new(200, 100);
         let canvas = Canvas::new(Some(fake.clone()), Arc::default());
@@ -443,8 +466,12 @@ mod test {
         assert!(canvas.ask() && canvas.look(false));
         assert_eq!(areas(&viewer), [area(32, 64, 32, 32)]);
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 40], 0x0012_3456));
+        canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
         fake.touch();
         assert!(canvas.ask() && !canvas.look(false), "written, and still the same");
+        // The fourth byte of a pixel is nothing, whatever is in it.
+        fake.draw(40, 70, 0xff12_3456);
+        assert!(canvas.ask() && !canvas.look(false), "the same colour");
         assert!(!canvas.ask(), "not written");
         assert!(areas(&viewer).is_empty());
     }

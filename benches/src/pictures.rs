@@ -8,16 +8,22 @@
 use font8x8::legacy::BASIC_LEGACY;
 
 /// Pixels as 0x00RRGGBB.
-pub(crate) struct Picture {
-    pub(crate) width: u16,
-    pub(crate) height: u16,
-    pub(crate) pixels: Vec<u32>,
+#[derive(Clone)]
+pub struct Picture {
+    /// Pixels of a line.
+    pub width: u16,
+    /// Lines.
+    pub height: u16,
+    /// Line by line.
+    pub pixels: Vec<u32>,
 }
 
 /// Something to look at, frame by frame.
-pub(crate) struct Scene {
-    pub(crate) name: &'static str,
-    pub(crate) picture: Picture,
+pub struct Scene {
+    /// What tables call it.
+    pub name: &'static str,
+    /// The frame that was drawn last.
+    pub picture: Picture,
     kind: Kind,
 }
 
@@ -74,11 +80,14 @@ const WORDS: &[&str] = &[
     "error:",
 ];
 
+/// Pixels from a line of text to the next.
+pub const LINE: u16 = 20;
+
 /// A generator of numbers that look like chance.
-pub(crate) struct Chance(pub(crate) u32);
+struct Chance(u32);
 
 impl Chance {
-    pub(crate) fn next(&mut self) -> u32 {
+    fn next(&mut self) -> u32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 17;
         self.0 ^= self.0 << 5;
@@ -87,11 +96,9 @@ impl Chance {
 }
 
 /// All scenes.
-pub(crate) fn scenes() -> Vec<Scene> {
-    let scene = |name, width, height, kind| {
-        let pixels = vec![0; usize::from(width) * usize::from(height)];
-        Scene { name, picture: Picture { width, height, pixels }, kind }
-    };
+pub fn scenes() -> Vec<Scene> {
+    let scene =
+        |name, width, height, kind| Scene { name, picture: Picture::new(width, height), kind };
     vec![
         scene("desktop 1080p", 1920, 1080, Kind::Desktop),
         scene("desktop 4K", 3840, 2160, Kind::Desktop),
@@ -104,14 +111,14 @@ pub(crate) fn scenes() -> Vec<Scene> {
 
 impl Scene {
     /// Draws a frame.
-    pub(crate) fn draw(&mut self, frame: usize) {
+    pub fn draw(&mut self, frame: usize) {
         let it = &mut self.picture;
         match self.kind {
             Kind::Desktop if frame == 0 => it.desktop(),
             // It stays as it is, and is sent again.
             Kind::Desktop => {}
-            Kind::Scroll => it.page((0, 0), (it.width, it.height), frame, DARK),
-            Kind::Video => it.photograph((0, 0), (it.width, it.height), frame),
+            Kind::Scroll => it.text(frame),
+            Kind::Video => it.photo(frame),
             Kind::Noise => {
                 let mut chance = Chance(frame as u32 + 1);
                 it.pixels.iter_mut().for_each(|pixel| *pixel = chance.next() >> 8);
@@ -128,8 +135,24 @@ const DARK: Style = Style { ink: 0x001e_1e1e, paper: 0x00ff_ffff, smooth: true }
 const CONSOLE: Style = Style { ink: 0x00d0_d0d0, paper: 0x0000_0000, smooth: false };
 
 impl Picture {
+    /// A black one.
+    pub fn new(width: u16, height: u16) -> Self {
+        Self { width, height, pixels: vec![0; usize::from(width) * usize::from(height)] }
+    }
+
+    /// A page of text; the first line is the `scroll`th. There are [`LINE`] pixels from one to
+    /// the next.
+    pub fn text(&mut self, scroll: usize) {
+        self.page((0, 0), (self.width, self.height), scroll, DARK);
+    }
+
+    /// A frame of what a camera sees.
+    pub fn photo(&mut self, frame: usize) {
+        self.photograph((0, 0), (self.width, self.height), frame);
+    }
+
     /// Windows with text, one with a photograph, a bar below.
-    fn desktop(&mut self) {
+    pub fn desktop(&mut self) {
         let (width, height) = (self.width, self.height);
         self.fill((0, 0), (width, height), 0x0000_5a9e);
         for y in (0..height).step_by(1080) {
@@ -182,7 +205,7 @@ impl Picture {
     /// Lines of words; the first one is `scroll` lines further down the text.
     fn page(&mut self, at: (u16, u16), (width, height): (u16, u16), scroll: usize, style: Style) {
         self.fill(at, (width, height), style.paper);
-        for line in 0..(height.saturating_sub(8)) / 20 {
+        for line in 0..(height.saturating_sub(8)) / LINE {
             let mut chance = Chance((usize::from(line) + scroll) as u32 * 7919 + 17);
             let (mut text, indent) = (String::new(), chance.next() as u16 % 3 * 24);
             for _ in 0..chance.next() % 14 {
@@ -190,7 +213,7 @@ impl Picture {
                 text.push(' ');
             }
             let room = width.saturating_sub(indent + 16);
-            self.line((at.0 + 8 + indent, at.1 + 4 + line * 20), &text, style, room);
+            self.line((at.0 + 8 + indent, at.1 + 4 + line * LINE), &text, style, room);
         }
     }
 

@@ -1,0 +1,343 @@
+//! A screen, as a viewer gets it: bytes and processor time of an update, updates a second, the time
+//! from the guest's write to the viewer's pixel, and what a still screen costs.
+//!
+//! Words after `--` choose: `1080p` or `4k`; `desktop`, `scrolling`, `video`, `redraw` or
+//! `animation`; `zrle`, `tight` or `jpeg`; `latency`; `idle`.
+#![forbid(unsafe_code)]
+
+#[path = "screen/stage.rs"]
+mod stage;
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
+use transom_benches::machine::Machine;
+use transom_benches::pictures::Picture;
+use transom_benches::rival::{MEMORY, Rival, rivals};
+use transom_benches::table::{Samples, Spread, print, rows_table};
+use transom_benches::viewer::{Viewer, WISHES, Wish};
+
+use self::stage::{Scene, Stage};
+
+const ROUNDS: usize = 3;
+/// How long something that moves is looked at.
+const SPAN: Duration = Duration::from_secs(2);
+/// So many times something that stays is asked for.
+const FRAMES: u32 = 6;
+/// So many answers are waited for in a round.
+const ANSWERS: u32 = 16;
+/// How long a still screen is looked at, and how long all takes to come to rest before.
+const IDLE: Duration = Duration::from_secs(20);
+const SETTLE: Duration = Duration::from_secs(7);
+/// Of a core, with a viewer that looks at a still screen.
+const MOST: f64 = 0.1;
+/// The symbol of a key.
+const KEY: u32 = 0x61;
+
+/// What one run tells of one scene, by names of [`FIGURES`].
+type Figures = [f64; 6];
+
+const FIGURES: [&str; 6] = ["drawn/s", "updates/s", "CPU ms each", "kB each", "CPU ms/s", "kB/s"];
+/// The figures that are compared.
+const COMPARED: [usize; 4] = [2, 3, 4, 5];
+
+/// A machine whose screen can be looked at.
+struct Shown {
+    machine: Machine,
+    socket: PathBuf,
+}
+
+/// Where things are.
+struct Places {
+    folder: TempDir,
+    module: PathBuf,
+}
+
+/// A program, and whether its viewer wants changes without asking.
+struct Row<'a> {
+    rival: &'a Rival,
+    streams: bool,
+}
+
+impl Row<'_> {
+    fn name(&self) -> String {
+        let streams = if self.streams { ", streams" } else { "" };
+        format!("{}{streams}", self.rival.name)
+    }
+}
+
+fn main() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    // These have no display.
+    let all = rivals(&folder, &["cloud-hypervisor", "firecracker", "qemu microvm"])?;
+    let module = folder.path().join("module");
+    let mut stage = Stage::new();
+    stage.write(&module)?;
+    let places = Places { folder, module };
+    let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
+    let named = |tags: &[&str]| words.iter().all(|word| tags.contains(&&**word));
+    for wish in WISHES {
+        for scene in stage.scenes.iter().filter(|it| named(&[it.size, it.kind, wish.name])) {
+            if scene.kind != "answer" {
+                print(&compare(&all, &places, scene, wish)?);
+            }
+        }
+    }
+    let answer = stage.scenes.iter().find(|it| it.kind == "answer").context("a scene")?;
+    if named(&["latency"]) {
+        latency(&all, &places, answer)?;
+    }
+    if named(&["idle"]) {
+        idle(&all, &places, answer)?;
+    }
+    Ok(())
+}
+
+/// The program with a display and a socket for viewers.
+fn command(rival: &Rival, places: &Places, lossy: bool) -> Result<Command> {
+    let mut command = rival.command("checks=none then=halt show=yes")?;
+    let (socket, module) = (places.socket().display().to_string(), places.module.display());
+    if rival.name == "vmm" {
+        let probe = places.folder.path().join("probe.elf");
+        // Our own guest runs where others do not, although it is not the built-in one here.
+        command.arg("--accept-emulation").arg("--kernel").arg(probe);
+        command.args(["--initrd", &module.to_string(), "--display", "1920x1080"]);
+        command.args(["--vnc", &format!("unix:{socket}")]);
+    } else {
+        let lossy = if lossy { "on" } else { "off" };
+        command.args(["-initrd", &module.to_string(), "-name", "bench,debug-threads=on"]);
+        command.args(["-device", "VGA,vgamem_mb=64"]);
+        command.args(["-vnc", &format!("unix:{socket},lossy={lossy}")]);
+    }
+    Ok(command)
+}
+
+impl Places {
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("screen")
+    }
+}
+
+impl Shown {
+    fn new(rival: &Rival, places: &Places, lossy: bool) -> Result<Self> {
+        let mut machine = Machine::start_to_talk(&mut command(rival, places, lossy)?)?;
+        machine.wait_for("ready\n", 1)?;
+        Ok(Self { machine, socket: places.socket() })
+    }
+
+    /// Shows a scene; tells how many frames there were of the one before.
+    fn choose(&mut self, scene: &Scene) -> Result<f64> {
+        self.machine.said.clear();
+        self.machine.say(&[b'a' + scene.number])?;
+        self.machine.wait_for(&format!("scene {}\n", scene.number), 1)?;
+        let drew = self.machine.said.lines().find_map(|line| line.strip_prefix("drew "));
+        drew.context("how many frames were drawn")?.parse().context("a number of frames")
+    }
+
+    /// A viewer that has all of the picture.
+    fn viewer(&self, scene: &Scene, wish: Wish, streams: bool) -> Result<Viewer> {
+        let mut viewer = Viewer::new(&self.socket)?;
+        viewer.wish(wish, streams)?;
+        let size = if scene.size == "4k" { (3840, 2160) } else { (1920, 1080) };
+        loop {
+            let before = (viewer.width, viewer.height);
+            viewer.ask(false)?;
+            let update = viewer.update()?;
+            let all = update.pixels >= size.0 * size.1 && before == size;
+            let right = |picture: &Picture| viewer.pixels == picture.pixels;
+            if all && (wish.lossy || scene.still.as_ref().is_none_or(right)) {
+                return Ok(viewer);
+            }
+        }
+    }
+}
+
+/// Compares all in turn.
+fn compare(all: &[Rival], places: &Places, scene: &Scene, wish: Wish) -> Result<String> {
+    let mut rows: Vec<_> = all.iter().map(|rival| Row { rival, streams: false }).collect();
+    if wish.lossy && scene.rate > 0 {
+        // Others have no continuous updates.
+        rows.insert(1, Row { rival: &all[0], streams: true });
+    }
+    let mut samples: Vec<Vec<Figures>> = vec![Vec::new(); rows.len()];
+    for _ in 0..ROUNDS {
+        for (row, samples) in rows.iter().zip(&mut samples) {
+            samples.push(run(row, places, scene, wish).with_context(|| row.name())?);
+        }
+    }
+    table(scene, wish, &rows, &samples)
+}
+
+fn run(row: &Row, places: &Places, scene: &Scene, wish: Wish) -> Result<Figures> {
+    let mut shown = Shown::new(row.rival, places, wish.lossy)?;
+    shown.choose(scene)?;
+    let (began, still) = (Instant::now(), scene.rate == 0);
+    let mut viewer = shown.viewer(scene, wish, row.streams)?;
+    if row.streams {
+        viewer.stream(true)?;
+    }
+    let (before, bytes, start) =
+        (shown.machine.processor_seconds()?, viewer.received, Instant::now());
+    let mut updates = 0;
+    while if still { updates < FRAMES } else { start.elapsed() < SPAN } {
+        if !row.streams {
+            viewer.ask(!still)?;
+        }
+        // A resize, or the cursor, is no update.
+        while viewer.update()?.pixels == 0 {}
+        updates += 1;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let used = (shown.machine.processor_seconds()? - before) * 1e3;
+    let (updates, bytes) = (f64::from(updates), (viewer.received - bytes) as f64 / 1e3);
+    let time = began.elapsed().as_secs_f64();
+    let drawn = shown.choose(scene)? / time;
+    let (each, second) =
+        ([used, bytes].map(|it| it / updates), [used, bytes].map(|it| it / seconds));
+    Ok([drawn, updates / seconds, each[0], each[1], second[0], second[1]])
+}
+
+/// One line for each program: medians and their spread, and how many times ours.
+fn table(scene: &Scene, wish: Wish, rows: &[Row], samples: &[Vec<Figures>]) -> Result<String> {
+    let (size, kind, name) = (scene.size, scene.kind, wish.name);
+    let mut text = format!("{size}, {kind}, {name} ({ROUNDS} rounds in turn)\n  {:<18}", "");
+    FIGURES.iter().try_for_each(|head| write!(text, "{head:>23}"))?;
+    COMPARED.iter().try_for_each(|at| write!(text, "{:>15}", format!("x {}", FIGURES[*at])))?;
+    text.push('\n');
+    let spread = |samples: &[Figures], at: usize| {
+        Spread::of(&samples.iter().map(|it| it[at]).collect::<Vec<_>>())
+    };
+    for (row, its) in rows.iter().zip(samples) {
+        write!(text, "  {:<18}", row.name())?;
+        for at in 0..FIGURES.len() {
+            let Spread { median, least, most, .. } = spread(its, at);
+            write!(text, "{:>23}", format!("{median:.2} ({least:.2}-{most:.2})"))?;
+        }
+        for at in COMPARED {
+            let ratio = spread(its, at).median / spread(&samples[0], at).median;
+            write!(text, "{ratio:>15.2}")?;
+        }
+        text.push('\n');
+    }
+    text.push('\n');
+    Ok(text)
+}
+
+/// From what the guest writes, or a person types, to the pixel that the viewer has decoded.
+fn latency(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
+    let mut samples = vec![[Samples::new(), Samples::new()]; all.len()];
+    for _ in 0..ROUNDS {
+        for (rival, samples) in all.iter().zip(&mut samples) {
+            answers(rival, places, scene, samples).context(rival.name)?;
+        }
+    }
+    let rows: Vec<_> = all.iter().map(|rival| (rival.name, rival.note)).collect();
+    for (at, what) in ["the guest's write", "a key"].iter().enumerate() {
+        let samples: Vec<_> = samples.iter().map(|it| it[at].clone()).collect();
+        let title = format!("latency from {what} to the viewer's pixel, after a pause");
+        print(&format!("{}\n", rows_table(&title, "ms", &rows, &samples)));
+    }
+    Ok(())
+}
+
+fn answers(
+    rival: &Rival,
+    places: &Places,
+    scene: &Scene,
+    samples: &mut [Samples; 2],
+) -> Result<()> {
+    let mut shown = Shown::new(rival, places, false)?;
+    shown.choose(scene)?;
+    let mut viewer = shown.viewer(scene, WISHES[0], false)?;
+    viewer.ask(true)?;
+    for answer in 0..2 * ANSWERS {
+        // At all phases of whatever is periodic.
+        sleep(Duration::from_millis(u64::from(100 + answer * 367 % 500)));
+        let (by_key, middle) = (answer % 2 == 1, 540 * 1920 + 960);
+        let before = viewer.pixels[middle];
+        shown.machine.said.clear();
+        let mut start = Instant::now();
+        if by_key {
+            viewer.key(KEY, answer % 4 == 1)?;
+        } else {
+            shown.machine.say(b".")?;
+            shown.machine.wait_for("!", 1)?;
+            start = Instant::now();
+        }
+        while viewer.pixels[middle] == before {
+            viewer.update()?;
+            viewer.ask(true)?;
+        }
+        samples[usize::from(by_key)].push(start.elapsed().as_secs_f64() * 1e3);
+        if by_key {
+            shown.machine.wait_for("!", 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// A still screen, with nobody who looks and with one viewer: processor time and bytes. And what
+/// memory the process has while it only listens.
+fn idle(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
+    let titles = [
+        ("a still screen that nobody looks at", "% of a core"),
+        ("a still screen that somebody looks at", "% of a core"),
+        ("the same: what the viewer is sent", "bytes"),
+        ("PSS beyond the guest's RAM, listening for viewers, display off", "MiB"),
+    ];
+    let mut samples = titles.map(|_| vec![Samples::new(); all.len()]);
+    for (at, rival) in all.iter().enumerate() {
+        let figures = rest(rival, places, scene).context(rival.name)?;
+        samples.iter_mut().zip(figures).for_each(|(samples, it)| samples[at].push(it));
+    }
+    let rows: Vec<_> = all.iter().map(|rival| (rival.name, rival.note)).collect();
+    for ((title, unit), samples) in titles.iter().zip(&samples) {
+        print(&format!("{}\n", rows_table(title, unit, &rows, samples)));
+    }
+    let [_, watched, bytes, _] = samples.map(|it| it[0][0]);
+    ensure!(watched < MOST && bytes == 0.0, "a still screen: {watched:.3} %, {bytes} bytes");
+    Ok(())
+}
+
+/// Without the module, which a program may keep.
+fn memory(rival: &Rival, places: &Places) -> Result<u64> {
+    let mut command = rival.command("checks=none then=halt")?;
+    let vnc = format!("unix:{}", places.socket().display());
+    command.args(if rival.name == "vmm" { ["--vnc", &vnc] } else { ["-vnc", &vnc] });
+    if rival.name != "vmm" {
+        command.args(["-device", "VGA,vgamem_mb=64"]);
+    }
+    let mut machine = Machine::start(&mut command)?;
+    machine.report()?;
+    sleep(SETTLE);
+    machine.memory_kib("Pss", MEMORY)
+}
+
+fn rest(rival: &Rival, places: &Places, scene: &Scene) -> Result<[f64; 4]> {
+    let memory = memory(rival, places)?;
+    let mut shown = Shown::new(rival, places, false)?;
+    shown.choose(scene)?;
+    let share = |machine: &Machine, wait: &mut dyn FnMut() -> Result<u64>| {
+        let (before, start) = (machine.processor_seconds()?, Instant::now());
+        let bytes = wait()?;
+        let used = machine.processor_seconds()? - before;
+        anyhow::Ok((used / start.elapsed().as_secs_f64() * 100.0, bytes))
+    };
+    sleep(SETTLE);
+    let (alone, _) = share(&shown.machine, &mut || {
+        sleep(IDLE);
+        Ok(0)
+    })?;
+    let mut viewer = shown.viewer(scene, WISHES[0], false)?;
+    viewer.ask(true)?;
+    // Something that came too late for the first picture may come now.
+    viewer.silence(SETTLE)?;
+    viewer.ask(true)?;
+    let (watched, bytes) = share(&shown.machine, &mut || viewer.silence(IDLE))?;
+    Ok([alone, watched, bytes as f64, memory as f64 / 1024.0])
+}
