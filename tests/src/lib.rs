@@ -4,6 +4,7 @@
 pub mod browser;
 pub mod compare;
 pub mod console;
+pub mod desk;
 pub mod flash;
 pub mod fwts;
 pub mod guest;
@@ -11,6 +12,9 @@ pub mod image;
 pub mod lab;
 pub mod linux;
 pub mod network;
+pub mod page;
 pub mod program;
+pub mod sight;
 pub mod suite;
 pub mod uefi;
+pub mod viewer;

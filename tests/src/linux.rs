@@ -88,11 +88,19 @@ impl Linux {
     ///
     /// When it does not come up in time.
     pub fn boot(&self, within: Duration) -> anyhow::Result<Booted> {
-        let cmdline = format!("{CMDLINE} {}", self.words);
-        let guest = self.guest.clone().initrd(self.initrd()?).cmdline(cmdline.trim_end());
-        let mut booted = Booted { running: guest.start()? };
+        let mut booted = Booted { running: self.guest()?.start()? };
         booted.ready(within)?;
         Ok(booted)
+    }
+
+    /// The guest with its initial RAM disk and its command line.
+    ///
+    /// # Errors
+    ///
+    /// When the RAM disk cannot be made.
+    pub fn guest(&self) -> anyhow::Result<Guest> {
+        let cmdline = format!("{CMDLINE} {}", self.words);
+        Ok(self.guest.clone().initrd(self.initrd()?).cmdline(cmdline.trim_end()))
     }
 
     /// The RAM disk: what takes time is made once, and the test's own files come after it, which
