@@ -263,7 +263,11 @@ fn linux_is_used() -> anyhow::Result<()> {
         viewer.type_text(&format!("echo '{letters}'"))?;
         viewer.press(Key::Enter)?;
         // A mark, the answer, and a mark.
-        let answered = |sight: &Sight| last(&font.rows(sight)).is_ok_and(|it| it.0 == before + 3);
+        let answered = |sight: &Sight| {
+            let rows = font.rows(sight);
+            last(&rows).is_ok_and(|it| it.0 == before + 3)
+                && rows[before + 2].len() == letters.len()
+        };
         let sight = viewer.until("desk-linux-letters", SOON, &mut |sight| answered(sight))?;
         font.learn(&font.rows(&sight)[before + 2], letters)?;
     }

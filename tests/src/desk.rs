@@ -114,7 +114,7 @@ pub trait Sitter {
     /// When there is no pointer.
     fn click(&mut self, x: u16, y: u16) -> anyhow::Result<()>;
 
-    /// Looks until what is looked for is there.
+    /// Looks until what is looked for is there, and stays as it is: a picture comes in parts.
     ///
     /// # Errors
     ///
@@ -126,10 +126,12 @@ pub trait Sitter {
         found: &mut dyn FnMut(&Sight) -> bool,
     ) -> anyhow::Result<Sight> {
         let end = Instant::now() + within;
+        let mut before = None;
         loop {
             let sight = self.see();
             if let Ok(sight) = &sight
                 && found(sight)
+                && before.replace(sight.clone()).is_some_and(|before| before == *sight)
             {
                 return Ok(sight.clone());
             }
