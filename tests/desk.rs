@@ -102,7 +102,8 @@ fn until_read(
         let text = font.read(sight).join("\n");
         words.iter().all(|it| text.contains(it))
     };
-    let name = format!("desk-{}", words.join("-").replace([' ', '.'], "-").to_lowercase());
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
+    let name = format!("desk-{}", words.join("-")).chars().map(plain).collect::<String>();
     let sight = sitter.until(&name, within, &mut |sight| has(sight))?;
     sight.keep(&name)?;
     Ok(font.read(&sight).join("\n"))
@@ -247,6 +248,10 @@ fn linux_is_used() -> anyhow::Result<()> {
     let linux = Linux::new(guest(), &lab::asset("BZIMAGE_GENERIC")?)
         .modules(&lab::asset("MODULES_GENERIC")?, &modules)
         .cmdline("console=tty0 fbcon=nodefer vt.global_cursor_default=0")
+        // What is typed before goes to the keyboard at the PS/2 port, which remembers little.
+        .first(
+            "while [ $(grep -c 'Name=.*USB' /proc/bus/input/devices) -lt 2 ]; do sleep 0.1; done",
+        )
         .file("/click", CLICK);
     let mut desk = Desk::start(&LAB, linux.guest()?, BOOT)?;
     let mut viewer = Viewer::new(desk.vnc, &[])?;

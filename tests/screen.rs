@@ -77,6 +77,7 @@ fn settled(running: &Running, name: &str) -> anyhow::Result<(Picture, Vec<u8>)> 
     bail!("{name}: the screen changes all the time")
 }
 
+/// Blue, green and red of each pixel.
 fn colours(pixels: &[u8]) -> impl Iterator<Item = [u8; 3]> {
     let (pixels, _) = pixels.as_chunks::<4>();
     pixels.iter().map(|[blue, green, red, _]| [*blue, *green, *red])
@@ -179,7 +180,7 @@ fn changes_mode(booted: &mut Booted) -> anyhow::Result<()> {
         let line: Vec<_> = colours(&pixels).take(width(mode)?).collect();
         let bars = line.chunk_by(|one, other| one == other).count();
         ensure!(bars == 7 && line[0] == [192; 3], "{bars} bars in {mode}: {:?}", line[0]);
-        ensure!(line.last() == Some(&[0, 0, 192]), "{:?} at the end of {mode}", line.last());
+        ensure!(line.last() == Some(&[192, 0, 0]), "{:?} at the end of {mode}", line.last());
         booted.run(&format!("uname -r > /dev/tty0; echo {mode} > /dev/tty0"), SOON)?;
         booted.run("killall modetest sleep", SOON)?;
         shows(booted, "1728x1116")?;
