@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use transom_tests::guest::{Guest, Running};
 use transom_tests::lab::{self, Lab};
-use transom_tests::linux::Linux;
+use transom_tests::linux::{Booted, Linux};
 use transom_tests::say;
+use transom_tests::sight::{Font, Sight, last};
 use transom_tests::suite::{Suite, Test};
 use transom_tests::uefi::{self, Shell};
 use vmm::control::Command;
@@ -76,6 +77,7 @@ fn settled(running: &Running, name: &str) -> anyhow::Result<(Picture, Vec<u8>)> 
     bail!("{name}: the screen changes all the time")
 }
 
+/// Blue, green and red of each pixel.
 fn colours(pixels: &[u8]) -> impl Iterator<Item = [u8; 3]> {
     let (pixels, _) = pixels.as_chunks::<4>();
     pixels.iter().map(|[blue, green, red, _]| [*blue, *green, *red])
@@ -115,6 +117,7 @@ fn linux_draws() -> anyhow::Result<()> {
     let guest = Guest::transom().display("1728x1116");
     let linux = Linux::new(guest, &lab::asset("BZIMAGE_GENERIC")?)
         .modules(&lab::asset("MODULES_GENERIC")?, &["bochs"])
+        .program(MODETEST)?
         // The console takes the screen at once, shows no cursor, and gets no words.
         .cmdline("fbcon=nodefer vt.global_cursor_default=0");
     let mut booted = linux.boot(BOOT)?;
@@ -136,6 +139,7 @@ fn linux_draws() -> anyhow::Result<()> {
     let differ = colours(&pixels).zip(&wanted).filter(|(is, wanted)| is != *wanted).count();
     ensure!(differ == 0, "{differ} of {} pixels differ", wanted.len());
     say!("{} pixels are as the guest wrote them", wanted.len());
+    changes_mode(&mut booted)?;
     // The driver switches the screen off through VGA's registers.
     booted.run("echo 4 > /sys/class/graphics/fb0/blank", SOON)?;
     let status = booted.running.ask(&Command::Status)?;
@@ -147,4 +151,69 @@ fn linux_draws() -> anyhow::Result<()> {
     ensure!(status["display"]["mode"] == "1728x1116", "back: {status}");
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
+}
+
+/// libdrm's own, which draws a picture of a test in any mode for as long as its input is open.
+const MODETEST: &str = "/usr/bin/modetest";
+
+/// A program takes the screen in another mode, and gives it back to the console: the text that was
+/// there, and what was written meanwhile.
+fn changes_mode(booted: &mut Booted) -> anyhow::Result<()> {
+    let mut font = Font::of_linux();
+    let first = "abcdefghijklmnopqrstuvwxyz .-0123456789";
+    // From the upper left corner of an empty screen.
+    booted.run(&format!("printf '\\033[2J\\033[H{first}\\n' > /dev/tty0"), SOON)?;
+    let sight = sight(&booted.running, "linux-console")?;
+    let rows = font.rows(&sight);
+    font.learn(&rows[0], first)?;
+    let (kept, _) = last(&rows)?;
+    ensure!(kept == 0, "more than was written is on the console, in row {kept}");
+    let list = booted.run("modetest -M bochs-drm -c", SOON)?;
+    let connected = list.lines().find(|line| line.contains("\tconnected\t"));
+    let id = connected.and_then(|line| line.split_whitespace().next()).context(list.clone())?;
+    for mode in ["1280x800", "640x480", "1920x1080"] {
+        let command = format!("mkfifo /{mode}; modetest -M bochs-drm -s {id}:{mode} < /{mode} &");
+        booted.run(&format!("{{ {command} }} > /said 2>&1; sleep 1000 > /{mode} &"), SOON)?;
+        shows(booted, mode)?;
+        let (_, pixels) = settled(&booted.running, &format!("linux-{mode}"))?;
+        // The bars of television's test picture begin with grey and end with blue.
+        let line: Vec<_> = colours(&pixels).take(width(mode)?).collect();
+        let bars = line.chunk_by(|one, other| one == other).count();
+        ensure!(bars == 7 && line[0] == [192; 3], "{bars} bars in {mode}: {:?}", line[0]);
+        ensure!(line.last() == Some(&[192, 0, 0]), "{:?} at the end of {mode}", line.last());
+        booted.run(&format!("uname -r > /dev/tty0; echo {mode} > /dev/tty0"), SOON)?;
+        booted.run("killall modetest sleep", SOON)?;
+        shows(booted, "1728x1116")?;
+    }
+    let release = booted.run("uname -r", SOON)?;
+    let release = release.trim();
+    let wanted = [first, release, "1280x800", release, "640x480", release, "1920x1080"];
+    let sight = self::sight(&booted.running, "linux-console-again")?;
+    let text = font.read(&sight);
+    ensure!(text.iter().zip(wanted).all(|(is, wanted)| is == wanted), "{wanted:?} became {text:?}");
+    say!("after three other modes the console reads {:?}", &text[..wanted.len()]);
+    Ok(())
+}
+
+fn width(mode: &str) -> anyhow::Result<usize> {
+    Ok(mode.split_once('x').context("a mode")?.0.parse()?)
+}
+
+/// What is shown when it does not change any more.
+fn sight(running: &Running, name: &str) -> anyhow::Result<Sight> {
+    let (picture, pixels) = settled(running, name)?;
+    Sight::new(picture, pixels)
+}
+
+/// Waits until the display has this mode.
+fn shows(booted: &Booted, mode: &str) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        let status = booted.running.ask(&Command::Status)?;
+        if status["display"]["mode"] == mode {
+            return Ok(());
+        }
+        ensure!(start.elapsed() < SOON, "not {mode}: {status}");
+        sleep(Duration::from_millis(100));
+    }
 }

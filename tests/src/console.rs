@@ -105,6 +105,11 @@ impl Console {
         typed.with_context(|| format!("typing {keys:?}"))
     }
 
+    /// Looks only at what comes from now on.
+    pub fn forget(&mut self) {
+        self.at = self.heard.0.lock().expect("no reader panics").text.len();
+    }
+
     /// All that came.
     pub fn text(&self) -> String {
         self.heard.0.lock().expect("no reader panics").text.clone()

@@ -126,14 +126,28 @@ impl Guest {
     ///
     /// When the program cannot be started.
     pub fn start(&self) -> anyhow::Result<Running> {
+        self.start_as(Ok)
+    }
+
+    /// Switches it on by the command that is made of its own: where else it runs, or as whom.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such command, or it cannot be started.
+    pub fn start_as(
+        &self,
+        made: impl FnOnce(Command) -> anyhow::Result<Command>,
+    ) -> anyhow::Result<Running> {
         let folder = tempfile::tempdir().context("a folder for the guest")?;
         let control = folder.path().join("control");
         let mut command = match self.machine {
             Machine::Transom => self.transom_command(&control)?,
             Machine::Qemu => self.qemu_command(&control)?,
         };
+        command.args(&self.words);
+        let mut command = made(command)?;
         let complaints = File::create(folder.path().join("stderr"))?;
-        command.args(&self.words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(complaints);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(complaints);
         let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
         let output = child.stdout.take().context("no output")?;
         let keys = child.stdin.take().context("no input")?;

@@ -34,21 +34,12 @@ impl Lab {
         if inside() {
             return Ok(None);
         }
-        build()?;
-        let why = match situation()?.as_str() {
-            "full" => {
-                crate::say!("guests run on this host, which has full KVM");
-                return Ok(None);
-            }
-            "paravirtual" => "only emulates kernels",
-            _ => "is missing",
+        let Some(why) = lacks()? else {
+            crate::say!("guests run on this host, which has full KVM");
+            return Ok(None);
         };
         crate::say!("guests run in the lab, because this host's KVM {why}");
-        let folder = shared()?;
-        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        let mut lab = Command::new(repository().join("tests/lab/lab"));
-        lab.args(["-m", &self.mib.to_string(), "-t", &self.seconds.to_string(), "-s"]);
-        lab.arg(&folder);
+        let mut lab = self.command()?;
         for (name, path) in assets(self.assets)? {
             lab.arg("-e").arg(format!("{name}={}", path.display()));
         }
@@ -56,11 +47,49 @@ impl Lab {
             lab.args(["-e", name]);
         }
         lab.arg("--").arg(env::current_exe()?).args(env::args_os().skip(1));
-        lab.current_dir(repository()).stdin(Stdio::null());
         let status = lab.status().context("tests/lab/lab")?;
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         Ok(Some(ExitCode::from(code.unwrap_or(NO_STATUS))))
     }
+
+    /// The command that runs this one where guests can run. These ports of it are this host's own,
+    /// at its loopback.
+    ///
+    /// # Errors
+    ///
+    /// When there is no lab to be had.
+    pub fn around(&self, program: &Command, ports: &[u16]) -> anyhow::Result<Command> {
+        let mut lab = self.command()?;
+        for port in ports {
+            lab.args(["-p", &port.to_string()]);
+        }
+        lab.arg("--").arg(program.get_program()).args(program.get_args());
+        Ok(lab)
+    }
+
+    /// A lab, up to what depends on what runs in it.
+    fn command(&self) -> anyhow::Result<Command> {
+        let folder = shared()?;
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let mut lab = Command::new(repository().join("tests/lab/lab"));
+        lab.args(["-m", &self.mib.to_string(), "-t", &self.seconds.to_string(), "-s"]);
+        lab.arg(&folder).current_dir(repository()).stdin(Stdio::null());
+        Ok(lab)
+    }
+}
+
+/// Why guests cannot run on this host itself, if they cannot. The program is built by then.
+///
+/// # Errors
+///
+/// When it cannot be built.
+pub fn lacks() -> anyhow::Result<Option<&'static str>> {
+    build()?;
+    Ok(match situation()?.as_str() {
+        "full" => None,
+        "paravirtual" => Some("only emulates kernels"),
+        _ => Some("is missing"),
+    })
 }
 
 /// Whether this process is in the lab.

@@ -4,6 +4,7 @@
 pub mod browser;
 pub mod compare;
 pub mod console;
+pub mod desk;
 pub mod evdev;
 pub mod flash;
 pub mod fwts;
@@ -12,7 +13,10 @@ pub mod image;
 pub mod lab;
 pub mod linux;
 pub mod network;
+pub mod novnc;
 pub mod page;
 pub mod program;
+pub mod sight;
 pub mod suite;
 pub mod uefi;
+pub mod viewer;

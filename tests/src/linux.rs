@@ -30,6 +30,7 @@ const CMDLINE: &str = "console=ttyS0 loglevel=1";
 pub struct Linux {
     guest: Guest,
     words: String,
+    first: String,
     modules: Vec<String>,
     files: Vec<(String, String)>,
 }
@@ -38,12 +39,19 @@ impl Linux {
     /// This guest with this kernel.
     pub fn new(guest: Guest, kernel: &Path) -> Self {
         let guest = guest.kernel(kernel);
-        Self { guest, words: String::new(), modules: Vec::new(), files: Vec::new() }
+        let (words, first) = Default::default();
+        Self { guest, words, first, modules: Vec::new(), files: Vec::new() }
     }
 
     /// Further words of the kernel's command line.
     pub fn cmdline(mut self, words: &str) -> Self {
         self.words = format!("{}{words} ", self.words);
+        self
+    }
+
+    /// What the guest does before it says that it is ready: a line of its shell.
+    pub fn first(mut self, line: &str) -> Self {
+        self.first = format!("{}{line}\n", self.first);
         self
     }
 
@@ -88,11 +96,19 @@ impl Linux {
     ///
     /// When it does not come up in time.
     pub fn boot(&self, within: Duration) -> anyhow::Result<Booted> {
-        let cmdline = format!("{CMDLINE} {}", self.words);
-        let guest = self.guest.clone().initrd(self.initrd()?).cmdline(cmdline.trim_end());
-        let mut booted = Booted { running: guest.start()? };
+        let mut booted = Booted { running: self.guest()?.start()? };
         booted.ready(within)?;
         Ok(booted)
+    }
+
+    /// The guest with its initial RAM disk and its command line.
+    ///
+    /// # Errors
+    ///
+    /// When the RAM disk cannot be made.
+    pub fn guest(&self) -> anyhow::Result<Guest> {
+        let cmdline = format!("{CMDLINE} {}", self.words);
+        Ok(self.guest.clone().initrd(self.initrd()?).cmdline(cmdline.trim_end()))
     }
 
     /// The RAM disk: what takes time is made once, and the test's own files come after it, which
@@ -108,7 +124,7 @@ impl Linux {
             ensure!(status.success(), "tests/lab/initrd: {status}");
         }
         let mut files = self.files.clone();
-        files.push(("run.sh".into(), LOOP.into()));
+        files.push(("run.sh".into(), format!("{}{LOOP}", self.first)));
         let mut bytes = fs::read(&first).with_context(|| first.display().to_string())?;
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes.extend(archive(&files));

@@ -51,14 +51,28 @@ pub struct Suite {
 impl Suite {
     /// Does what the words of the command line ask for: the whole of `main`.
     pub fn main(self) -> ExitCode {
-        let outcome = Asked::read(std::env::args().skip(1)).and_then(|asked| self.obey(&asked));
+        self.start(Lab::enter)
+    }
+
+    /// As `main`, but the tests run here in any case: their guests have labs of their own.
+    pub fn main_outside(self) -> ExitCode {
+        self.start(|_| Ok(None))
+    }
+
+    fn start(self, enter: impl FnOnce(&Lab) -> anyhow::Result<Option<ExitCode>>) -> ExitCode {
+        let asked = Asked::read(std::env::args().skip(1));
+        let outcome = asked.and_then(|asked| self.obey(&asked, enter));
         outcome.unwrap_or_else(|error| {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         })
     }
 
-    fn obey(self, asked: &Asked) -> anyhow::Result<ExitCode> {
+    fn obey(
+        self,
+        asked: &Asked,
+        enter: impl FnOnce(&Lab) -> anyhow::Result<Option<ExitCode>>,
+    ) -> anyhow::Result<ExitCode> {
         let all = self.tests.len();
         let chosen: Vec<_> = self.tests.into_iter().filter(|it| asked.wants(&it.name)).collect();
         if asked.list {
@@ -67,7 +81,7 @@ impl Suite {
             return Ok(ExitCode::SUCCESS);
         }
         if !chosen.is_empty()
-            && let Some(code) = self.lab.enter()?
+            && let Some(code) = enter(&self.lab)?
         {
             return Ok(code);
         }

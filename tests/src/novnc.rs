@@ -1,0 +1,137 @@
+//! The page with noVNC in a real browser, used as a person uses it.
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use vmm::screenshot::Picture;
+
+use crate::browser::Browser;
+use crate::desk::{Key, PASSWORD, Sitter};
+use crate::sight::Sight;
+
+/// The page, logged in.
+pub struct Page {
+    browser: Browser,
+    _folder: TempDir,
+}
+
+/// The pixels of noVNC's canvas: a number for each, red in its lowest byte.
+const PIXELS: &str = "(() => {
+    const canvas = document.querySelector('canvas');
+    const { width, height } = canvas;
+    const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);
+    return { width, height, pixels: Array.from(new Uint32Array(data.buffer)) };
+})()";
+
+/// Where a pixel of the canvas is on the page.
+fn place(x: u16, y: u16) -> String {
+    format!(
+        "(() => {{ const it = document.querySelector('canvas'); \
+         const {{ left, top, width, height }} = it.getBoundingClientRect(); \
+         return [left + ({x} + 0.5) * width / it.width, top + ({y} + 0.5) * height / it.height]; \
+         }})()"
+    )
+}
+
+impl Page {
+    /// Opens the page at a port of this host, gives the password, and waits for the picture.
+    ///
+    /// # Errors
+    ///
+    /// When it is not let in, or nothing comes.
+    pub fn new(port: u16) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let browser = Browser::new(&folder.path().join("profile"));
+        let mut browser = browser.context("chromium, which is in a package of that name")?;
+        browser.go(&format!("http://127.0.0.1:{port}/"))?;
+        browser.until("document.readyState == 'complete' && document.forms.length == 1")?;
+        let script = format!(
+            "document.querySelector('[name=password]').value = '{PASSWORD}'; \
+             document.querySelector('form button').click()"
+        );
+        browser.value(&script)?;
+        let mut page = Self { browser, _folder: folder };
+        page.is_connected()?;
+        Ok(page)
+    }
+
+    /// Waits until the page says that it shows the machine.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    pub fn is_connected(&mut self) -> anyhow::Result<()> {
+        self.browser.until("document.body.dataset.state == 'connected'")
+    }
+
+    fn key(&mut self, key: &str, code: &str, number: u8) -> anyhow::Result<()> {
+        for kind in ["keyDown", "keyUp"] {
+            let number = json!(number);
+            let what =
+                json!({ "type": kind, "key": key, "code": code, "windowsVirtualKeyCode": number });
+            self.browser.order("Input.dispatchKeyEvent", &what)?;
+        }
+        Ok(())
+    }
+
+    fn mouse(&mut self, kind: &str, place: &[Value], buttons: u8) -> anyhow::Result<()> {
+        let button = if kind == "mouseMoved" { "none" } else { "left" };
+        let what = json!({
+            "type": kind, "x": place[0], "y": place[1],
+            "button": button, "buttons": buttons, "clickCount": 1,
+        });
+        self.browser.order("Input.dispatchMouseEvent", &what)?;
+        Ok(())
+    }
+}
+
+impl Sitter for Page {
+    fn see(&mut self) -> anyhow::Result<Sight> {
+        let seen = self.browser.value(PIXELS)?;
+        let side = |name: &str| {
+            let side = seen[name].as_u64().and_then(|it| u32::try_from(it).ok());
+            side.with_context(|| format!("{name} of the canvas"))
+        };
+        let picture = Picture { width: side("width")?, height: side("height")? };
+        let mut pixels = Vec::new();
+        for pixel in seen["pixels"].as_array().context("pixels")? {
+            let pixel = pixel.as_u64().context("a pixel")?;
+            let [red, green, blue, ..] = pixel.to_le_bytes();
+            pixels.extend([blue, green, red, 0]);
+        }
+        Sight::new(picture, pixels)
+    }
+
+    fn type_text(&mut self, text: &str) -> anyhow::Result<()> {
+        for letter in text.chars() {
+            let number = u8::try_from(letter.to_ascii_uppercase())?;
+            let code = match letter {
+                'a'..='z' => format!("Key{}", letter.to_ascii_uppercase()),
+                '0'..='9' => format!("Digit{letter}"),
+                ' ' => "Space".into(),
+                _ => bail!("{letter:?} is on no key that is known here"),
+            };
+            self.key(&letter.to_string(), &code, number)?;
+        }
+        Ok(())
+    }
+
+    fn press(&mut self, key: Key) -> anyhow::Result<()> {
+        let (name, number) = match key {
+            Key::Enter => ("Enter", 13),
+            Key::Escape => ("Escape", 27),
+            Key::Down => ("ArrowDown", 40),
+            Key::Up => ("ArrowUp", 38),
+            Key::F10 => ("F10", 121),
+        };
+        self.key(name, name, number)
+    }
+
+    fn click(&mut self, x: u16, y: u16) -> anyhow::Result<()> {
+        let place = self.browser.value(&place(x, y))?;
+        let place = place.as_array().filter(|it| it.len() == 2).context("a place")?.clone();
+        self.mouse("mouseMoved", &place, 0)?;
+        self.mouse("mousePressed", &place, 1)?;
+        self.mouse("mouseReleased", &place, 0)
+    }
+}
