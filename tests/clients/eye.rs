@@ -42,8 +42,12 @@ impl Eye {
 
     /// Starts one that must not be let in; what it says of that.
     pub(crate) fn refused(command: &mut Command) -> Result<String> {
-        command.stdin(Stdio::null());
-        let output = command.output().with_context(|| format!("{command:?}"))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+        // It ends by itself, not because nobody asks it for anything.
+        let orders = child.stdin.take();
+        let output = child.wait_with_output()?;
+        drop(orders);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         ensure!(!said.contains("connected"), "{command:?} came in");
         Ok(said + &String::from_utf8_lossy(&output.stderr))
