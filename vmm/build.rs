@@ -199,9 +199,14 @@ fn embed_viewer() -> Result<()> {
     files.hash(&mut hasher);
     let place = format!("files/{:016x}", hasher.finish());
     let mut list = format!("const PLACE: &str = {place:?};\nconst FILES: &[(&str, &[u8])] = &[\n");
+    let preload: Vec<_> = modules(&files, "viewer.js")?
+        .into_iter()
+        .map(|name| format!("<link rel=\"modulepreload\" href=\"{place}/{name}\">"))
+        .collect();
     for (number, (name, bytes)) in files.into_iter().enumerate() {
         let bytes = if name.ends_with(".html") {
-            String::from_utf8(bytes).context("a page")?.replace("{FILES}", &place).into_bytes()
+            let text = String::from_utf8(bytes).context("a page")?;
+            text.replace("{PRELOAD}", &preload.join("\n")).replace("{FILES}", &place).into_bytes()
         } else {
             bytes
         };
@@ -213,6 +218,37 @@ fn embed_viewer() -> Result<()> {
     }
     list.push_str("];\n");
     fs::write(out.join("viewer.rs"), list).context("viewer.rs")
+}
+
+/// All modules that one imports, directly or not: a browser that is told of them at once need not
+/// find them one after another. The sources are formatted, so that lines are what they seem.
+fn modules(files: &[(String, Vec<u8>)], first: &str) -> Result<Vec<String>> {
+    let mut found = vec![first.to_owned()];
+    let mut at = 0;
+    while let Some(name) = found.get(at).cloned() {
+        at += 1;
+        let file = files.iter().find(|(it, _)| *it == name);
+        let (_, bytes) = file.with_context(|| format!("{name}: no such module"))?;
+        let folder = name.rsplit_once('/').map_or("", |it| it.0);
+        for line in String::from_utf8_lossy(bytes).lines().map(str::trim) {
+            let import = line.starts_with("import ") || line.starts_with("} from ");
+            let Some(path) = line.split(['"', '\'']).nth(1).filter(|_| import) else { continue };
+            let mut parts: Vec<_> = folder.split('/').filter(|it| !it.is_empty()).collect();
+            for part in path.split('/') {
+                match part {
+                    "." => {}
+                    ".." => drop(parts.pop()),
+                    part => parts.push(part),
+                }
+            }
+            let path = parts.join("/");
+            if !found.contains(&path) {
+                found.push(path);
+            }
+        }
+    }
+    found.remove(0);
+    Ok(found)
 }
 
 /// Has npm put noVNC, exactly as the lock file has it, into a folder; once, while that stays as it

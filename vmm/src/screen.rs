@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 
 use crate::config::Config;
 use crate::control::{Command, Request};
@@ -19,6 +20,7 @@ use crate::rfb::canvas::Canvas;
 use crate::rfb::{self, Outside, Power, Server};
 use crate::run::Notice;
 use crate::web;
+use crate::web::socket::Farewell;
 
 /// Threads that carry bytes.
 const CARRIERS: usize = 2;
@@ -27,8 +29,9 @@ const CARRIERS: usize = 2;
 const LOOKERS: usize = 2;
 /// How long they all wait for more to do.
 const IDLE: Duration = Duration::from_secs(5);
-/// Whatever clients do, the end does not wait longer for them.
+/// Whatever clients do, the end does not wait longer for them, nor for a word of parting.
 const END: Duration = Duration::from_secs(1);
+const PARTING: Duration = Duration::from_millis(200);
 
 /// Sockets that listen, with nobody behind them yet.
 pub struct Closed {
@@ -40,6 +43,7 @@ pub struct Closed {
 pub struct Screen {
     runtime: Option<Runtime>,
     server: Arc<Server>,
+    farewell: Option<Farewell>,
 }
 
 impl Closed {
@@ -90,11 +94,8 @@ impl Closed {
             tell.send(Notice::Control(Request::unanswered(command))).ok();
         });
         let outside = Outside { hub, layout, clipboard: None, power };
-        let rules = match (&mut self.vnc, &self.web) {
-            (Some(vnc), _) => vnc.rules(),
-            (None, Some(web)) => web.rules(),
-            (None, None) => rfb::Rules::default(),
-        };
+        // Those of browsers are their own door's.
+        let rules = self.vnc.as_mut().map(rfb::listen::Listener::rules).unwrap_or_default();
         let server = Server::new(canvas.clone(), rules, outside);
         runtime.spawn(canvas.run());
         if let Some(vnc) = self.vnc {
@@ -102,12 +103,13 @@ impl Closed {
             let run = vnc.run(server.clone());
             runtime.spawn(async { run.await.inspect_err(|error| nobody("vnc", error)) });
         }
+        let farewell = self.web.as_ref().map(web::listen::Listener::farewell);
         if let Some(web) = self.web {
             tracing::info!("web: listening at {}", web.place());
             let run = web.run(server.clone());
             runtime.spawn(async { run.await.inspect_err(|error| nobody("web", error)) });
         }
-        Ok(Screen { runtime: Some(runtime), server })
+        Ok(Screen { runtime: Some(runtime), server, farewell })
     }
 }
 
@@ -125,6 +127,9 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
+            if let Some(farewell) = &self.farewell {
+                runtime.block_on(async { timeout(PARTING, farewell.say()).await.ok() });
+            }
             runtime.shutdown_timeout(END);
         }
     }

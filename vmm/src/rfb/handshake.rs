@@ -279,8 +279,8 @@ impl Talk<'_> {
         stream.write_u8(known.into()).await?;
         stream.flush().await?;
         ensure!(known, "it wants VeNCrypt's type {kind}, where we have {offered:?}");
-        let acceptor = self.rules.tls.as_ref().context("TLS without a certificate")?;
-        let mut secure = acceptor.accept(stream).await.context("TLS")?;
+        let files = self.rules.tls.as_ref().context("TLS without a certificate")?;
+        let mut secure = files.acceptor().accept(stream).await.context("TLS")?;
         let (right, security) = match kind {
             X509_VNC => (self.vnc(&mut secure).await?, "x509-vnc"),
             X509_PLAIN => (self.plain(&mut secure).await?, "x509-plain"),

@@ -140,7 +140,7 @@ impl Listener {
     fn open(config: &Config) -> anyhow::Result<Self> {
         let place = config.to.as_ref().context("HOST:PORT or unix:PATH is missing")?;
         let passwords = passwords(config)?;
-        let tls = tls::pair(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
+        let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
         let needed = passwords.are_needed();
         ensure!(
             tls.is_some() || config.user.is_none(),

@@ -48,7 +48,6 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 
 use self::canvas::{Canvas, Viewer};
 use self::clipboard::{Clipboard, Text};
@@ -110,13 +109,13 @@ pub enum Entry {
     },
 }
 
-/// What holds for all clients.
+/// What holds for those who come in by one door.
 #[derive(Default)]
 pub struct Rules {
     /// Who may come in.
     pub passwords: Passwords,
     /// With it, who comes in does so by TLS.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<tls::Files>,
     /// Nobody may touch.
     pub view_only: bool,
     /// Clients that want the screen for themselves share it all the same.
@@ -149,7 +148,7 @@ pub struct Outside {
 /// See the module.
 pub struct Server {
     canvas: Arc<Canvas>,
-    rules: Rules,
+    rules: Arc<Rules>,
     outside: Outside,
     doors: Doors,
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
@@ -167,6 +166,7 @@ pub struct Server {
 /// A client that is in.
 struct Client {
     peer: String,
+    rules: Arc<Rules>,
     since: Instant,
     right: Right,
     shared: bool,
@@ -187,11 +187,12 @@ impl Client {
 }
 
 impl Server {
-    /// A server for a display; `canvas().run()` is to be polled meanwhile.
+    /// A server for a display, and the rules of its first door; `canvas().run()` is to be polled
+    /// meanwhile.
     pub fn new(canvas: Arc<Canvas>, rules: Rules, outside: Outside) -> Arc<Self> {
         Arc::new(Self {
             canvas,
-            rules,
+            rules: Arc::new(rules),
             outside,
             doors: Doors::default(),
             clients: Mutex::default(),
@@ -217,6 +218,12 @@ impl Server {
 
     /// Serves one client until it leaves.
     pub async fn serve(self: Arc<Self>, stream: Wire, admission: Admission) {
+        let rules = self.rules.clone();
+        self.serve_by(rules, stream, admission).await;
+    }
+
+    /// The same for one who comes in by another door, where other rules hold.
+    pub async fn serve_by(self: Arc<Self>, rules: Arc<Rules>, stream: Wire, admission: Admission) {
         let peer = admission.peer.clone();
         let Ok(_place) = self.places.try_acquire() else {
             return self.turn_away(stream, &peer).await;
@@ -228,14 +235,14 @@ impl Server {
         let Some(stranger) = stranger else {
             return self.turn_away(stream, &peer).await;
         };
-        let greet = handshake::greet(&self.rules, &self.doors, stream, &admission);
+        let greet = handshake::greet(&rules, &self.doors, stream, &admission);
         let welcome = match timeout(HANDSHAKE, greet).await {
             Ok(Ok(welcome)) => welcome,
             Ok(Err(error)) => return tracing::info!("vnc: {peer} did not come in: {error:#}"),
             Err(_) => return tracing::info!("vnc: {peer} did not come in: it said nothing more"),
         };
         drop(stranger);
-        match self.host(welcome, &peer).await {
+        match self.host(welcome, &peer, rules).await {
             Ok(()) => tracing::info!("vnc: {peer} left"),
             Err(error) => tracing::info!("vnc: {peer} is gone: {error:#}"),
         }
@@ -249,12 +256,17 @@ impl Server {
     }
 
     /// Shows the screen to one who is in.
-    async fn host(self: &Arc<Self>, mut welcome: Welcome, peer: &str) -> anyhow::Result<()> {
-        let right = if self.rules.view_only { Right::View } else { welcome.right };
+    async fn host(
+        self: &Arc<Self>,
+        mut welcome: Welcome,
+        peer: &str,
+        rules: Arc<Rules>,
+    ) -> anyhow::Result<()> {
+        let right = if rules.view_only { Right::View } else { welcome.right };
         let canvas = self.canvas.clone();
         let viewer = tokio::task::spawn_blocking(move || canvas.admit()).await?;
         let (width, height) = viewer.dirty(|dirty| dirty.size());
-        let init = server_init((width, height), &self.rules.name)?;
+        let init = server_init((width, height), &rules.name)?;
         let greet = async {
             welcome.stream.write_all(&init).await?;
             welcome.stream.flush().await
@@ -264,7 +276,8 @@ impl Server {
             peer: peer.to_owned(),
             since: Instant::now(),
             right,
-            shared: welcome.shared || self.rules.always_shared,
+            shared: welcome.shared || rules.always_shared,
+            rules,
             security: welcome.security,
             viewer,
             state: Mutex::default(),

@@ -223,7 +223,7 @@ impl Painter {
 
     /// Tells the client what else it can know.
     fn signs(&mut self, lights: Option<Lights>, state: &mut State, plan: &mut Plan) {
-        let (can, told, name) = (&state.wishes.can, &mut self.told, &self.server.rules.name);
+        let (can, told, name) = (&state.wishes.can, &mut self.told, &self.client.rules.name);
         let out = &mut plan.signs;
         let mut sign = |x: u16, number: i32, data: &[u8]| {
             rectangle((x, 0), (0, 0), number, out);

@@ -14,6 +14,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -23,7 +24,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use super::canvas::Canvas;
 use super::clipboard::{self, Clipboard, Say};
 use super::security::{Door, Passwords};
-use super::testing::{CERTIFICATE, Eye, Fake, Heard, KEY, OTHER_KEY};
+use super::testing::{CERTIFICATE, Eye, Fake, Heard, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY};
 use super::{Admission, BUDGET, Entry, MOST, Outside, Power, Rules, Server, tls};
 use crate::keys::layout::Layout;
 use crate::rfb::format::PixelFormat;
@@ -423,8 +424,47 @@ impl TimeProvider for Then {
     }
 }
 
+/// Shakes hands as a viewer with X509Plain does: what certificate it is shown, the line, and what
+/// becomes of the password.
+async fn over_tls(
+    bench: &Bench,
+    password: &str,
+) -> (CertificateDer<'static>, TlsStream<DuplexStream>, u32) {
+    let mut roots = RootCertStore::empty();
+    for text in [CERTIFICATE, OTHER_CERTIFICATE] {
+        roots.add(CertificateDer::from_pem_slice(text.as_bytes()).unwrap()).unwrap();
+    }
+    let client = ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(Then))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let mut line = bench.connect(network(1));
+    line.read_exact(&mut [0; 12]).await.unwrap();
+    line.write_all(b"RFB 003.008\n").await.unwrap();
+    let mut types = [0; 2];
+    line.read_exact(&mut types).await.unwrap();
+    assert_eq!(types, [1, 19], "nothing without TLS");
+    line.write_all(&[19]).await.unwrap();
+    assert_eq!(line.read_u16().await.unwrap(), 2);
+    line.write_all(&[0, 2]).await.unwrap();
+    assert_eq!(line.read_u8().await.unwrap(), 0);
+    assert_eq!(line.read_u8().await.unwrap(), 1, "a name is asked for: X509Plain alone");
+    assert_eq!(line.read_u32().await.unwrap(), 262);
+    line.write_u32(262).await.unwrap();
+    assert_eq!(line.read_u8().await.unwrap(), 1);
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut secure = TlsConnector::from(Arc::new(client)).connect(name, line).await.unwrap();
+    let shown = secure.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned();
+    secure.write_all(&[0, 0, 0, 2, 0, 0, 0, 4]).await.unwrap();
+    secure.write_all(format!("me{password}").as_bytes()).await.unwrap();
+    secure.flush().await.unwrap();
+    let result = secure.read_u32().await.unwrap();
+    (shown, secure, result)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_and_passwords_go_through_tls() {
+async fn names_and_passwords_go_through_tls_whose_certificate_can_be_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -435,43 +475,45 @@ async fn names_and_passwords_go_through_tls() {
     let error = tls::load(&cert, &file("other", OTHER_KEY)).err().unwrap();
     assert!(format!("{error:#}").contains("is not for tls-key="), "{error:#}");
     let passwords = Passwords { user: Some("me".into()), ..both() };
-    let tls = Some(tls::load(&cert, &key).unwrap());
+    let tls = tls::Files::new(Some(&cert), Some(&key)).unwrap();
     let bench = bench(Rules { tls, ..rules(passwords) });
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(CERTIFICATE.as_bytes()).unwrap()).unwrap();
-    let client = ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(Then))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = TlsConnector::from(Arc::new(client));
-    for (password, result) in [("full", 0), ("nope", 1)] {
-        let mut line = bench.connect(network(1));
-        line.read_exact(&mut [0; 12]).await.unwrap();
-        line.write_all(b"RFB 003.008\n").await.unwrap();
-        let mut types = [0; 2];
-        line.read_exact(&mut types).await.unwrap();
-        assert_eq!(types, [1, 19], "nothing without TLS");
-        line.write_all(&[19]).await.unwrap();
-        assert_eq!(line.read_u16().await.unwrap(), 2);
-        line.write_all(&[0, 2]).await.unwrap();
-        assert_eq!(line.read_u8().await.unwrap(), 0);
-        assert_eq!(line.read_u8().await.unwrap(), 1, "a name is asked for: X509Plain alone");
-        assert_eq!(line.read_u32().await.unwrap(), 262);
-        line.write_u32(262).await.unwrap();
-        assert_eq!(line.read_u8().await.unwrap(), 1);
-        let name = ServerName::try_from("localhost").unwrap();
-        let mut secure = connector.connect(name, line).await.unwrap();
-        secure.write_all(&[0, 0, 0, 2, 0, 0, 0, 4]).await.unwrap();
-        secure.write_all(format!("me{password}").as_bytes()).await.unwrap();
-        secure.flush().await.unwrap();
-        assert_eq!(secure.read_u32().await.unwrap(), result, "{password}");
-        if result == 0 {
-            let mut eye = Eye::init(Box::new(secure), true).await.unwrap();
-            eye.ask(false).await;
-            bench.sees_all(&mut eye).await;
+    let is = |text: &str| CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
+    let (shown, line, result) = over_tls(&bench, "full").await;
+    assert_eq!((shown, result), (is(CERTIFICATE), 0));
+    let mut eye = Eye::init(Box::new(line), true).await.unwrap();
+    eye.ask(false).await;
+    bench.sees_all(&mut eye).await;
+    file("cert", OTHER_CERTIFICATE);
+    file("key", THIRD_KEY);
+    sleep(Duration::from_millis(1100)).await;
+    let (shown, _line, result) = over_tls(&bench, "nope").await;
+    assert_eq!((shown, result), (is(OTHER_CERTIFICATE), 1));
+    // Who is in stays.
+    bench.fake.paint(2);
+    bench.sees_all(&mut eye).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_door_has_its_own_rules() {
+    let bench = bench(Rules { view_only: true, ..rules(Passwords::default()) });
+    let looker = bench.eye().await;
+    let (near, far) = duplex(64 << 10);
+    let entry = Entry::Open { view_only: false };
+    let admission = Admission { peer: "next door".into(), entry };
+    let next = Arc::new(Rules { name: "next".into(), ..Rules::default() });
+    tokio::spawn(bench.server.clone().serve_by(next, Box::new(far), admission));
+    let neighbour = timeout(LONG, Eye::open(Box::new(near), true)).await.unwrap().unwrap();
+    assert_eq!((looker.name.as_str(), neighbour.name.as_str()), ("Prüfung", "next"));
+    // A seat is taken after the size was told.
+    let seated = async {
+        while bench.server.status().len() < 2 {
+            sleep(Duration::from_millis(5)).await;
         }
-    }
+    };
+    timeout(LONG, seated).await.expect("both are in");
+    let access = |it: serde_json::Value| it["access"].as_str().unwrap().to_owned();
+    let access: BTreeSet<_> = bench.server.status().into_iter().map(access).collect();
+    assert_eq!(access, ["full", "view"].map(ToOwned::to_owned).into());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

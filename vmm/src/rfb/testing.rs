@@ -133,6 +133,26 @@ MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgMyyUNJJbLldwsQeQ\n\
 sMmCIustC/jGy7HsBtdj2O0OZJShRANCAASTYq7pl+E7jSXql1o6EKXCNjGarckX\n\
 yWQkkWP6BAN/OjIpPwRDRcxZSGxt1vj8+312U/WzhvcEqW3q8gnvH8n1\n\
 -----END PRIVATE KEY-----\n";
+/// Another pair for `localhost`.
+pub(crate) const OTHER_CERTIFICATE: &str = "\
+-----BEGIN CERTIFICATE-----\n\
+MIIBkTCCATigAwIBAgIUJRQWviHmEuZe+49KEhGYRYbnzqAwCgYIKoZIzj0EAwIw\n\
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTA3NDQ0OFoYDzIxMjYxMDI4\n\
+MDc0NDQ4WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\n\
+PQMBBwNCAAQThF9OQEeYD+ltSXTVi3x8aieuXkppH00faQZtin9ytMuveLojbnVk\n\
+zSZfXVz5J87vcslL8CIvbBXB0sUr4frDo2YwZDAdBgNVHQ4EFgQUXNQvKiTZklF/\n\
+uVUCov+8A6glV7UwHwYDVR0jBBgwFoAUXNQvKiTZklF/uVUCov+8A6glV7UwFAYD\n\
+VR0RBA0wC4IJbG9jYWxob3N0MAwGA1UdEwEB/wQCMAAwCgYIKoZIzj0EAwIDRwAw\n\
+RAIgYEpYZo7ZPcc64iGCUvscbYKA/k8+8G/gu3askobf+K0CIGPx+pI4hl8jYEhw\n\
+rP881ba3XS9j/5oCrWuB/ofmObAp\n\
+-----END CERTIFICATE-----\n";
+/// Its key.
+pub(crate) const THIRD_KEY: &str = "\
+-----BEGIN PRIVATE KEY-----\n\
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgUZyiispMqMoLbLIB\n\
+Y7ldEEaOaTEKYLgYunJldo+GOR6hRANCAAQThF9OQEeYD+ltSXTVi3x8aieuXkpp\n\
+H00faQZtin9ytMuveLojbnVkzSZfXVz5J87vcslL8CIvbBXB0sUr4frD\n\
+-----END PRIVATE KEY-----\n";
 
 /// What a client hears.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,7 +1,11 @@
-//! TLS for VeNCrypt: a certificate and its key from files.
+//! TLS from files, which may be replaced at any time: certificates do not live long. For VeNCrypt,
+//! and for browsers.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use tokio_rustls::TlsAcceptor;
@@ -9,6 +13,75 @@ use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, ServerConfig};
+
+/// The files are looked at as often as that, and only when somebody comes.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What tells a file from the one that was there before: device, number, size and time.
+type Stamp = Option<(u64, u64, u64, i64, i64)>;
+
+/// A certificate and its key.
+pub struct Files {
+    cert: PathBuf,
+    key: PathBuf,
+    now: Mutex<Now>,
+}
+
+struct Now {
+    acceptor: TlsAcceptor,
+    stamps: [Stamp; 2],
+    looked: Instant,
+}
+
+impl Files {
+    /// Reads both, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// When one is missing, or they are no pair.
+    pub fn new(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> anyhow::Result<Option<Self>> {
+        let (cert, key) = match (cert, key) {
+            (Some(cert), Some(key)) => (cert.clone(), key.clone()),
+            (None, None) => return Ok(None),
+            (Some(_), None) => bail!("tls-cert needs tls-key, the certificate's private key"),
+            (None, Some(_)) => bail!("tls-key needs tls-cert, the certificate for that key"),
+        };
+        let stamps = [stamp(&cert), stamp(&key)];
+        let now = Now { acceptor: load(&cert, &key)?, stamps, looked: Instant::now() };
+        Ok(Some(Self { cert, key, now: Mutex::new(now) }))
+    }
+
+    /// As the files are now. While they are no pair, perhaps because only one of them has been
+    /// replaced so far, the last good one stays.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        let mut now = self.now.lock().expect("no look panicked");
+        if now.looked.elapsed() >= LOOK {
+            self.look(&mut now);
+        }
+        now.acceptor.clone()
+    }
+
+    fn look(&self, now: &mut Now) {
+        now.looked = Instant::now();
+        let stamps = [stamp(&self.cert), stamp(&self.key)];
+        if stamps == now.stamps {
+            return;
+        }
+        now.stamps = stamps;
+        match load(&self.cert, &self.key) {
+            Ok(acceptor) => {
+                now.acceptor = acceptor;
+                tracing::info!("tls-cert={} was read again", self.cert.display());
+            }
+            Err(error) => tracing::warn!("the old certificate stays: {error:#}"),
+        }
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let meta = fs::metadata(path).ok()?;
+    Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
+}
 
 /// Reads a certificate, with those that it is signed by, and its key.
 ///
@@ -62,19 +135,5 @@ fn damaged(word: &str, path: &Path, error: &pem::Error) -> anyhow::Error {
         pem::Error::NoItemsFound => anyhow!("{word}={path}: no private key in PEM format"),
         pem::Error::MissingSectionEnd { .. } => anyhow!("{word}={path}: the file is cut short"),
         other => anyhow!("{word}={path}: the file is damaged: {other}"),
-    }
-}
-
-/// Both files, or neither.
-///
-/// # Errors
-///
-/// When one is missing, or they are no pair.
-pub fn pair(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> anyhow::Result<Option<TlsAcceptor>> {
-    match (cert, key) {
-        (Some(cert), Some(key)) => load(cert, key).map(Some),
-        (None, None) => Ok(None),
-        (Some(_), None) => bail!("tls-cert needs tls-key, the certificate's private key"),
-        (None, Some(_)) => bail!("tls-key needs tls-cert, the certificate for that key"),
     }
 }

@@ -39,6 +39,8 @@ pub struct Rules {
     pub origin: Option<String>,
     /// Who may say for whom it asks.
     pub proxy: Option<IpAddr>,
+    /// What the window is called.
+    pub name: String,
 }
 
 /// Somebody who asks.

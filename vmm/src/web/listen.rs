@@ -22,11 +22,12 @@ use tokio::net;
 use tokio::time::timeout;
 
 use super::gate::{Line, Rules};
-use super::{Config, routes, tls};
+use super::socket::Farewell;
+use super::{Config, routes};
 use crate::rfb::crowd::Crowd;
 use crate::rfb::listen::{self, Place, keep_alive, rest};
 use crate::rfb::security::Door;
-use crate::rfb::{self, Server};
+use crate::rfb::{self, Server, tls};
 
 /// Connections at once.
 const MOST: usize = 256;
@@ -47,7 +48,7 @@ pub struct Listener {
     socket: Socket,
     tls: Option<tls::Files>,
     rules: Rules,
-    name: Option<String>,
+    farewell: Farewell,
 }
 
 enum Socket {
@@ -114,16 +115,16 @@ impl Listener {
             view_only: config.view_only,
             origin: config.origin.clone(),
             proxy: config.proxy,
+            name: config.name.clone().unwrap_or_else(|| "Transom".into()),
         };
-        let name = config.name.clone();
-        ensure!(name.as_ref().is_none_or(|it| it.len() <= 256), "a name of more than 256 bytes");
-        Ok(Self { socket, tls, rules, name })
+        let length = rules.name.len();
+        ensure!(length <= 256, "a name of {length} bytes: at most 256");
+        Ok(Self { socket, tls, rules, farewell: Farewell::default() })
     }
 
-    /// The rules for all clients, where browsers are the only ones.
-    pub fn rules(&self) -> rfb::Rules {
-        let name = self.name.clone().unwrap_or_else(|| "Transom".into());
-        rfb::Rules { name, always_shared: true, ..rfb::Rules::default() }
+    /// To be said before the end.
+    pub fn farewell(&self) -> Farewell {
+        self.farewell.clone()
     }
 
     /// Where we listen, with the port that was found.
@@ -144,7 +145,7 @@ impl Listener {
     /// When the runtime cannot take the socket.
     pub async fn run(self, server: Arc<Server>) -> anyhow::Result<()> {
         let proxy = self.rules.proxy.map(|it| it.to_canonical());
-        let router = routes::router(server, self.rules);
+        let router = routes::router(server, self.rules, self.farewell);
         let places = Crowd::new(MOST, EACH);
         let inside = Arc::new(Inside { router, tls: self.tls, places, proxy });
         match self.socket {

@@ -16,10 +16,9 @@ pub mod gate;
 pub mod listen;
 pub mod routes;
 mod sessions;
-mod socket;
+pub mod socket;
 #[cfg(test)]
 mod test;
-mod tls;
 
 use std::net::IpAddr;
 use std::path::PathBuf;

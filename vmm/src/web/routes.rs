@@ -20,9 +20,9 @@ use tokio::time::timeout;
 
 use super::files;
 use super::gate::{Asker, Gate, Line, Refusal, Rules};
-use super::socket;
+use super::socket::{self, Farewell};
 use crate::rfb::security::Right;
-use crate::rfb::{Admission, Entry, Server};
+use crate::rfb::{self, Admission, Entry, Server};
 
 /// A name and a password are shorter.
 const LONGEST_FORM: usize = 4096;
@@ -52,14 +52,19 @@ const HEADERS: [(HeaderName, &str); 6] = [
 struct Web {
     gate: Gate,
     server: Arc<Server>,
+    /// Of this door: who may touch is known already, and nobody sends others away.
+    rules: Arc<rfb::Rules>,
+    farewell: Farewell,
 }
 
 type Shared = State<Arc<Web>>;
 type Wire = Extension<Line>;
 
 /// All of it. Each request must carry a [`Line`] as its extension.
-pub fn router(server: Arc<Server>, rules: Rules) -> Router {
-    let web = Arc::new(Web { gate: Gate::new(rules), server });
+pub fn router(server: Arc<Server>, rules: Rules, farewell: Farewell) -> Router {
+    let name = rules.name.clone();
+    let shown = rfb::Rules { name, always_shared: true, ..rfb::Rules::default() };
+    let web = Arc::new(Web { gate: Gate::new(rules), server, rules: Arc::new(shown), farewell });
     Router::new()
         .route("/", get(page))
         .route("/login", get(login_page).post(log_in))
@@ -114,14 +119,17 @@ async fn login_page(State(web): Shared, Extension(line): Wire, headers: HeaderMa
     let asker = web.gate.asker(line, &headers);
     match web.gate.admit(&asker, &headers, web.server.doors()) {
         Ok(_) => see("./"),
-        Err(Refusal::Unknown) => form(&web, StatusCode::OK, ""),
+        Err(Refusal::Unknown) => form(&web, StatusCode::OK, "", b""),
         Err(refusal) => refuse(&refusal),
     }
 }
 
-fn form(web: &Web, status: StatusCode, said: &str) -> Response {
+fn form(web: &Web, status: StatusCode, said: &str, user: &[u8]) -> Response {
     let name = if web.gate.asks_name() { "named" } else { "unnamed" };
-    files::page(status, "login.html", &[("{NAMED}", name), ("{SAID}", said)])
+    let user = String::from_utf8_lossy(user);
+    // What somebody typed comes last: no mark in it is one.
+    let fill = [("{NAMED}", name), ("{SAID}", said), ("{USER}", &*user)];
+    files::page(status, "login.html", &fill)
 }
 
 async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> Response {
@@ -143,7 +151,7 @@ async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> 
     match web.gate.log_in(&asker, &user, &password, web.server.doors()) {
         Ok(cookie) => with_cookie(see("./"), &cookie),
         Err(refusal) => {
-            let mut response = form(&web, refusal.status(), &refusal.sentence());
+            let mut response = form(&web, refusal.status(), &refusal.sentence(), &user);
             delay(&refusal, &mut response);
             response
         }
@@ -213,17 +221,18 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
         return (StatusCode::UPGRADE_REQUIRED, "This needs HTTP/1.1.\n").into_response();
     };
-    let server = web.server.clone();
     tokio::spawn(async move {
+        let (server, rules) = (web.server.clone(), web.rules.clone());
         let Asker { peer, .. } = asker;
         let upgraded = match timeout(UPGRADE, upgrade).await {
             Ok(Ok(upgraded)) => upgraded,
             Ok(Err(error)) => return tracing::info!("web: {peer} did not come in: {error}"),
             Err(_) => return tracing::info!("web: {peer} did not come in"),
         };
-        let stream = Box::new(socket::Line::new(upgraded).await);
+        let stream = Box::new(socket::Line::new(upgraded, &web.farewell).await);
         let entry = Entry::Open { view_only: guest.right == Right::View };
-        let serve = server.serve(stream, Admission { peer: format!("{peer} (web)"), entry });
+        let admission = Admission { peer: format!("{peer} (web)"), entry };
+        let serve = server.serve_by(rules, stream, admission);
         match guest.session {
             Some(session) => tokio::select! {
                 () = serve => {}

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -18,9 +19,11 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 /// What a client may say at once: more than the longest text of a clipboard.
@@ -33,6 +36,8 @@ const BEAT: Duration = Duration::from_secs(25);
 const SILENCE: Duration = Duration::from_secs(100);
 /// The name for plain bytes that clients of the kind know.
 const PROTOCOL: &str = "binary";
+/// Why there is nothing more to see.
+const OFF: &str = "The machine is off.";
 
 /// The headers that accept a WebSocket.
 ///
@@ -70,6 +75,43 @@ pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'st
     Ok(out)
 }
 
+/// What is said to all before nobody is here any more.
+#[derive(Clone)]
+pub struct Farewell(Arc<watch::Sender<bool>>);
+
+impl Default for Farewell {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+}
+
+impl Farewell {
+    /// Says it, and waits until all have heard it.
+    pub async fn say(&self) {
+        self.0.send_replace(true);
+        self.0.closed().await;
+    }
+
+    /// Ready when it is said. It is waited for whoever keeps what comes of this.
+    fn heard(&self) -> Heard {
+        let mut said = self.0.subscribe();
+        Box::pin(async move {
+            said.wait_for(|said| *said).await.ok();
+            said
+        })
+    }
+}
+
+type Heard = Pin<Box<dyn Future<Output = watch::Receiver<bool>> + Send>>;
+
+/// See [`Farewell`].
+enum End {
+    /// It may be said yet.
+    Awaited(Heard),
+    /// It was, and this is the proof that we are still here.
+    Here { _proof: watch::Receiver<bool> },
+}
+
 /// The line.
 pub(super) struct Line {
     socket: WebSocketStream<TokioIo<Upgraded>>,
@@ -77,11 +119,12 @@ pub(super) struct Line {
     rest: Bytes,
     beat: Interval,
     heard: Instant,
+    end: End,
 }
 
 impl Line {
     /// On a connection that has been upgraded.
-    pub(super) async fn new(upgraded: Upgraded) -> Self {
+    pub(super) async fn new(upgraded: Upgraded, farewell: &Farewell) -> Self {
         let config = WebSocketConfig::default()
             .max_message_size(Some(LONGEST))
             .max_frame_size(Some(LONGEST))
@@ -92,7 +135,24 @@ impl Line {
         let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
         let mut beat = interval(BEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { socket, rest: Bytes::new(), beat, heard: Instant::now() }
+        let end = End::Awaited(farewell.heard());
+        Self { socket, rest: Bytes::new(), beat, heard: Instant::now(), end }
+    }
+
+    /// Ready when all that is left is to close: the browser is told why.
+    fn part(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let End::Awaited(heard) = &mut self.end {
+            let said = ready!(heard.as_mut().poll(cx));
+            self.end = End::Here { _proof: said };
+            let reason = CloseFrame { code: CloseCode::Away, reason: OFF.into() };
+            let mut socket = Pin::new(&mut self.socket);
+            // Who does not read learns it from the line's end.
+            if let Poll::Ready(ready) = socket.as_mut().poll_ready(cx) {
+                ready.map_err(wrong)?;
+                socket.start_send(Message::Close(Some(reason))).map_err(wrong)?;
+            }
+        }
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(wrong)
     }
 
     /// Asks now and then whether anybody is there.
@@ -128,6 +188,9 @@ impl AsyncRead for Line {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.part(cx)?.is_ready() {
+            return Poll::Ready(Ok(()));
+        }
         self.beat(cx)?;
         loop {
             if !self.rest.is_empty() {

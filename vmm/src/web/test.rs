@@ -25,35 +25,16 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::listen::Listener;
+use super::socket::Farewell;
 use super::{Config, routes};
 use crate::keys::layout::Layout;
 use crate::keyvalue;
 use crate::rfb::canvas::Canvas;
-use crate::rfb::testing::{CERTIFICATE, Fake, KEY, OTHER_KEY};
+use crate::rfb::testing::{CERTIFICATE, Fake, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY};
 use crate::rfb::{Outside, Server, Wire};
 use crate::web::gate::{Line, Rules};
 
 const LONG: Duration = Duration::from_secs(20);
-
-/// Another pair for `localhost`.
-const OTHER_CERTIFICATE: &str = "\
------BEGIN CERTIFICATE-----\n\
-MIIBkTCCATigAwIBAgIUJRQWviHmEuZe+49KEhGYRYbnzqAwCgYIKoZIzj0EAwIw\n\
-FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTA3NDQ0OFoYDzIxMjYxMDI4\n\
-MDc0NDQ4WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\n\
-PQMBBwNCAAQThF9OQEeYD+ltSXTVi3x8aieuXkppH00faQZtin9ytMuveLojbnVk\n\
-zSZfXVz5J87vcslL8CIvbBXB0sUr4frDo2YwZDAdBgNVHQ4EFgQUXNQvKiTZklF/\n\
-uVUCov+8A6glV7UwHwYDVR0jBBgwFoAUXNQvKiTZklF/uVUCov+8A6glV7UwFAYD\n\
-VR0RBA0wC4IJbG9jYWxob3N0MAwGA1UdEwEB/wQCMAAwCgYIKoZIzj0EAwIDRwAw\n\
-RAIgYEpYZo7ZPcc64iGCUvscbYKA/k8+8G/gu3askobf+K0CIGPx+pI4hl8jYEhw\n\
-rP881ba3XS9j/5oCrWuB/ofmObAp\n\
------END CERTIFICATE-----\n";
-const THIRD_KEY: &str = "\
------BEGIN PRIVATE KEY-----\n\
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgUZyiispMqMoLbLIB\n\
-Y7ldEEaOaTEKYLgYunJldo+GOR6hRANCAAQThF9OQEeYD+ltSXTVi3x8aieuXkpp\n\
-H00faQZtin9ytMuveLojbnVkzSZfXVz5J87vcslL8CIvbBXB0sUr4frD\n\
------END PRIVATE KEY-----\n";
 
 /// A keyboard that remembers.
 #[derive(Default)]
@@ -87,14 +68,15 @@ fn server() -> (Arc<Server>, Arc<Board>) {
         power: Box::new(|_| {}),
     };
     tokio::spawn(canvas.clone().run());
-    let rules = crate::rfb::Rules { name: "a test".into(), ..crate::rfb::Rules::default() };
+    // Those of the other door: they are none of ours.
+    let rules = crate::rfb::Rules { view_only: true, ..crate::rfb::Rules::default() };
     (Server::new(canvas, rules, outside), board)
 }
 
 /// Listens as `--web 127.0.0.1:0` and these words say.
 fn bench(words: &str) -> Bench {
-    let config: Config =
-        keyvalue::parse(&format!("127.0.0.1:0{words}"), Some("to")).expect("a configuration");
+    let words = format!("127.0.0.1:0,name=a test{words}");
+    let config: Config = keyvalue::parse(&words, Some("to")).expect("a configuration");
     let listener = Listener::new(&config).expect("a port");
     let place = listener.place();
     let place = place.split('/').nth(2).expect("a place").to_owned();
@@ -409,7 +391,8 @@ async fn wrong_passwords_cost_time_at_every_door() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_can_be_a_part_of_something_else_below_a_path() {
     let (server, board) = server();
-    let router = routes::router(server.clone(), Rules::default());
+    let rules = Rules { name: "a test".into(), ..Rules::default() };
+    let router = routes::router(server.clone(), rules, Farewell::default());
     let router = axum::Router::new().nest("/vm/one/", router);
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let place = socket.local_addr().unwrap().to_string();

@@ -7,12 +7,18 @@ import XK from "./novnc/core/input/keysym.js";
 const $ = (id) => document.getElementById(id);
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 10000;
+// A connection that lasts no longer than this was none.
+const LASTING = 5000;
+// Nobody needs to read what is over at once.
+const SOON = 700;
 const BETWEEN_KEYS = 12;
 
 let rfb = null;
 let pause = FIRST_PAUSE;
 let timer = 0;
 let looks = false;
+// What the host said when it closed the line.
+let farewell = "";
 
 // --- what is remembered; a browser may forbid it
 const remember = (key, value) => {
@@ -22,11 +28,35 @@ const remembered = (key, otherwise) => {
   try { return localStorage.getItem(`transom.${key}`) ?? otherwise; } catch { return otherwise; }
 };
 
-function show(state, text, reason = "") {
+function show(state, text) {
   document.body.dataset.state = state;
   $("state").textContent = text;
-  $("reason").textContent = reason;
-  $("cover").hidden = !reason;
+  // While it tries again, what can be touched stays where it is.
+  if (state !== "connecting") {
+    $("again").hidden = state === "connected";
+  }
+  $("hope").hidden = state === "connected";
+  if (state === "connected") {
+    say("");
+  }
+}
+
+// What is to be read over the picture.
+function say(text) {
+  $("reason").textContent = text;
+  $("cover").hidden = !text;
+}
+
+// The last picture stays in sight, dimmed.
+function keep(picture) {
+  const last = $("last");
+  if (!picture?.width || !picture.height) {
+    return;
+  }
+  last.width = picture.width;
+  last.height = picture.height;
+  last.getContext("2d").drawImage(picture, 0, 0);
+  last.hidden = false;
 }
 
 // --- the connection
@@ -36,11 +66,17 @@ async function connect() {
     return;
   }
   show("connecting", "connecting");
+  setTimeout(() => {
+    if (document.body.dataset.state === "connecting" && $("cover").hidden) {
+      say("Connecting…");
+      $("hope").hidden = true;
+    }
+  }, SOON);
   let session;
   try {
     session = await fetch("session", { cache: "no-store" });
   } catch {
-    return later("The machine's host cannot be reached.");
+    return later(farewell || "The machine is off, or its host cannot be reached.");
   }
   if (session.status === 401) {
     location.replace("login");
@@ -63,14 +99,20 @@ async function connect() {
 }
 
 function open(url) {
-  rfb = new RFB($("screen"), url, { shared: true, wsProtocols: ["binary"] });
+  const line = new WebSocket(url, ["binary"]);
+  line.addEventListener("close", (event) => { farewell = event.reason; });
+  rfb = new RFB($("screen"), line, { shared: true });
   rfb.viewOnly = looks;
   rfb.focusOnClick = !typing();
   rfb.background = "#000";
   arrange();
   let reason = "The connection was lost.";
+  let picture = null;
+  let since = Infinity;
   rfb.addEventListener("connect", () => {
-    pause = FIRST_PAUSE;
+    since = Date.now();
+    picture = $("screen").querySelector("div canvas");
+    $("last").hidden = true;
     show("connected", "connected");
     rfb.focus({ preventScroll: true });
   });
@@ -80,7 +122,12 @@ function open(url) {
     held.forEach((button) => button.setAttribute("aria-pressed", "false"));
     held.clear();
     $("buttons").hidden = true;
-    later(reason);
+    document.querySelectorAll(".menu:popover-open").forEach((menu) => menu.hidePopover());
+    keep(picture);
+    if (Date.now() - since > LASTING) {
+      pause = FIRST_PAUSE;
+    }
+    later(farewell || reason);
   });
   rfb.addEventListener("desktopname", (event) => {
     $("name").textContent = event.detail.name;
@@ -94,7 +141,8 @@ function open(url) {
 }
 
 function later(reason) {
-  show("waiting", "not connected", `${reason.trim()} Trying again…`);
+  show("waiting", "not connected");
+  say(reason.trim());
   clearTimeout(timer);
   timer = setTimeout(connect, pause);
   pause = Math.min(2 * pause, LONGEST_PAUSE);
