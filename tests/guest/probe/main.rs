@@ -4,7 +4,9 @@
 #![no_std]
 #![no_main]
 
+mod acpi;
 mod clock;
+mod config;
 mod console;
 mod cpu;
 mod disk;
@@ -18,6 +20,7 @@ mod memory;
 mod msix;
 mod net;
 mod nvme;
+mod paging;
 mod pattern;
 mod pci;
 mod processors;
@@ -74,6 +77,7 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     // SAFETY: the same.
     let text = unsafe { &mut *text };
     let words = Words(start.command_line(line));
+    config::open(&start, words);
     let pm_base = pci::pm_base();
     // SAFETY: there is one thread; a fault reads it after this or not at all.
     unsafe { END = (words, pm_base) };
@@ -82,6 +86,7 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
         checks(&mut session, &start, words, pm_base);
     } else if words.get("disk").or(words.get("net")).is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
+        pci::move_bars(&mut session, words);
         disk::run(&mut session, &start, &cpu, words);
         net::run(&mut session, &start, &cpu, words);
     }
@@ -97,7 +102,8 @@ fn checks(session: &mut Session, start: &Start, words: Words, pm_base: u16) {
         timer::check(session, &cpu);
         processors::check(session, start, &cpu);
     }
-    pci::check(session, pm_base);
+    pci::move_bars(session, words);
+    pci::check(session, start, pm_base);
     edu::check(session, &cpu);
     disk::run(session, start, &cpu, words);
     net::run(session, start, &cpu, words);

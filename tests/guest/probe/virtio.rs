@@ -1,11 +1,12 @@
 //! virtio over PCI (VIRTIO 1.3, 4.1) with split queues (2.7): what all of its devices share.
 use core::sync::atomic::{Ordering, fence};
 
+use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::io::{read8, read16, read32, write8, write16, write32, write64};
-use crate::memory::{Room, map_device};
+use crate::memory::Room;
 use crate::msix;
-use crate::pci::Function;
+use crate::paging::map_device;
 
 const VENDOR: u32 = 0x1af4;
 const VENDOR_CAPABILITY: u8 = 9;
@@ -141,8 +142,8 @@ fn place(function: Function, kind: u32, cpu: &Cpu) -> Option<(u8, u64)> {
     let at =
         function.capabilities(VENDOR_CAPABILITY).find(|&at| function.read(at) >> 24 == kind)?;
     let (bar, offset) = (function.read(at + 4) as u8, function.read(at + 8));
-    let address = function.memory(bar) + u64::from(offset);
-    map_device(address, function.read(at + 12).into(), cpu).then_some((at, address))
+    let address = function.memory(bar)?.checked_add(offset.into())?;
+    Some((at, map_device(address, function.read(at + 12).into(), cpu)?))
 }
 
 fn negotiate(common: u64, wanted: u64) -> Option<u64> {
