@@ -124,8 +124,8 @@ impl Machine {
     ///
     /// When the process is gone.
     pub fn processor_seconds(&self) -> Result<f64> {
-        // `cpu0` is ours, `CPU 0/KVM` is QEMU's.
-        self.seconds(|name| !name.to_lowercase().starts_with("cpu"))
+        // `cpu0` is ours, `CPU 0/KVM` QEMU's, `vcpu0` Cloud Hypervisor's, `fc_vcpu 0` Firecracker's.
+        self.seconds(|name| !name.to_lowercase().contains("cpu"))
     }
 
     /// Processor time of all threads.
