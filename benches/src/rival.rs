@@ -265,3 +265,64 @@ fn qemu_q35(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<C
     }
     Ok(command)
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// All that a program is told, in its arguments and in its file.
+    fn told(name: &str, equipment: &Equipment<'_>) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let (name, program, note, make) = *KNOWN.iter().find(|it| it.0 == name).unwrap();
+        let places = Places { program: program.into(), folder: folder.path().to_owned() };
+        let rival = Rival { name, note, make, places };
+        let command = rival.equipped("then=halt", equipment).unwrap();
+        let arguments = command.get_args().map(|it| it.to_str().unwrap().to_owned());
+        let file = fs::read_to_string(folder.path().join("firecracker.json")).unwrap_or_default();
+        arguments.chain([file]).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn every_program_with_devices_is_told_of_its_disks_and_its_network() {
+        let [one, other] = ["/one.img", "/other.img"].map(|path| Disk {
+            controller: Controller::Virtio,
+            path: Path::new(path),
+            direct: false,
+        });
+        let equipment = Equipment { disks: &[one, other], tap: Some("tap7"), vhost: false };
+        for name in ["vmm", "cloud-hypervisor", "firecracker", "qemu q35"] {
+            let told = told(name, &equipment);
+            for word in ["then=halt", "/one.img", "/other.img", "tap7"] {
+                assert_eq!(told.matches(word).count(), 1, "{name}: {word}: {told}");
+            }
+        }
+    }
+
+    #[test]
+    fn devices_are_asked_for_only_where_they_are_wanted() {
+        for (name, words) in [
+            ("vmm", &["--device"][..]),
+            ("cloud-hypervisor", &["--disk", "--net"]),
+            ("firecracker", &["--enable-pci", "drive_id", "iface_id"]),
+            ("qemu q35", &["-object", "-drive", "-device", "-netdev"]),
+        ] {
+            let told = told(name, &Equipment::default());
+            for word in words {
+                assert!(!told.contains(word), "{name}: {word}: {told}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_cache_is_left_out_by_all_who_can() {
+        let disk = |controller| Disk { controller, path: Path::new("/one.img"), direct: true };
+        for (name, controller, words) in [
+            ("vmm", Controller::Nvme, "nvme,path=/one.img,direct=on"),
+            ("cloud-hypervisor", Controller::Virtio, "path=/one.img,direct=on,"),
+            ("qemu q35", Controller::Virtio, "cache=none"),
+        ] {
+            let told = told(name, &Equipment { disks: &[disk(controller)], ..Default::default() });
+            assert!(told.contains(words), "{name}: {told}");
+        }
+    }
+}
