@@ -124,7 +124,7 @@ impl Machine {
     ///
     /// When the process is gone.
     pub fn processor_seconds(&self) -> Result<f64> {
-        // `cpu0` is ours, `CPU 0/KVM` QEMU's, `vcpu0` Cloud Hypervisor's, `fc_vcpu 0` Firecracker's.
+        // `cpu0` is ours; others have `CPU 0/KVM`, `vcpu0` and `fc_vcpu 0`.
         self.seconds(|name| !name.to_lowercase().contains("cpu"))
     }
 
