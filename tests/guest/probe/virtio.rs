@@ -34,6 +34,7 @@ const QUEUE_DEVICE: u64 = 48;
 const NO_VECTOR: u16 = 0xffff;
 
 /// Device status: ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK.
+const STATUS_ACKNOWLEDGE: u8 = 1;
 const STATUS_DRIVER: u8 = 3;
 const STATUS_FEATURES: u8 = 11;
 const STATUS_RUNS: u8 = 15;
@@ -149,6 +150,8 @@ fn place(function: Function, kind: u32, cpu: &Cpu) -> Option<(u8, u64)> {
 fn negotiate(common: u64, wanted: u64) -> Option<u64> {
     write8(common + DEVICE_STATUS, 0);
     while read8(common + DEVICE_STATUS) != 0 {}
+    // One step at a time (3.1.1): there are devices that take nothing else.
+    write8(common + DEVICE_STATUS, STATUS_ACKNOWLEDGE);
     write8(common + DEVICE_STATUS, STATUS_DRIVER);
     let half = |index: u32| {
         write32(common + DEVICE_FEATURE_SELECT, index);
