@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use transom_benches::machine::Machine;
-use transom_benches::rival::{Rival, rivals};
+use transom_benches::rival::{Controller, Disk, Equipment, Rival, rivals};
 use transom_benches::table::{Samples, print, rows_table};
 
 const ROUNDS: usize = 5;
@@ -37,18 +37,22 @@ const WORKS: [Work; 6] = [
 /// A controller, and whether the page cache is left out.
 #[derive(Clone, Copy)]
 struct Way {
-    controller: &'static str,
+    controller: Controller,
     direct: bool,
 }
 
 const WAYS: [Way; 4] = [
-    Way { controller: "virtio-blk", direct: false },
-    Way { controller: "nvme", direct: false },
-    Way { controller: "virtio-blk", direct: true },
-    Way { controller: "nvme", direct: true },
+    Way { controller: Controller::Virtio, direct: false },
+    Way { controller: Controller::Nvme, direct: false },
+    Way { controller: Controller::Virtio, direct: true },
+    Way { controller: Controller::Nvme, direct: true },
 ];
 
 impl Way {
+    fn controller(self) -> &'static str {
+        if self.controller == Controller::Nvme { "nvme" } else { "virtio-blk" }
+    }
+
     fn cache(self) -> &'static str {
         if self.direct { "direct" } else { "cached" }
     }
@@ -69,8 +73,7 @@ struct Figures {
 
 fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // These have disks that the probe does not drive, or cannot reach.
-    let all = rivals(&folder, &["cloud-hypervisor", "firecracker", "qemu microvm"])?;
+    let all = rivals(&folder, &["qemu microvm"])?;
     let disk = folder.path().join("disk.img");
     let mut file = File::create(&disk).context("a disk")?;
     for _ in 0..SPAN_MIB {
@@ -78,19 +81,20 @@ fn main() -> Result<()> {
     }
     file.sync_all().context("a disk")?;
     let words: Vec<_> = std::env::args().skip(1).filter(|it| !it.starts_with("--")).collect();
-    let named = |way: &Way| words.iter().all(|it| [way.controller, way.cache()].contains(&&**it));
+    let named = |way: &Way| words.iter().all(|it| [way.controller(), way.cache()].contains(&&**it));
     for way in WAYS.into_iter().filter(named) {
         if way.direct && OpenOptions::new().read(true).custom_flags(O_DIRECT).open(&disk).is_err() {
             eprintln!("not compared: direct, {} cannot", folder.path().display());
             continue;
         }
-        compare(way, &all, &disk)?;
+        let able: Vec<_> = all.iter().filter(|it| it.has(way.controller, way.direct)).collect();
+        compare(way, &able, &disk)?;
     }
     Ok(())
 }
 
 /// Measures all in turn, and the host itself where `fio` is there and there is no cache.
-fn compare(way: Way, all: &[Rival], disk: &Path) -> Result<()> {
+fn compare(way: Way, all: &[&Rival], disk: &Path) -> Result<()> {
     let mut rows: Vec<_> = all.iter().map(|rival| (rival.name, rival.note)).collect();
     let fio = way.direct && Command::new("fio").arg("--version").output().is_ok();
     if fio {
@@ -112,7 +116,7 @@ fn compare(way: Way, all: &[Rival], disk: &Path) -> Result<()> {
     }
     for ((mode, block, depth, _), samples) in WORKS.iter().zip(&samples) {
         let name = if *mode == "fill" { "write" } else { mode };
-        let (controller, cache) = (way.controller, way.cache());
+        let (controller, cache) = (way.controller(), way.cache());
         for (column, what) in ["time", "processor time of the host's side"].iter().enumerate() {
             let samples: Vec<_> = samples.iter().map(|it| it[column].clone()).collect();
             let title = format!("{controller}, {cache}, {name}, {block}, depth {depth}: {what}");
@@ -125,28 +129,6 @@ fn compare(way: Way, all: &[Rival], disk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The program with its best: io_uring, a thread of its own that polls where it can have one.
-fn command(rival: &Rival, words: &str, way: Way, disk: &Path) -> Result<Command> {
-    let mut command = rival.command(words)?;
-    let disk = disk.display();
-    if rival.name == "vmm" {
-        let direct = if way.direct { "on" } else { "off" };
-        command.args(["--device", &format!("{},path={disk},direct={direct}", way.controller)]);
-        return Ok(command);
-    }
-    let cache = if way.direct { "none" } else { "writeback" };
-    let drive = format!("if=none,id=disk,format=raw,aio=io_uring,cache={cache},file={disk}");
-    command.args(["-name", "bench,debug-threads=on", "-drive", &drive]);
-    if way.controller == "nvme" {
-        // QEMU serves it by its main thread.
-        command.args(["-device", "nvme,serial=bench,drive=disk"]);
-    } else {
-        command.args(["-object", "iothread,id=io"]);
-        command.args(["-device", "virtio-blk-pci,drive=disk,iothread=io"]);
-    }
-    Ok(command)
-}
-
 fn run(rival: &Rival, way: Way, disk: &Path) -> Result<Vec<Figures>> {
     let words = WORKS.map(|work| {
         let (mode, block, depth, _) = work;
@@ -154,7 +136,9 @@ fn run(rival: &Rival, way: Way, disk: &Path) -> Result<Vec<Figures>> {
         format!("disk={mode},depth={depth},block={block},requests={requests},span={SPAN_MIB}M")
     });
     let words = format!("checks=none then=halt {}", words.join(" "));
-    let mut machine = Machine::start(&mut command(rival, &words, way, disk)?)?;
+    let disks = [Disk { controller: way.controller, path: disk, direct: way.direct }];
+    let equipment = Equipment { disks: &disks, ..Equipment::default() };
+    let mut machine = Machine::start(&mut rival.equipped(&words, &equipment)?)?;
     let parts = machine.parts("disk", WORKS.len())?.into_iter();
     let figures = parts.map(|(finding, used)| {
         let number = |key: &str| finding[key].as_f64().with_context(|| key.to_owned());

@@ -149,8 +149,8 @@ impl Machine {
     ///
     /// When the process is gone.
     pub fn processor_seconds(&self) -> Result<f64> {
-        // `cpu0` is ours, `CPU 0/KVM` is QEMU's.
-        self.seconds(|name| !name.to_lowercase().starts_with("cpu"))
+        // `cpu0` is ours; others have `CPU 0/KVM`, `vcpu0` and `fc_vcpu 0`.
+        self.seconds(|name| !name.to_lowercase().contains("cpu"))
     }
 
     /// Processor time of all threads.

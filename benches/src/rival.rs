@@ -6,10 +6,42 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use tempfile::TempDir;
 
 /// MiB of guest memory.
 pub const MEMORY: u64 = 512;
+
+/// A controller of disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Controller {
+    /// virtio-blk
+    Virtio,
+    /// NVMe
+    Nvme,
+}
+
+/// A disk: a raw file, with its controller, in the page cache or around it.
+#[derive(Clone, Copy, Debug)]
+pub struct Disk<'a> {
+    /// What the guest sees.
+    pub controller: Controller,
+    /// Its file.
+    pub path: &'a Path,
+    /// Around the page cache.
+    pub direct: bool,
+}
+
+/// What a machine has beyond its processor, its memory and its serial port.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Equipment<'a> {
+    /// Its disks.
+    pub disks: &'a [Disk<'a>],
+    /// The tap that its virtio network is on.
+    pub tap: Option<&'a str>,
+    /// The kernel moves the network's frames, where the program can have it so.
+    pub vhost: bool,
+}
 
 /// A program, and how it starts the probe with these words.
 pub struct Rival {
@@ -17,9 +49,11 @@ pub struct Rival {
     pub name: &'static str,
     /// What one should know of it when one reads its figures.
     pub note: &'static str,
-    make: fn(&Places, &str) -> Result<Command>,
+    make: Make,
     places: Places,
 }
+
+type Make = fn(&Places, &str, &Equipment<'_>) -> Result<Command>;
 
 struct Places {
     program: PathBuf,
@@ -39,12 +73,30 @@ impl Rival {
     ///
     /// When a file that it needs cannot be written.
     pub fn command(&self, words: &str) -> Result<Command> {
-        (self.make)(&self.places, words)
+        self.equipped(words, &Equipment::default())
+    }
+
+    /// The same with disks or a network, each in the best way that the program has.
+    ///
+    /// # Errors
+    ///
+    /// When a file that it needs cannot be written.
+    pub fn equipped(&self, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
+        (self.make)(&self.places, words, equipment)
+    }
+
+    /// Whether it has such a controller, and a way around the page cache if that is wanted.
+    pub fn has(&self, controller: Controller, direct: bool) -> bool {
+        match self.name {
+            "cloud-hypervisor" => controller == Controller::Virtio,
+            "firecracker" => controller == Controller::Virtio && !direct,
+            _ => true,
+        }
     }
 }
 
 /// Name, program, note, and how it is started.
-type Known = (&'static str, &'static str, &'static str, fn(&Places, &str) -> Result<Command>);
+type Known = (&'static str, &'static str, &'static str, Make);
 
 const KNOWN: &[Known] = &[
     ("vmm", "vmm", "", ours),
@@ -105,31 +157,71 @@ fn build() -> Result<PathBuf> {
     Ok(target.join("release/vmm"))
 }
 
-fn ours(places: &Places, words: &str) -> Result<Command> {
+fn on(yes: bool) -> &'static str {
+    if yes { "on" } else { "off" }
+}
+
+fn ours(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
     let mut command = Command::new(&places.program);
     command.args(["run", "--memory", &format!("{MEMORY}M"), "--cmdline", words]);
     command.env("VMM_LOG", "off");
+    for Disk { controller, path, direct } in equipment.disks {
+        let kind = if *controller == Controller::Nvme { "nvme" } else { "virtio-blk" };
+        let device = format!("{kind},path={},direct={}", path.display(), on(*direct));
+        command.args(["--device", &device]);
+    }
+    if let Some(tap) = equipment.tap {
+        command.args(["--device", &format!("virtio-net,to=tap:{tap}")]);
+    }
     Ok(command)
 }
 
-fn cloud_hypervisor(places: &Places, words: &str) -> Result<Command> {
+/// io_uring is what it takes by itself, and a thread for each queue.
+fn cloud_hypervisor(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
     let mut command = Command::new(&places.program);
     command.args(["--kernel", &places.kernel(), "--cmdline", words, "--cpus", "boot=1"]);
     let memory = format!("size={MEMORY}M,thp=on");
     command.args(["--memory", &memory, "--serial", "tty", "--console", "off"]);
+    if !equipment.disks.is_empty() {
+        command.arg("--disk");
+    }
+    for Disk { path, direct, .. } in equipment.disks {
+        let (path, direct) = (path.display(), on(*direct));
+        command.arg(format!("path={path},direct={direct},num_queues=1,image_type=raw"));
+    }
+    if let Some(tap) = equipment.tap {
+        command.args(["--net", &format!("tap={tap}")]);
+    }
     Ok(command)
 }
 
-fn firecracker(places: &Places, words: &str) -> Result<Command> {
+/// Its devices are on PCI where it is told so, and its disks are io_uring's.
+fn firecracker(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
     let path = places.folder.join("firecracker.json");
-    let config = serde_json::json!({
+    let drive = |(number, disk): (usize, &Disk<'_>)| {
+        json!({
+            "drive_id": format!("disk{number}"),
+            "path_on_host": disk.path,
+            "is_root_device": false,
+            "is_read_only": false,
+            "cache_type": "Writeback",
+            "io_engine": "Async",
+        })
+    };
+    let drives: Vec<_> = equipment.disks.iter().enumerate().map(drive).collect();
+    let networks = equipment.tap.map(|tap| [json!({ "iface_id": "net", "host_dev_name": tap })]);
+    let config = json!({
         "boot-source": { "kernel_image_path": places.kernel(), "boot_args": words },
-        "drives": [],
+        "drives": drives,
+        "network-interfaces": networks.as_ref().map_or(&[][..], |it| it),
         "machine-config": { "vcpu_count": 1, "mem_size_mib": MEMORY },
     });
     fs::write(&path, config.to_string()).context("a configuration for firecracker")?;
     let mut command = Command::new(&places.program);
     command.args(["--no-api", "--config-file"]).arg(path);
+    if !equipment.disks.is_empty() || equipment.tap.is_some() {
+        command.arg("--enable-pci");
+    }
     Ok(command)
 }
 
@@ -138,13 +230,99 @@ fn qemu(places: &Places, machine: &str, words: &str) -> Command {
     command.args(["-M", machine, "-accel", "kvm", "-cpu", "host", "-m", &format!("{MEMORY}")]);
     command.args(["-smp", "1", "-nodefaults", "-no-user-config", "-display", "none"]);
     command.args(["-serial", "stdio", "-kernel", &places.kernel(), "-append", words]);
+    // Threads have names, by which the guest's processor is known.
+    command.args(["-name", "bench,debug-threads=on"]);
     command
 }
 
-fn qemu_microvm(places: &Places, words: &str) -> Result<Command> {
-    Ok(qemu(places, "microvm,pit=on,pic=on,rtc=on,isa-serial=on,auto-kernel-cmdline=off", words))
+/// It has no PCI, and so none of what is asked for.
+fn qemu_microvm(places: &Places, words: &str, _: &Equipment<'_>) -> Result<Command> {
+    let machine = "microvm,pit=on,pic=on,rtc=on,isa-serial=on,auto-kernel-cmdline=off";
+    Ok(qemu(places, machine, words))
 }
 
-fn qemu_q35(places: &Places, words: &str) -> Result<Command> {
-    Ok(qemu(places, "q35", words))
+/// io_uring, and a thread of its own that polls, where it can have one: NVMe is the main thread's.
+fn qemu_q35(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
+    let mut command = qemu(places, "q35", words);
+    if equipment.disks.iter().any(|disk| disk.controller == Controller::Virtio) {
+        command.args(["-object", "iothread,id=io"]);
+    }
+    for (number, Disk { controller, path, direct }) in equipment.disks.iter().enumerate() {
+        let cache = if *direct { "none" } else { "writeback" };
+        let file = path.display();
+        let drive =
+            format!("if=none,id=disk{number},format=raw,aio=io_uring,cache={cache},file={file}");
+        let device = match controller {
+            Controller::Nvme => format!("nvme,serial=bench,drive=disk{number}"),
+            Controller::Virtio => format!("virtio-blk-pci,drive=disk{number},iothread=io"),
+        };
+        command.args(["-drive", &drive, "-device", &device]);
+    }
+    if let Some(tap) = equipment.tap {
+        let vhost = on(equipment.vhost);
+        let tap = format!("tap,id=net,ifname={tap},script=no,downscript=no,vhost={vhost}");
+        command.args(["-netdev", &tap, "-device", "virtio-net-pci,netdev=net,romfile="]);
+    }
+    Ok(command)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// All that a program is told, in its arguments and in its file.
+    fn told(name: &str, equipment: &Equipment<'_>) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let (name, program, note, make) = *KNOWN.iter().find(|it| it.0 == name).unwrap();
+        let places = Places { program: program.into(), folder: folder.path().to_owned() };
+        let rival = Rival { name, note, make, places };
+        let command = rival.equipped("then=halt", equipment).unwrap();
+        let arguments = command.get_args().map(|it| it.to_str().unwrap().to_owned());
+        let file = fs::read_to_string(folder.path().join("firecracker.json")).unwrap_or_default();
+        arguments.chain([file]).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn every_program_with_devices_is_told_of_its_disks_and_its_network() {
+        let [one, other] = ["/one.img", "/other.img"].map(|path| Disk {
+            controller: Controller::Virtio,
+            path: Path::new(path),
+            direct: false,
+        });
+        let equipment = Equipment { disks: &[one, other], tap: Some("tap7"), vhost: false };
+        for name in ["vmm", "cloud-hypervisor", "firecracker", "qemu q35"] {
+            let told = told(name, &equipment);
+            for word in ["then=halt", "/one.img", "/other.img", "tap7"] {
+                assert_eq!(told.matches(word).count(), 1, "{name}: {word}: {told}");
+            }
+        }
+    }
+
+    #[test]
+    fn devices_are_asked_for_only_where_they_are_wanted() {
+        for (name, words) in [
+            ("vmm", &["--device"][..]),
+            ("cloud-hypervisor", &["--disk", "--net"]),
+            ("firecracker", &["--enable-pci", "drive_id", "iface_id"]),
+            ("qemu q35", &["-object", "-drive", "-device", "-netdev"]),
+        ] {
+            let told = told(name, &Equipment::default());
+            for word in words {
+                assert!(!told.contains(word), "{name}: {word}: {told}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_cache_is_left_out_by_all_who_can() {
+        let disk = |controller| Disk { controller, path: Path::new("/one.img"), direct: true };
+        for (name, controller, words) in [
+            ("vmm", Controller::Nvme, "nvme,path=/one.img,direct=on"),
+            ("cloud-hypervisor", Controller::Virtio, "path=/one.img,direct=on,"),
+            ("qemu q35", Controller::Virtio, "cache=none"),
+        ] {
+            let told = told(name, &Equipment { disks: &[disk(controller)], ..Default::default() });
+            assert!(told.contains(words), "{name}: {told}");
+        }
+    }
 }

@@ -129,6 +129,39 @@ fn answers_reach_one_who_halts_until_they_do() {
     }
 }
 
+/// Registers anywhere in physical memory, as other firmware may place them, with their doorbells
+/// and their interrupts; and where no processor can reach them, no disk.
+#[test]
+fn disks_work_wherever_their_registers_are() {
+    if !runs_here("disks_work_wherever_their_registers_are") {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk.img");
+    raw(&path);
+    let way = "seed=7,depth=16,span=1M";
+    for kind in ["virtio-blk", "nvme"] {
+        let disk = format!("{kind},path={}", path.display());
+        let there = |place: u64| {
+            let ways = format!("disk=write,{way} disk=verify,{way},wait=interrupt");
+            run(&disk, &format!("bars={place} {ways}"))
+        };
+        let report = there(40 << 30);
+        let bits = findings(&report, "cpu")[0]["physical_bits"].as_u64().expect("a number");
+        // In the last half of all, which may be more than there are linear addresses.
+        for report in [report, there(1 << (bits - 1))] {
+            assert_eq!(report["ok"], true, "{disk}: {report}");
+            assert!(findings(&report, "bars")[0]["moved"].as_u64() > Some(0), "{report}");
+            let found = findings(&report, "disk");
+            assert_eq!((found.len(), &found[1]["requests"]), (2, &256.into()), "{report}");
+            assert!(found[1]["interrupts"].as_u64() > Some(0), "{report}");
+        }
+        let report = there(1 << bits);
+        assert_eq!(findings(&report, "bars")[0]["verdict"], "pass", "{report}");
+        assert_eq!(findings(&report, "disk")[0]["kind"], "none that works", "{report}");
+    }
+}
+
 #[test]
 fn an_overlay_keeps_every_byte_until_the_machine_ends() {
     if !runs_here("an_overlay_keeps_every_byte_until_the_machine_ends") {

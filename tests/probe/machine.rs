@@ -36,6 +36,27 @@ fn the_probe_is_the_default_and_finds_nothing_wrong() {
 }
 
 #[test]
+fn both_doors_to_configuration_space_lead_to_the_same_machine() {
+    if !runs_here("both_doors_to_configuration_space_lead_to_the_same_machine") {
+        return;
+    }
+    let machine = ["--device", "virtio-net,to=none", "--device", "edu"];
+    let by_ports = run(&machine);
+    let door = findings(&by_ports, "pci")[0]["ecam"].as_str().expect("text").to_owned();
+    let door = u64::from_str_radix(door.trim_start_matches("0x"), 16).expect("a number");
+    let words = format!("ecam={door} then=poweroff");
+    let by_window = run(&[&machine[..], &["--cmdline", &words]].concat());
+    for (report, door) in [(&by_ports, "ports"), (&by_window, "ecam")] {
+        let pci = findings(report, "pci")[0];
+        assert_eq!((&pci["door"], &pci["byte_lanes"]), (&door.into(), &true.into()), "{report}");
+        // Its driver found it by this door, and placed its interrupts through it.
+        assert_eq!(findings(report, "edu")[0]["verdict"], "pass", "{report}");
+    }
+    let functions = [&by_ports, &by_window].map(|report| findings(report, "pci-function"));
+    assert_eq!((functions[0].len(), &functions[0]), (4, &functions[1]));
+}
+
+#[test]
 fn the_guest_has_the_processors_that_were_asked_for() {
     if !runs_here("the_guest_has_the_processors_that_were_asked_for") {
         return;

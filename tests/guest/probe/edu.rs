@@ -1,16 +1,19 @@
 //! The educational device 1234:11e8, as `vmm` has it: a worker's answer, DMA both ways and a
 //! doorbell, each told by a message-signalled interrupt. QEMU's has no MSI-X, and is left alone.
 use crate::Session;
+use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::entry::{device_interrupts, set_interrupts};
 use crate::io::{read_memory, read32, tsc, write_memory, write32};
 use crate::msix;
-use crate::pci::Function;
+use crate::paging::map_device;
 use crate::random::Random;
 use crate::report::Finding;
 
 const ID: u32 = 0x11e8_1234;
 const VERSION: u32 = 0x0100_00ed;
+/// Of its registers and its own memory.
+const BAR_SIZE: u64 = 1 << 20;
 /// COMMAND: memory, bus master.
 const ON: u32 = 6;
 
@@ -75,7 +78,8 @@ pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
 /// Switches the function and its one interrupt vector on; the address of its registers.
 fn set_up(function: Function, cpu: &Cpu) -> Option<u64> {
     function.write_command(ON);
-    msix::switch_on(function, cpu).then(|| function.memory(0))
+    let bar = map_device(function.memory(0)?, BAR_SIZE, cpu)?;
+    msix::switch_on(function, cpu).then_some(bar)
 }
 
 impl Edu<'_> {

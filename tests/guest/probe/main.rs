@@ -4,8 +4,10 @@
 #![no_std]
 #![no_main]
 
+mod acpi;
 mod canvas;
 mod clock;
+mod config;
 mod console;
 mod cpu;
 mod cursor;
@@ -26,6 +28,7 @@ mod names;
 mod net;
 mod nvme;
 mod page;
+mod paging;
 mod pattern;
 mod pci;
 mod processors;
@@ -101,6 +104,7 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     // SAFETY: the same.
     let text = unsafe { &mut *text };
     let words = Words(start.command_line(line));
+    config::open(&start, words);
     let pm_base = pci::pm_base();
     // SAFETY: there is one thread; a fault reads it after this or not at all.
     unsafe { END = (words, pm_base) };
@@ -116,6 +120,7 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
         show::run(&mut session, &start, &cpu, words);
     } else if words.get("disk").or(words.get("net")).is_some() {
         let cpu = cpu::check(&mut session, Clock::find(pm_base).as_ref());
+        pci::move_bars(&mut session, words);
         disk::run(&mut session, &start, &cpu, words);
         net::run(&mut session, &start, &cpu, words);
     }
@@ -159,7 +164,8 @@ fn checks(
         timer::check(session, &cpu);
         processors::check(session, start, &cpu);
     }
-    pci::check(session, pm_base);
+    pci::move_bars(session, words);
+    pci::check(session, start, pm_base);
     edu::check(session, &cpu);
     if let Some(display) = &display {
         display.check(session);

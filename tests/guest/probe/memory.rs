@@ -3,23 +3,22 @@ use core::mem::size_of;
 
 use crate::Session;
 use crate::cpu::Cpu;
-use crate::entry::{image, page_tables};
+use crate::entry::image;
 use crate::io::{read_memory, write_memory};
+use crate::paging::map_ram;
 use crate::random::Random;
 use crate::report::Finding;
 use crate::start::{Range, Start};
 
 const RAM: u32 = 1;
-const GIB: u64 = 1 << 30;
-const LOW: u64 = 4 * GIB;
+/// Where what entry.rs mapped ends.
+const LOW: u64 = 4 << 30;
 /// A sample is so many 8-byte words.
 const WORDS: usize = 64;
 const SAMPLE: u64 = (WORDS * size_of::<u64>()) as u64;
 /// Samples per range: few, since each may make the host allocate 2 MiB.
 const SAMPLES: u64 = 32;
 const MOST_SAMPLES: usize = 128;
-/// PRESENT, WRITABLE, USER, and PAGE SIZE.
-const LARGE_PAGE: u64 = 0x87;
 
 pub(crate) fn check(session: &mut Session, start: &Start, cpu: &Cpu) {
     let mut total = 0;
@@ -44,8 +43,9 @@ fn pattern(session: &mut Session, start: &Start, cpu: &Cpu) {
     let mut samples = Samples { addresses: [0; MOST_SAMPLES], used: 0 };
     let mut unmapped = 0;
     for range in start.ranges().filter(|range| range.kind == RAM) {
-        let mapped = map(&range, cpu);
-        unmapped += range.length - mapped.length;
+        let length = map_ram(range.base, range.length, cpu);
+        let mapped = Range { length, ..range };
+        unmapped += range.length - length;
         samples.choose(&mapped, start);
     }
     let mut saved = [[0u64; WORDS]; MOST_SAMPLES];
@@ -121,15 +121,6 @@ impl Samples {
     }
 }
 
-/// Page directories for RAM above 4 GiB where there are no 1 GiB pages.
-#[repr(align(4096))]
-#[derive(Clone, Copy)]
-struct Directory {
-    _entries: [u64; 512],
-}
-const DIRECTORIES: usize = 8;
-static mut HIGH: [Directory; DIRECTORIES] = [Directory { _entries: [0; 512] }; DIRECTORIES];
-
 /// A range of memory for a check to use: whole pages of RAM that nothing else lives in.
 pub(crate) struct Room {
     next: u64,
@@ -182,36 +173,4 @@ pub(crate) fn fill(address: u64, bytes: u64, value: u8) {
 pub(crate) fn numbers(address: u64, count: u64) -> &'static mut [u64] {
     // SAFETY: whole pages that are mapped, of zeros at first, and given to one check at a time.
     unsafe { core::slice::from_raw_parts_mut(address as *mut u64, count as usize) }
-}
-
-/// Makes device memory accessible, if the tables reach it.
-pub(crate) fn map_device(address: u64, length: u64, cpu: &Cpu) -> bool {
-    let range = Range { base: address, length, kind: 0 };
-    address != 0 && map(&range, cpu).length == length
-}
-
-/// Makes the range accessible, as far as the tables reach, and returns that part of it.
-fn map(range: &Range, cpu: &Cpu) -> Range {
-    let reach = LOW + if cpu.gib_pages { 508 * GIB } else { DIRECTORIES as u64 * GIB };
-    let reach = reach.min(1 << cpu.physical_bits.clamp(32, 52));
-    let end = range.base.saturating_add(range.length);
-    let mapped_end = end.min(reach).max(range.base);
-    for gib in range.base.max(LOW) / GIB..mapped_end.max(LOW).div_ceil(GIB) {
-        map_gib(gib, cpu.gib_pages);
-    }
-    Range { base: range.base, length: mapped_end - range.base, kind: range.kind }
-}
-
-fn map_gib(gib: u64, gib_pages: bool) {
-    let entry = if gib_pages {
-        (gib * GIB) | LARGE_PAGE
-    } else {
-        let directory = (&raw mut HIGH).cast::<Directory>().wrapping_add(gib as usize - 4) as u64;
-        for page in 0..512 {
-            write_memory(directory + page * 8, 8, (gib * GIB + (page << 21)) | LARGE_PAGE);
-        }
-        directory | 7
-    };
-    // The pointer table follows the topmost table.
-    write_memory(page_tables() as u64 + 4096 + gib * 8, 8, entry);
 }

@@ -1,9 +1,9 @@
 //! MSI-X (PCI Local Bus 3.0, 6.8.2): the first vector of a function, sent to this processor.
+use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::entry::DEVICE_VECTOR;
 use crate::io::{read32, write32};
-use crate::memory::map_device;
-use crate::pci::Function;
+use crate::paging::map_device;
 use crate::timer::LOCAL_APIC;
 
 const MSIX: u8 = 0x11;
@@ -11,14 +11,17 @@ const MSIX_ENABLE: u32 = 1 << 31;
 /// Of the local APIC.
 const APIC_ID: u64 = 0x20;
 
+/// The table's place in its BAR.
+fn offset(table: u32) -> u64 {
+    u64::from(table & !7)
+}
+
 /// Switches it on; false where there is none. The local APIC is on already.
 pub(crate) fn switch_on(function: Function, cpu: &Cpu) -> bool {
     let Some(msix) = function.capability(MSIX) else { return false };
     let table = function.read(msix + 4);
-    let entry = function.memory(table as u8 & 7) + u64::from(table & !7);
-    if !map_device(entry, 16, cpu) {
-        return false;
-    }
+    let place = function.memory(table as u8 & 7).and_then(|bar| bar.checked_add(offset(table)));
+    let Some(entry) = place.and_then(|address| map_device(address, 16, cpu)) else { return false };
     let to = LOCAL_APIC as u32 | read32(LOCAL_APIC + APIC_ID) >> 24 << 12;
     for (field, value) in [(0, to), (4, 0), (8, DEVICE_VECTOR.into()), (12, 0)] {
         write32(entry + field, value);

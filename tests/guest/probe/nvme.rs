@@ -2,12 +2,13 @@
 //! offered (5.7, Doorbell Buffer Config).
 use core::sync::atomic::{Ordering, fence};
 
+use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::disk::{DEPTH, Disk, Operation, Request, Shape};
 use crate::io::{read8, read16, read32, read64, tsc, write32, write64};
-use crate::memory::{Room, map_device};
+use crate::memory::Room;
 use crate::msix;
-use crate::pci::Function;
+use crate::paging::map_device;
 
 /// Mass storage, non-volatile memory, NVM Express.
 const CLASS: u32 = 0x01_0802;
@@ -133,10 +134,7 @@ impl Nvme {
         cpu: &Cpu,
     ) -> Option<Self> {
         function.switch_on();
-        let bar = function.memory(0);
-        if !map_device(bar, BAR_SIZE, cpu) {
-            return None;
-        }
+        let bar = map_device(function.memory(0)?, BAR_SIZE, cpu)?;
         let mut disk = Self {
             bar,
             step: 4 << (read64(bar + CAP) >> 32 & 0xf),

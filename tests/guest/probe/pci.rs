@@ -2,93 +2,21 @@
 use core::fmt::{self, Display, Formatter};
 
 use crate::Session;
-use crate::io::{in8, in16, in32, out8, out16, out32, read32};
+use crate::config::{self, BARS, COMMAND, Function};
+use crate::io::read32;
 use crate::report::Finding;
+use crate::start::{Start, Words, number};
 
-const ADDRESS: u16 = 0xcf8;
-const DATA: u16 = 0xcfc;
-const COMMAND: u8 = 4;
 /// COMMAND: answer to ports and memory.
 const DECODE: u32 = 3;
 const Q35: u32 = 0x29c0_8086;
 const PCIEXBAR: u8 = 0x60;
+const HOST_BRIDGE: Function = Function { device: 0, function: 0 };
 const LPC: Function = Function { device: 31, function: 0 };
 /// ICH9 LPC: where the PM block is, and whether it is there.
 const PMBASE: u8 = 0x40;
 const ACPI_CNTL: u8 = 0x44;
 const USUAL_PMBASE: u16 = 0x600;
-
-/// A function of bus 0.
-#[derive(Clone, Copy)]
-pub(crate) struct Function {
-    device: u32,
-    function: u32,
-}
-
-impl Function {
-    fn select(self, register: u8) {
-        let address = 1 << 31 | self.device << 11 | self.function << 8 | u32::from(register & 0xfc);
-        out32(ADDRESS, address);
-    }
-
-    /// The first functions of the devices on bus 0.
-    pub(crate) fn all() -> impl Iterator<Item = Self> {
-        (0..32).map(|device| Self { device, function: 0 }).filter(|at| at.exists())
-    }
-
-    /// The function of bus 0 with this vendor and device.
-    pub(crate) fn find(id: u32) -> Option<Self> {
-        Self::all().find(|at| at.read(0) == id)
-    }
-
-    /// The registers of all capabilities of a kind.
-    pub(crate) fn capabilities(self, kind: u8) -> impl Iterator<Item = u8> {
-        const LIST: u32 = 1 << 20;
-        let next = |pointer: u32| Some(pointer as u8 & 0xfc).filter(|&at| at >= 0x40);
-        let first = if self.read(COMMAND) & LIST == 0 { None } else { next(self.read(0x34)) };
-        let list = core::iter::successors(first, move |&at| next(self.read(at) >> 8));
-        // A list that bites its tail ends, too.
-        list.take(48).filter(move |&at| self.read(at) as u8 == kind)
-    }
-
-    /// The register of the first capability of a kind.
-    pub(crate) fn capability(self, kind: u8) -> Option<u8> {
-        self.capabilities(kind).next()
-    }
-
-    /// Where a BAR of memory is.
-    pub(crate) fn memory(self, bar: u8) -> u64 {
-        let register = 0x10 + 4 * bar;
-        let low = self.read(register);
-        let high = if low & 6 == 4 { self.read(register + 4) } else { 0 };
-        u64::from(high) << 32 | u64::from(low & !0xf)
-    }
-
-    /// Switches it on, without interrupts by its pin: answers to memory, reads and writes memory.
-    pub(crate) fn switch_on(self) {
-        self.write_command(0x406);
-    }
-
-    pub(crate) fn read(self, register: u8) -> u32 {
-        self.select(register);
-        in32(DATA)
-    }
-
-    pub(crate) fn write(self, register: u8, value: u32) {
-        self.select(register);
-        out32(DATA, value);
-    }
-
-    /// COMMAND alone: a write to STATUS beside it would clear bits.
-    pub(crate) fn write_command(self, value: u32) {
-        self.select(COMMAND);
-        out16(DATA, value as u16);
-    }
-
-    fn exists(self) -> bool {
-        self.read(0) & 0xffff != 0xffff
-    }
-}
 
 /// I/O base of the ACPI PM block, put in its usual place if nobody did so before.
 pub(crate) fn pm_base() -> u16 {
@@ -98,16 +26,15 @@ pub(crate) fn pm_base() -> u16 {
     match LPC.read(PMBASE) as u16 & 0xff80 {
         0 => {
             LPC.write(PMBASE, u32::from(USUAL_PMBASE) | 1);
-            LPC.select(ACPI_CNTL);
-            out8(DATA, 0x80);
+            LPC.write_byte(ACPI_CNTL, 0x80);
             USUAL_PMBASE
         }
         base => base,
     }
 }
 
-pub(crate) fn check(session: &mut Session, pm_base: u16) {
-    let ecam = ecam();
+pub(crate) fn check(session: &mut Session, start: &Start, pm_base: u16) {
+    let ecam = ecam(start);
     let (mut found, mut compared, mut different) = (0u64, 0u64, 0u64);
     for device in 0..32 {
         let mut functions = 1;
@@ -129,10 +56,11 @@ pub(crate) fn check(session: &mut Session, pm_base: u16) {
             }
         }
     }
-    let lanes = byte_lanes();
+    let lanes = HOST_BRIDGE.has_byte_lanes();
     session.add(
         Finding::check("pci", found > 0 && different == 0 && lanes)
             .number("functions", found)
+            .text("door", if config::by_ports() { "ports" } else { "ecam" })
             .flag("byte_lanes", lanes)
             .hex("ecam", ecam.unwrap_or(0))
             .number("ecam_compared", compared)
@@ -141,18 +69,51 @@ pub(crate) fn check(session: &mut Session, pm_base: u16) {
     );
 }
 
-/// The enhanced configuration window of the Q35 host bridge, where it is switched on.
-fn ecam() -> Option<u64> {
-    let bridge = Function { device: 0, function: 0 };
-    let (low, high) = (bridge.read(PCIEXBAR), bridge.read(PCIEXBAR + 4));
-    let usable = bridge.read(0) == Q35 && low & 1 == 1 && high == 0;
+/// `bars=ADDRESS`: gives all BARs of 64 bits places from there on, as firmware does that has them
+/// high up.
+pub(crate) fn move_bars(session: &mut Session, words: Words) {
+    let Some(word) = words.get("bars") else { return };
+    let mut next = number(word).filter(|&first| first >= 1 << 32);
+    let (mut moved, mut wrong) = (0, 0);
+    for at in Function::all().filter(|at| at.read(0xc) >> 16 & 0x7f == 0) {
+        let mut bars = Bars { list: [Bar::default(); BARS as usize], used: 0 };
+        bars.size(at, BARS);
+        let command = at.read(COMMAND);
+        at.write_command(command & !DECODE);
+        for bar in bars.list[..bars.used].iter().filter(|bar| bar.flags & 7 == 4) {
+            let Some(place) = next.and_then(|it| it.checked_next_multiple_of(bar.length)) else {
+                break;
+            };
+            let register = 0x10 + 4 * bar.index;
+            at.write(register, place as u32);
+            at.write(register + 4, (place >> 32) as u32);
+            moved += 1;
+            wrong += u64::from(at.memory(bar.index) != Some(place));
+            next = place.checked_add(bar.length);
+        }
+        at.write_command(command);
+    }
+    session.add(
+        Finding::check("bars", moved > 0 && wrong == 0 && next.is_some())
+            .number("moved", moved)
+            .number("wrong", wrong),
+    );
+}
+
+/// The enhanced configuration window: of the Q35 host bridge, where it is switched on, or else as
+/// ACPI tells.
+fn ecam(start: &Start) -> Option<u64> {
+    if HOST_BRIDGE.read(0) != Q35 {
+        return config::window(start);
+    }
+    let (low, high) = (HOST_BRIDGE.read(PCIEXBAR), HOST_BRIDGE.read(PCIEXBAR + 4));
     // Bus 0 is all that is looked at, so that the size does not matter.
-    usable.then_some(u64::from(low & 0xfc00_0000))
+    (low & 1 == 1 && high == 0).then_some(u64::from(low & 0xfc00_0000))
 }
 
 /// Dwords compared, dwords that differ: a header, or only its absence.
 fn compare(at: Function, base: u64) -> (u64, u64) {
-    let window = base + u64::from(at.device << 15 | at.function << 12);
+    let window = at.within(base);
     let dwords = if at.exists() { 16 } else { 1 };
     let registers = (0..dwords).map(|dword| dword * 4);
     let wrong =
@@ -160,20 +121,13 @@ fn compare(at: Function, base: u64) -> (u64, u64) {
     (dwords.into(), wrong.count() as u64)
 }
 
-/// Bytes and words of the first dword, read through their own ports.
-fn byte_lanes() -> bool {
-    let id = Function { device: 0, function: 0 }.read(0).to_le_bytes();
-    let bytes = [0, 1, 2, 3].map(|lane| in8(DATA + lane));
-    bytes == id && in16(DATA + 2).to_le_bytes() == [id[2], id[3]]
-}
-
 fn describe(session: &mut Session, at: Function, header: u32) {
     let (id, class) = (at.read(0), at.read(8));
-    let mut bars = Bars { list: [Bar::default(); 6], used: 0 };
+    let mut bars = Bars { list: [Bar::default(); BARS as usize], used: 0 };
     bars.size(
         at,
         if header == 0 {
-            6
+            BARS
         } else if header == 1 {
             2
         } else {
@@ -196,7 +150,7 @@ struct Bar {
 }
 
 struct Bars {
-    list: [Bar; 6],
+    list: [Bar; BARS as usize],
     used: usize,
 }
 

@@ -2,6 +2,7 @@
 use core::hint::spin_loop;
 
 use crate::Session;
+use crate::acpi::Table;
 use crate::cpu::Cpu;
 use crate::entry::{TRAMPOLINE, started_counter, trampoline_code};
 use crate::io::{read_memory, read32, tsc, write_memory, write32};
@@ -68,22 +69,10 @@ fn wait(cpu: &Cpu, microseconds: u64, done: impl Fn() -> bool) {
 
 /// Enabled processors in the MADT (ACPI 6.5, 5.2.12), if there is one.
 fn listed(start: &Start) -> Option<u64> {
-    let rsdp = start.rsdp;
-    if rsdp == 0 || read_memory(rsdp, 8) != u64::from_le_bytes(*b"RSD PTR ") {
-        return None;
-    }
-    let extended = read_memory(rsdp + 15, 1) >= 2;
-    let (root, width) =
-        if extended { (read_memory(rsdp + 24, 8), 8) } else { (u64::from(read32(rsdp + 16)), 4) };
-    let length = table_length(root)?;
-    let madt = (36..length)
-        .step_by(width)
-        .map(|offset| read_memory(root + offset, width))
-        .find(|&table| mapped(table) && read32(table) == u32::from_le_bytes(*b"APIC"))?;
-    let length = table_length(madt)?;
+    let madt = Table::find(start, *b"APIC")?;
     let (mut offset, mut count) = (44, 0);
-    while offset + 2 <= length {
-        let entry = madt + offset;
+    while offset + 2 <= madt.length {
+        let entry = madt.address + offset;
         count += match read_memory(entry, 1) {
             0 => u64::from(read32(entry + 4) & 1),
             9 => u64::from(read32(entry + 8) & 1),
@@ -92,14 +81,4 @@ fn listed(start: &Start) -> Option<u64> {
         offset += read_memory(entry + 1, 1).max(2);
     }
     Some(count)
-}
-
-/// Within what the page tables map.
-fn mapped(address: u64) -> bool {
-    (1..0xffff_0000).contains(&address)
-}
-
-fn table_length(table: u64) -> Option<u64> {
-    let length = mapped(table).then(|| u64::from(read32(table + 4)))?;
-    (36..0x1_0000).contains(&length).then_some(length)
 }

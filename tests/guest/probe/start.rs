@@ -116,9 +116,9 @@ impl Words {
     }
 }
 
-/// A number, perhaps of KiB, MiB or GiB.
+/// A number, perhaps of KiB, MiB, GiB or TiB.
 pub(crate) fn number(text: &str) -> Option<u64> {
-    let units = [("K", 10), ("M", 20), ("G", 30)];
+    let units = [("K", 10), ("M", 20), ("G", 30), ("T", 40)];
     let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
     let (digits, shift) = unit.unwrap_or((text, 0));
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)

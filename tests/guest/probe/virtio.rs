@@ -1,11 +1,12 @@
 //! virtio over PCI (VIRTIO 1.3, 4.1) with split queues (2.7): what all of its devices share.
 use core::sync::atomic::{Ordering, fence};
 
+use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::io::{read8, read16, read32, write8, write16, write32, write64};
-use crate::memory::{Room, map_device};
+use crate::memory::Room;
 use crate::msix;
-use crate::pci::Function;
+use crate::paging::map_device;
 
 const VENDOR: u32 = 0x1af4;
 const VENDOR_CAPABILITY: u8 = 9;
@@ -33,6 +34,7 @@ const QUEUE_DEVICE: u64 = 48;
 const NO_VECTOR: u16 = 0xffff;
 
 /// Device status: ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK.
+const STATUS_ACKNOWLEDGE: u8 = 1;
 const STATUS_DRIVER: u8 = 3;
 const STATUS_FEATURES: u8 = 11;
 const STATUS_RUNS: u8 = 15;
@@ -141,13 +143,15 @@ fn place(function: Function, kind: u32, cpu: &Cpu) -> Option<(u8, u64)> {
     let at =
         function.capabilities(VENDOR_CAPABILITY).find(|&at| function.read(at) >> 24 == kind)?;
     let (bar, offset) = (function.read(at + 4) as u8, function.read(at + 8));
-    let address = function.memory(bar) + u64::from(offset);
-    map_device(address, function.read(at + 12).into(), cpu).then_some((at, address))
+    let address = function.memory(bar)?.checked_add(offset.into())?;
+    Some((at, map_device(address, function.read(at + 12).into(), cpu)?))
 }
 
 fn negotiate(common: u64, wanted: u64) -> Option<u64> {
     write8(common + DEVICE_STATUS, 0);
     while read8(common + DEVICE_STATUS) != 0 {}
+    // One step at a time (3.1.1): there are devices that take nothing else.
+    write8(common + DEVICE_STATUS, STATUS_ACKNOWLEDGE);
     write8(common + DEVICE_STATUS, STATUS_DRIVER);
     let half = |index: u32| {
         write32(common + DEVICE_FEATURE_SELECT, index);

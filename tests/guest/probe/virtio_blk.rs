@@ -1,9 +1,9 @@
 //! virtio-blk (VIRTIO 1.3, 5.2): one queue.
+use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::disk::{Disk, Operation, Request, Shape};
 use crate::io::{read8, read32, write8, write32, write64};
 use crate::memory::Room;
-use crate::pci::Function;
 use crate::virtio::{NEXT, Queue, Transport, WRITE};
 
 /// A modern device, and one that old drivers know, too.

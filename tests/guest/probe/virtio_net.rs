@@ -1,8 +1,8 @@
 //! virtio-net (VIRTIO 1.3, 5.1): one pair of queues, whole frames, no offloads.
+use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::io::read8;
 use crate::memory::Room;
-use crate::pci::Function;
 use crate::virtio::{Queue, Transport, WRITE};
 
 /// A modern device, and one that old drivers know, too.

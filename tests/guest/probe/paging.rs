@@ -1,0 +1,104 @@
+//! Page tables for what lies above the first 4 GiB, which entry.rs has as data.
+//!
+//! RAM is mapped to itself, by 1 GiB where the processor has such pages. Devices may have their
+//! registers anywhere, and the processor more physical than linear addresses: so they are seen
+//! through windows of 2 MiB in a GiB that is kept for them, uncached.
+use crate::cpu::Cpu;
+use crate::entry::page_tables;
+use crate::io::{read64, write64};
+
+const GIB: u64 = 1 << 30;
+/// Where what entry.rs mapped ends.
+const LOW: u64 = 4 * GIB;
+const PAGE: u64 = 2 << 20;
+const ENTRIES: u64 = 512;
+/// PRESENT, WRITABLE, USER: a table.
+const TABLE: u64 = 7;
+/// The same and PAGE SIZE.
+const LARGE_PAGE: u64 = 0x87;
+/// Write-through, and cache disabled.
+const UNCACHED: u64 = 0x18;
+/// The GiB of the windows: the last one that the table of entry.rs has.
+const WINDOWS: u64 = ENTRIES - 1;
+
+#[repr(align(4096))]
+#[derive(Clone, Copy)]
+struct Directory {
+    _entries: [u64; ENTRIES as usize],
+}
+
+/// For RAM where there are no 1 GiB pages.
+const DIRECTORIES: usize = 8;
+static mut HIGH: [Directory; DIRECTORIES] = [Directory { _entries: [0; 512] }; DIRECTORIES];
+/// For the windows.
+static mut DEVICES: Directory = Directory { _entries: [0; 512] };
+
+/// Makes RAM accessible where it is, as far as the tables reach: so many bytes of it.
+pub(crate) fn map_ram(base: u64, length: u64, cpu: &Cpu) -> u64 {
+    let reach = if cpu.gib_pages { WINDOWS * GIB } else { LOW + DIRECTORIES as u64 * GIB };
+    let end = base.saturating_add(length).min(reach.min(reach_of(cpu))).max(base);
+    for gib in base.max(LOW) / GIB..end.max(LOW).div_ceil(GIB) {
+        map_gib(gib, cpu.gib_pages);
+    }
+    end - base
+}
+
+/// Makes a device's registers accessible, and tells where; `None` if they are nowhere, where the
+/// processor does not reach, or more than there are windows for.
+pub(crate) fn map_device(address: u64, length: u64, cpu: &Cpu) -> Option<u64> {
+    let end = address.checked_add(length)?;
+    if address == 0 || end > reach_of(cpu) {
+        return None;
+    }
+    if end <= LOW {
+        return Some(address);
+    }
+    let first = address / PAGE * PAGE;
+    let window = windows(first, end.div_ceil(PAGE) - address / PAGE)?;
+    Some(WINDOWS * GIB + window * PAGE + (address - first))
+}
+
+/// The first of as many windows in a row as so many pages need: they are there, or free.
+fn windows(first: u64, count: u64) -> Option<u64> {
+    let directory = &raw const DEVICES as u64;
+    let entry = |window: u64| directory + window * 8;
+    let shows = |page: u64| (first + page * PAGE) | LARGE_PAGE | UNCACHED;
+    // The processor notes in an entry that it used it.
+    let fits = |window: u64, page: u64| {
+        let is = read64(entry(window + page)) & !ACCESSED;
+        is == 0 || is == shows(page)
+    };
+    let last = ENTRIES.checked_sub(count)?;
+    let found = (0..=last).find(|&window| (0..count).all(|page| fits(window, page)))?;
+    for page in 0..count {
+        write64(entry(found + page), shows(page));
+    }
+    write64(pointer(WINDOWS), directory | TABLE);
+    Some(found)
+}
+
+/// ACCESSED and DIRTY.
+const ACCESSED: u64 = 0x60;
+
+/// Where physical addresses end.
+fn reach_of(cpu: &Cpu) -> u64 {
+    1 << cpu.physical_bits.clamp(32, 52)
+}
+
+fn map_gib(gib: u64, gib_pages: bool) {
+    let entry = if gib_pages {
+        (gib * GIB) | LARGE_PAGE
+    } else {
+        let directory = (&raw mut HIGH).cast::<Directory>().wrapping_add(gib as usize - 4) as u64;
+        for page in 0..ENTRIES {
+            write64(directory + page * 8, (gib * GIB + page * PAGE) | LARGE_PAGE);
+        }
+        directory | TABLE
+    };
+    write64(pointer(gib), entry);
+}
+
+/// The entry of a GiB: the pointer table follows the topmost table.
+fn pointer(gib: u64) -> u64 {
+    page_tables() as u64 + 4096 + gib * 8
+}
