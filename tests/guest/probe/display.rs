@@ -4,7 +4,7 @@ use crate::canvas::Canvas;
 use crate::cpu::Cpu;
 use crate::entry::halt_once;
 use crate::io::{read8, read16, write16, write64};
-use crate::pci::Function;
+use crate::config::Function;
 use crate::report::Finding;
 use crate::start::Words;
 use crate::timer;
@@ -66,7 +66,9 @@ impl Display {
     pub(crate) fn find(words: Words) -> Option<Self> {
         let function = Function::find(DEVICE)?;
         function.switch_on();
-        let [picture, registers] = [0, 2].map(|bar| function.memory(bar));
+        // Both are of 32 bits, and so where all of memory is mapped.
+        let place = |bar| function.memory(bar).filter(|it| *it >> 32 == 0);
+        let (picture, registers) = (place(0)?, place(2)?);
         let shall = Picture::of(words);
         let mut display = Self { shall, picture, registers, width: 0, height: 0, memory: 0 };
         (display.width, display.height) = display.preferred();

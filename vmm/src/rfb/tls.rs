@@ -119,7 +119,7 @@ pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
 }
 
 fn read(word: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("{word}={}", path.display()))
+    fs::read(path).with_context(|| format!("{word}={}", path.display()))
 }
 
 /// Whether a key is encrypted, in the new way or in the old one.
