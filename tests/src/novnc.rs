@@ -43,6 +43,10 @@ impl Page {
         let folder = tempfile::tempdir()?;
         let browser = Browser::new(&folder.path().join("profile"));
         let mut browser = browser.context("chromium, which is in a package of that name")?;
+        // Larger than the guest's screen: then each of its pixels can be hit.
+        let room =
+            json!({ "width": 1600, "height": 1300, "deviceScaleFactor": 1, "mobile": false });
+        browser.order("Emulation.setDeviceMetricsOverride", &room)?;
         browser.go(&format!("http://127.0.0.1:{port}/"))?;
         browser.until("document.readyState == 'complete' && document.forms.length == 1")?;
         let script = format!(
