@@ -219,7 +219,7 @@ fn tigervnc_follows_what_is_drawn_and_the_size() -> Result<()> {
         desk.settle(&mut machine, Near::Same)?;
         let (left, top) = desk.place()?;
         // There is nobody else who would.
-        desk.xdotool("search --onlyvisible --name TigerVNC windowfocus --sync")?;
+        desk.xdotool("search --onlyvisible --name TigerVNC windowfocus")?;
         hands(&mut machine, |sent| {
             let words = match sent {
                 Hand::Key(0xffc2) => vec!["key F5".to_owned()],
