@@ -128,12 +128,12 @@ fn tigervnc_shows_the_same_picture_in_all_encodings_and_colours() -> Result<()> 
                 let preferred = format!("-PreferredEncoding={encoding}");
                 let full = if colours == "-FullColor" { "-FullColor=1" } else { "-FullColor=0" };
                 let words = ["-AutoSelect=0", "-NoJPEG", &preferred, full, colours];
-                let _viewer = Running::spawn(&mut desk.viewer(&machine.address, &words))?;
+                let running = Running::spawn(&mut desk.viewer(&machine.address, &words))?;
                 let seen = desk.settle(&mut machine, near);
                 seen.with_context(|| format!("{encoding} {colours}"))?;
                 let viewer = machine.viewer()?;
                 ensure!(viewer["encoding"] == encoding.to_lowercase(), "{viewer}");
-                drop(_viewer);
+                drop(running);
                 machine.is_left()?;
             }
         }
