@@ -15,6 +15,8 @@ gi.require_version("GVnc", "1.0")
 from gi.repository import GLib, GObject, GVnc  # noqa: E402
 
 LITTLE, BIG = 1234, 4321
+# Where places are ways: no way at all.
+STILL = 0x7FFF
 CREDENTIALS = {0: "VNC_PASSWORD", 1: "VNC_USER", 2: "VNC_CLIENT"}
 
 
@@ -39,6 +41,7 @@ class Viewer:
         self.security = [int(it) for it in security.split(".")]
         self.loop = GLib.MainLoop()
         self.error = None
+        self.last = (0, 0)
         self.line = GVnc.Connection.new()
         self.line.set_shared(True)
         for name, work in [
@@ -126,7 +129,9 @@ class Viewer:
             self.line.key_event(bool(down), symbol, 0)
         elif word == "pointer":
             x, y, buttons = numbers
-            self.line.pointer_event(buttons, x, y)
+            way = (x - self.last[0] + STILL, y - self.last[1] + STILL)
+            self.last = (x, y)
+            self.line.pointer_event(buttons, *((x, y) if self.line.get_abs_pointer() else way))
         elif word == "size":
             self.line.set_size(*numbers)
         else:

@@ -42,7 +42,11 @@ impl Near {
             Self::Same => differ(seen, wanted, [0.5; 3]),
             // Half a step away is a tie, and half more for how somebody rounds.
             Self::Levels(most) => differ(seen, wanted, most.map(|it| 127.5 / f64::from(it) + 1.0)),
-            Self::Cut(most) => differ(seen, wanted, most.map(|it| 255.0 / f64::from(it) + 1.0)),
+            Self::Cut(most) => differ(
+                seen,
+                wanted,
+                most.map(|it| 127.5 / f64::from(it) + 256.0 / (f64::from(it) + 1.0)),
+            ),
             Self::Decibels(least) => {
                 let ratio = decibels(seen, wanted);
                 ensure!(ratio >= least, "{ratio:.1} dB, at least {least} dB");

@@ -424,12 +424,14 @@ impl Session {
 
     /// SetDesktopSize
     fn size(&self, (width, height): (u16, u16), screens: &[Screen]) {
-        let whole = Area { x: 0, y: 0, width, height };
         let fits = (1..=LARGEST).contains(&width) && (1..=LARGEST).contains(&height);
         let status = match (self.server.canvas.scanout(), screens) {
             _ if self.client.right != Right::Full => 1,
             (None, _) => 1,
-            (Some(scanout), [one]) if fits && one.area == whole => {
+            // Where it is does not matter: LibVNC says whatever was in its memory.
+            (Some(scanout), [Screen { area, .. }])
+                if fits && (area.width, area.height) == (width, height) =>
+            {
                 scanout.prefer(width.into(), height.into());
                 4
             }
