@@ -38,8 +38,8 @@ const IDLE: Duration = Duration::from_secs(7);
 /// A good one keeps at least one part of so many of its pictures, on a host whose processors have
 /// much else to do: the bad ones alone could keep them busy. One that waits for a bad one has none.
 const PART: usize = 20;
-/// ARCHITECTURE.md has what a client may cost at most. Few of these cost all of that, so that a part
-/// of it, and of what they share, is enough here.
+/// ARCHITECTURE.md has what a client may cost at most. Few of these cost all of that, so that a
+/// part of it, and of what they share, is enough here.
 const EACH_KIB: u64 = 2 << 10;
 const SHARED_KIB: u64 = 32 << 10;
 /// What the host's allocator keeps for the next ones, and how much more it keeps after the second
