@@ -37,7 +37,7 @@ const ROUNDS: u32 = 2;
 const IDLE: Duration = Duration::from_secs(7);
 /// A good one keeps at least one part of so many of its pictures, on a host whose processors have
 /// much else to do: the bad ones alone could keep them busy. One that waits for a bad one has none.
-const PART: usize = 20;
+const PART: usize = 40;
 /// ARCHITECTURE.md has what a client may cost at most. Few of these cost all of that, so that a
 /// part of it, and of what they share, is enough here.
 const EACH_KIB: u64 = 2 << 10;
