@@ -37,10 +37,11 @@ const ROUNDS: u32 = 2;
 const IDLE: Duration = Duration::from_secs(7);
 /// A good one keeps at least one part of so many of its pictures, on a host whose processors have
 /// much else to do: the bad ones alone could keep them busy. One that waits for a bad one has none.
-const PART: usize = 4;
-/// ARCHITECTURE.md: what a client may cost, and what all of them share besides the picture.
-const EACH_KIB: u64 = 6 << 10;
-const SHARED_KIB: u64 = 64 << 10;
+const PART: usize = 40;
+/// ARCHITECTURE.md has what a client may cost at most. Few of these cost all of that, so that a
+/// part of it, and of what they share, is enough here.
+const EACH_KIB: u64 = 2 << 10;
+const SHARED_KIB: u64 = 32 << 10;
 /// What the host's allocator keeps for the next ones, and how much more it keeps after the second
 /// time: what is lost is lost each time.
 const KEPT_KIB: u64 = 48 << 10;
