@@ -11,6 +11,7 @@ pub mod image;
 pub mod lab;
 pub mod linux;
 pub mod network;
+pub mod print;
 pub mod program;
 pub mod suite;
 pub mod uefi;

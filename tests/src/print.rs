@@ -1,0 +1,127 @@
+//! The probe's page, read from its picture: letters are compared with the font they come from.
+
+use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster};
+
+/// Pixels: blue, green, red, and a byte that does not matter.
+pub struct Picture {
+    /// Pixels of a line.
+    pub width: usize,
+    /// All of them, line after line.
+    pub pixels: Vec<u8>,
+}
+
+/// Where lines of text are, and in which font.
+#[derive(Clone, Copy)]
+pub struct Print {
+    /// Of the letters.
+    pub weight: FontWeight,
+    /// Of the letters.
+    pub height: RasterHeight,
+    /// Pixels from the left to the first letter.
+    pub x: usize,
+    /// And from the top.
+    pub y: usize,
+    /// Pixels from one line to the next.
+    pub line: usize,
+}
+
+const fn print(height: RasterHeight, x: usize, y: usize, line: usize) -> Print {
+    Print { weight: FontWeight::Regular, height, x, y, line }
+}
+
+const fn title(x: usize, y: usize) -> Print {
+    Print { weight: FontWeight::Bold, height: RasterHeight::Size32, x, y, line: 32 }
+}
+
+/// Sizes of displays, and where their pages have the title and all else.
+pub const PAGES: [((usize, usize), Print, Print); 3] = [
+    ((1280, 800), title(28, 24), print(RasterHeight::Size20, 28, 74, 24)),
+    ((1920, 1080), title(30, 28), print(RasterHeight::Size24, 30, 81, 28)),
+    ((640, 480), title(8, 8), print(RasterHeight::Size16, 8, 52, 16)),
+];
+
+impl Print {
+    /// Pixels of a letter.
+    ///
+    /// # Panics
+    ///
+    /// Never: the font has digits.
+    pub fn width(&self) -> usize {
+        get_raster('0', self.weight, self.height).expect("a digit").width()
+    }
+
+    /// How much of each pixel a letter covers, as far as 16 levels tell.
+    fn cover(&self, letter: char) -> Vec<f64> {
+        let raster = get_raster(letter, self.weight, self.height).expect("a character of ASCII");
+        let levels = raster.pixels().iter().map(|level| (u32::from(*level) * 15 + 127) / 255);
+        even(levels.map(f64::from).collect())
+    }
+}
+
+/// So that the most is 1, wherever there is anything.
+fn even(mut values: Vec<f64>) -> Vec<f64> {
+    let most = values.iter().copied().fold(0.0, f64::max);
+    if most > 0.0 {
+        values.iter_mut().for_each(|value| *value /= most);
+    }
+    values
+}
+
+impl Picture {
+    /// A pixel's colours.
+    pub fn pixel(&self, x: usize, y: usize) -> [u8; 3] {
+        let at = 4 * (y * self.width + x);
+        [0, 1, 2].map(|colour| self.pixels[at + colour])
+    }
+
+    /// What is in a box, as far as it differs from the pixel in its corner; nothing if it does not.
+    fn cover(&self, (left, top): (usize, usize), print: &Print) -> Option<Vec<f64>> {
+        let ground = self.pixel(left, top);
+        let (width, height) = (print.width(), print.height.val());
+        let top = top + (print.line - height) / 2;
+        let places = (0..height).flat_map(|y| (0..width).map(move |x| (left + x, top + y)));
+        let far = |(x, y)| {
+            let pairs = self.pixel(x, y).into_iter().zip(ground);
+            f64::from(pairs.map(|(a, b)| u32::from(a.abs_diff(b))).sum::<u32>())
+        };
+        let cover: Vec<_> = places.map(far).collect();
+        cover.iter().any(|far| *far > 0.0).then(|| even(cover))
+    }
+
+    /// At most `count` lines; what is no letter is `?`.
+    ///
+    /// # Panics
+    ///
+    /// Never: the font has letters.
+    pub fn read(&self, print: Print, count: usize) -> Vec<String> {
+        let letters: Vec<_> = ('!'..='~').map(|letter| (letter, print.cover(letter))).collect();
+        let columns = (self.width - print.x) / print.width();
+        let rows = (self.pixels.len() / 4 / self.width - print.y) / print.line;
+        let letter = |row: usize, column: usize| {
+            let place = (print.x + column * print.width(), print.y + row * print.line);
+            let Some(seen) = self.cover(place, &print) else { return ' ' };
+            let apart =
+                |cover: &[f64]| seen.iter().zip(cover).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+            let all = letters.iter().map(|(letter, cover)| (*letter, apart(cover)));
+            let best = all.min_by(|a, b| a.1.total_cmp(&b.1)).expect("an alphabet");
+            if best.1 < 0.5 { best.0 } else { '?' }
+        };
+        let line = |row| (0..columns).map(|column| letter(row, column)).collect();
+        (0..rows.min(count)).map(line).collect()
+    }
+
+    /// All lines.
+    pub fn all(&self, print: Print) -> Vec<String> {
+        self.read(print, usize::MAX)
+    }
+}
+
+/// From this label on, to the end of its line.
+pub fn find<'a>(lines: &'a [String], label: &str) -> Option<&'a str> {
+    lines.iter().find_map(|line| Some(line[line.find(label)?..].trim_end()))
+}
+
+/// Whether a page says that after a label.
+pub fn says<'a>(print: Print, label: &'a str, text: &'a str) -> impl Fn(&Picture) -> bool + 'a {
+    move |picture| find(&picture.all(print), label).is_some_and(|line| line.contains(text))
+}
