@@ -268,12 +268,12 @@ fn full_screen(browser: &mut Browser) -> Result<()> {
 
 /// The machine's monitor becomes as large as the window: the next to look at it sees that.
 fn follows(browser: &mut Browser, control: &std::path::Path) -> Result<()> {
+    browser.resize(Window::desk(1024, 800))?;
     browser.click("[popovertarget=view]")?;
     browser.keep(&album(), "view")?;
     sent(browser)?;
     browser.click("input[value=follow]")?;
     browser.value("document.querySelector('#view').hidePopover()")?;
-    browser.resize(Window::desk(1024, 800))?;
     let screen = browser.value("document.querySelector('#screen').clientHeight")?;
     let height = u16::try_from(screen.as_u64().context("a height")?)?;
     // SetDesktopSize: kind 251, padding, width, height.
