@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
-use transom_tests::page::Picture;
+use transom_tests::print::Picture;
 use transom_tests::program::PATIENCE;
 use vmm::control;
 

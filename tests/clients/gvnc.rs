@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use transom_tests::page::Picture;
+use transom_tests::print::Picture;
 use transom_tests::program::finish;
 
 use crate::eye::{Eye, is_here, stir};

@@ -1,7 +1,7 @@
 //! What a person does at a client, and how it is found on the probe's page.
 
 use anyhow::Result;
-use transom_tests::page::{PAGES, Print, find};
+use transom_tests::print::{PAGES, Print, find};
 
 use crate::machine::{Machine, until};
 

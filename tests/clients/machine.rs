@@ -7,7 +7,7 @@ use std::{thread, time::Duration};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
-use transom_tests::page::Picture;
+use transom_tests::print::Picture;
 use transom_tests::program::{PATIENCE, Running, connect};
 use vmm::control::{Client, Command};
 

@@ -5,7 +5,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use transom_tests::browser::{self, Browser};
-use transom_tests::page::Picture;
+use transom_tests::print::Picture;
 
 use crate::eye::{settle, stir};
 use crate::hands::{Hand, hands};

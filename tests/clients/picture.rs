@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use transom_tests::page::Picture;
+use transom_tests::print::Picture;
 
 /// How near every pixel must be.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use anyhow::{Context, Result, ensure};
-use transom_tests::page::Picture;
+use transom_tests::print::Picture;
 use transom_tests::program::PATIENCE;
 
 use crate::machine::{Machine, until};

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
-use transom_tests::page::Picture;
+use transom_tests::print::Picture;
 use transom_tests::program::{Running, finish};
 
 use crate::eye::{settle, stir};

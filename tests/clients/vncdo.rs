@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
-use transom_tests::page::Picture;
+use transom_tests::print::Picture;
 use transom_tests::program::finish;
 
 use crate::eye::{Eye, is_here, settle, stir};

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use devices::input::{Key, Motion};
-use transom_tests::page::{PAGES, Picture, Print, find, place, says};
+use transom_tests::print::{PAGES, Picture, Print, find, place, says};
 use transom_tests::program::{self, PATIENCE, Running, connect, run_in};
 use vmm::config::Config;
 use vmm::control::{Client, Command};

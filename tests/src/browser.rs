@@ -2,6 +2,7 @@
 //! through two pipes.
 
 use std::collections::VecDeque;
+use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,10 +13,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::print::Picture;
 use crate::program::PATIENCE;
 
 /// What Debian calls it.
 const PROGRAM: &str = "chromium";
+/// No graphics card, no sandbox (which wants rights that containers lack), and certificates that
+/// nobody signed.
+const FLAGS: [&str; 7] = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--ignore-certificate-errors",
+    "--remote-debugging-pipe",
+];
 
 /// Whether this host has one.
 pub fn is_here() -> bool {
@@ -23,7 +36,7 @@ pub fn is_here() -> bool {
     asked.is_ok_and(|asked| asked.status.success())
 }
 
-/// A browser with one page; it ends when this is dropped.
+/// A browser with one page before it; it ends when this is dropped.
 pub struct Browser {
     child: Child,
     orders: ChildStdin,
@@ -31,6 +44,31 @@ pub struct Browser {
     events: VecDeque<Value>,
     page: Option<String>,
     last: u64,
+}
+
+/// How large a window is, and what it is on.
+#[derive(Clone, Copy)]
+pub struct Window {
+    /// In pixels of the page.
+    pub width: u32,
+    /// The same.
+    pub height: u32,
+    /// Pixels of the screen for each.
+    pub scale: u32,
+    /// With fingers, without a mouse.
+    pub phone: bool,
+}
+
+impl Window {
+    /// On a desk.
+    pub const fn desk(width: u32, height: u32) -> Self {
+        Self { width, height, scale: 1, phone: false }
+    }
+
+    /// In a hand.
+    pub const fn phone(width: u32, height: u32) -> Self {
+        Self { width, height, scale: 3, phone: true }
+    }
 }
 
 impl Browser {
@@ -43,8 +81,7 @@ impl Browser {
         // It takes orders at descriptor 3, and answers at 4.
         let script = format!("exec {PROGRAM} \"$@\" 3<&0 4>&1 </dev/null >/dev/null 2>&1");
         let mut command = Command::new("sh");
-        command.args(["-c", &script, "sh", "--headless=new", "--no-sandbox", "--disable-gpu"]);
-        command.args(["--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe"]);
+        command.args(["-c", &script, "sh"]).args(FLAGS);
         command.arg(format!("--user-data-dir={}", folder.display())).arg("about:blank");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().context("the browser")?;
@@ -61,15 +98,36 @@ impl Browser {
         });
         let events = VecDeque::new();
         let mut browser = Self { child, orders, said, events, page: None, last: 0 };
-        let target = browser.order("Target.createTarget", &json!({ "url": "about:blank" }))?;
-        let id = target["targetId"].clone();
-        let attach = json!({ "targetId": id, "flatten": true });
-        let session = browser.order("Target.attachToTarget", &attach)?;
-        browser.page = session["sessionId"].as_str().map(ToOwned::to_owned);
-        for domain in ["Page", "Runtime", "Network", "Log"] {
-            browser.order(&format!("{domain}.enable"), &json!({}))?;
-        }
+        browser.open()?;
         Ok(browser)
+    }
+
+    /// A page that knows nothing of the others: no cookies, no connections. It is the one before
+    /// us now; the answer is for [`Browser::turn`], back to the one before.
+    ///
+    /// # Errors
+    ///
+    /// When it does not open.
+    pub fn open(&mut self) -> Result<Option<String>> {
+        let before = self.page.take();
+        let context = self.order("Target.createBrowserContext", &json!({}))?;
+        let what = json!({
+            "url": "about:blank", "browserContextId": context["browserContextId"],
+        });
+        let target = self.order("Target.createTarget", &what)?;
+        let attach = json!({ "targetId": target["targetId"], "flatten": true });
+        let session = self.order("Target.attachToTarget", &attach)?;
+        self.page = session["sessionId"].as_str().map(ToOwned::to_owned);
+        for domain in ["Page", "Runtime", "Network", "Log"] {
+            self.order(&format!("{domain}.enable"), &json!({}))?;
+        }
+        self.order("Emulation.setFocusEmulationEnabled", &json!({ "enabled": true }))?;
+        Ok(before)
+    }
+
+    /// Turns to another page; the answer is the one before.
+    pub fn turn(&mut self, page: Option<String>) -> Option<String> {
+        std::mem::replace(&mut self.page, page)
     }
 
     /// Has it do something, and gives what came of it.
@@ -139,7 +197,7 @@ impl Browser {
                 let page = self.value("document.documentElement.outerHTML");
                 bail!("`{expression}` is {value:?} in {page:?}");
             }
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(20));
         }
     }
 
@@ -156,6 +214,165 @@ impl Browser {
         self.events = rest.into();
         Ok(wanted.into_iter().map(|it| it["params"].clone()).collect())
     }
+
+    /// Makes the window another.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub fn resize(&mut self, window: Window) -> Result<()> {
+        let Window { width, height, scale, phone } = window;
+        let metrics = json!({
+            "width": width, "height": height, "deviceScaleFactor": scale, "mobile": phone,
+        });
+        self.order("Emulation.setDeviceMetricsOverride", &metrics)?;
+        self.order("Emulation.setTouchEmulationEnabled", &json!({ "enabled": phone }))?;
+        self.until(&format!("innerWidth == {width} && innerHeight == {height}"))
+    }
+
+    /// Whether pages shall be dark.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub fn darken(&mut self, dark: bool) -> Result<()> {
+        let value = if dark { "dark" } else { "light" };
+        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": value }] });
+        self.order("Emulation.setEmulatedMedia", &features).map(|_| ())
+    }
+
+    /// The middle of an element that can be seen.
+    fn middle(&mut self, selector: &str) -> Result<[f64; 2]> {
+        let script = format!(
+            "(() => {{ const it = document.querySelector({selector:?}).getBoundingClientRect(); \
+             return [it.x + it.width / 2, it.y + it.height / 2, it.width]; }})()"
+        );
+        let place = self.value(&script)?;
+        let number = |at: usize| place[at].as_f64().context(selector.to_owned());
+        ensure!(number(2)? > 0.0, "{selector} cannot be seen");
+        Ok([number(0)?, number(1)?])
+    }
+
+    /// Clicks on an element as a mouse does, so that whatever covers it gets the click.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be seen.
+    pub fn click(&mut self, selector: &str) -> Result<()> {
+        let place = self.middle(selector)?;
+        self.mouse("mouseMoved", place, 0)?;
+        self.mouse("mousePressed", place, 1)?;
+        self.mouse("mouseReleased", place, 0)
+    }
+
+    /// One event of the mouse, with the buttons that are held.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub fn mouse(&mut self, kind: &str, [x, y]: [f64; 2], buttons: u32) -> Result<()> {
+        let button = if kind == "mouseMoved" { "none" } else { "left" };
+        let event = json!({
+            "type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": 1,
+        });
+        self.order("Input.dispatchMouseEvent", &event).map(|_| ())
+    }
+
+    /// A finger touches the page, and leaves it.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub fn tap(&mut self, [x, y]: [f64; 2]) -> Result<()> {
+        let start = json!({ "type": "touchStart", "touchPoints": [{ "x": x, "y": y }] });
+        self.order("Input.dispatchTouchEvent", &start)?;
+        let end = json!({ "type": "touchEnd", "touchPoints": [] });
+        self.order("Input.dispatchTouchEvent", &end).map(|_| ())
+    }
+
+    /// Presses a key and lets it go: what it means, and which one it is.
+    ///
+    /// # Errors
+    ///
+    /// When it does not answer.
+    pub fn press(&mut self, key: &str, code: &str, number: u32) -> Result<()> {
+        for kind in ["keyDown", "keyUp"] {
+            let mut event = json!({
+                "type": kind, "key": key, "code": code, "windowsVirtualKeyCode": number,
+            });
+            // Without a text, Enter presses no button.
+            if kind == "keyDown" && key == "Enter" {
+                event["text"] = "\r".into();
+            }
+            self.order("Input.dispatchKeyEvent", &event)?;
+        }
+        Ok(())
+    }
+
+    /// What noVNC shows: how green each pixel is, which is enough for letters. Only so many lines.
+    ///
+    /// # Errors
+    ///
+    /// When the page throws.
+    pub fn picture(&mut self, lines: usize) -> Result<Option<Picture>> {
+        let script = format!(
+            "(() => {{ \
+             const canvas = document.querySelector('#screen div canvas'); \
+             if (!canvas || !canvas.width || !canvas.height) return null; \
+             const [width, height] = [canvas.width, Math.min(canvas.height, {lines})]; \
+             const context = canvas.getContext('2d'); \
+             const pixels = context.getImageData(0, 0, width, height).data; \
+             const green = new Uint8Array(width * height); \
+             for (let at = 0; at < green.length; at += 1) green[at] = pixels[4 * at + 1]; \
+             let text = ''; \
+             for (let at = 0; at < green.length; at += 8192) \
+             text += String.fromCharCode(...green.subarray(at, at + 8192)); \
+             return [width, btoa(text)]; }})()"
+        );
+        let value = self.value(&script)?;
+        if value.is_null() {
+            return Ok(None);
+        }
+        let width = usize::try_from(value[0].as_u64().context("a width")?)?;
+        let green = decoded(value[1].as_str().context("pixels")?)?;
+        Ok(Some(Picture { width, pixels: green.iter().flat_map(|it| [*it; 4]).collect() }))
+    }
+
+    /// Keeps what the page looks like, for people who want to see it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn keep(&mut self, folder: &Path, name: &str) -> Result<()> {
+        let shot = self.order("Page.captureScreenshot", &json!({ "format": "png" }))?;
+        let bytes = decoded(shot["data"].as_str().context("a picture")?)?;
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        fs::write(folder.join(format!("{name}.png")), bytes).context(name.to_owned())
+    }
+}
+
+/// Base 64, which is how the tools show bytes.
+///
+/// # Errors
+///
+/// When it is none.
+pub fn decoded(text: &str) -> Result<Vec<u8>> {
+    let mut values = [None; 256];
+    let letters = (b'A'..=b'Z').chain(b'a'..=b'z').chain(b'0'..=b'9').chain(*b"+/");
+    for (value, letter) in (0_u32..).zip(letters) {
+        values[usize::from(letter)] = Some(value);
+    }
+    let (mut bits, mut count, mut bytes) = (0_u32, 0, Vec::new());
+    for letter in text.trim_end_matches('=').bytes() {
+        let value = values[usize::from(letter)].context("a letter of base 64")?;
+        bits = (bits << 6 | value) & 0xff_ffff;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push(u8::try_from(bits >> count & 0xff)?);
+        }
+    }
+    Ok(bytes)
 }
 
 impl Drop for Browser {

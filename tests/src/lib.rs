@@ -14,7 +14,7 @@ pub mod lab;
 pub mod linux;
 pub mod network;
 pub mod novnc;
-pub mod page;
+pub mod print;
 pub mod program;
 pub mod sight;
 pub mod suite;

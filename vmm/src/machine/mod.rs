@@ -155,7 +155,7 @@ impl Plan {
     }
 
     /// What the person before the screen has, unless the user plugs USB devices of his own: a
-    /// tablet, whose pointer is where the viewer's is, and a keyboard. All systems have drivers.
+    /// tablet, whose pointer is where the viewer's is, and a keyboard, both driven everywhere.
     fn hands(&self) -> Vec<registry::Config> {
         if self.config.device.iter().any(|device| matches!(device, registry::Config::Xhci(_))) {
             return Vec::new();

@@ -49,14 +49,17 @@ function say(text) {
 
 // The last picture stays in sight, dimmed.
 function keep(picture) {
-  const last = $("last");
   if (!picture?.width || !picture.height) {
     return;
   }
+  $("last")?.remove();
+  const last = document.createElement("canvas");
+  last.id = "last";
+  last.ariaHidden = "true";
   last.width = picture.width;
   last.height = picture.height;
   last.getContext("2d").drawImage(picture, 0, 0);
-  last.hidden = false;
+  $("screen").append(last);
 }
 
 // --- the connection
@@ -112,7 +115,7 @@ function open(url) {
   rfb.addEventListener("connect", () => {
     since = Date.now();
     picture = $("screen").querySelector("div canvas");
-    $("last").hidden = true;
+    $("last")?.remove();
     show("connected", "connected");
     rfb.focus({ preventScroll: true });
   });

@@ -7,22 +7,22 @@ use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster};
 pub struct Picture {
     /// Pixels of a line.
     pub width: usize,
-    /// Line by line.
+    /// All of them, line after line.
     pub pixels: Vec<u8>,
 }
 
 /// Where lines of text are, and in which font.
 #[derive(Clone, Copy)]
 pub struct Print {
-    /// Thin or thick.
+    /// Of the letters.
     pub weight: FontWeight,
     /// Of the letters.
     pub height: RasterHeight,
-    /// Of the first letter, from the left.
+    /// Pixels from the left to the first letter.
     pub x: usize,
-    /// Of the first line, from the top.
+    /// And from the top.
     pub y: usize,
-    /// From one line to the next.
+    /// Pixels from one line to the next.
     pub line: usize,
 }
 
@@ -42,7 +42,12 @@ pub const PAGES: [((usize, usize), Print, Print); 3] = [
 ];
 
 impl Print {
-    fn width(&self) -> usize {
+    /// Pixels of a letter.
+    ///
+    /// # Panics
+    ///
+    /// Never: the font has digits.
+    pub fn width(&self) -> usize {
         get_raster('0', self.weight, self.height).expect("a digit").width()
     }
 
@@ -64,7 +69,7 @@ fn even(mut values: Vec<f64>) -> Vec<f64> {
 }
 
 impl Picture {
-    /// The colours of a pixel: blue, green, red.
+    /// A pixel's colours.
     pub fn pixel(&self, x: usize, y: usize) -> [u8; 3] {
         let at = 4 * (y * self.width + x);
         [0, 1, 2].map(|colour| self.pixels[at + colour])
@@ -88,7 +93,7 @@ impl Picture {
     ///
     /// # Panics
     ///
-    /// Never: there is an alphabet.
+    /// Never: the font has letters.
     pub fn read(&self, print: Print, count: usize) -> Vec<String> {
         let letters: Vec<_> = ('!'..='~').map(|letter| (letter, print.cover(letter))).collect();
         let columns = (self.width - print.x) / print.width();
@@ -118,7 +123,7 @@ pub fn find<'a>(lines: &'a [String], label: &str) -> Option<&'a str> {
 }
 
 /// Whether a page says that after a label.
-pub fn says(print: Print, label: &'static str, text: &'static str) -> impl Fn(&Picture) -> bool {
+pub fn says<'a>(print: Print, label: &'a str, text: &'a str) -> impl Fn(&Picture) -> bool + 'a {
     move |picture| find(&picture.all(print), label).is_some_and(|line| line.contains(text))
 }
 

@@ -1,0 +1,126 @@
+//! Behind nginx: below a path, as it is and with TLS that ends there.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+use std::{env, thread};
+
+use anyhow::{Context, Result, ensure};
+use transom_tests::program::{PATIENCE, Running, connect, not_run};
+use vmm::control;
+
+use crate::door::{PAIRS, log_in, put};
+use crate::{CONNECTED, album, browser, machine, reads, ready, runs_here};
+
+/// What README.md says about proxies, and folders of one's own.
+const RULES: &str = "
+daemon off;
+pid {FOLDER}/pid;
+error_log stderr;
+events {}
+http {
+  access_log off;
+  client_body_temp_path {FOLDER}/body;
+  proxy_temp_path {FOLDER}/proxy;
+  fastcgi_temp_path {FOLDER}/fastcgi;
+  uwsgi_temp_path {FOLDER}/uwsgi;
+  scgi_temp_path {FOLDER}/scgi;
+  proxy_http_version 1.1;
+  proxy_set_header Host $http_host;
+  proxy_set_header Upgrade $http_upgrade;
+  proxy_set_header Connection upgrade;
+  proxy_set_header X-Forwarded-For $remote_addr;
+  proxy_set_header X-Forwarded-Proto $scheme;
+  server {
+    listen 127.0.0.1:{PLAIN};
+    location /vm/one/ { proxy_pass {OPEN}; }
+  }
+  server {
+    listen 127.0.0.1:{SECURE} ssl;
+    ssl_certificate {PAIR};
+    ssl_certificate_key {PAIR};
+    location /vm/two/ { proxy_pass http://unix:{LOCKED}:/; }
+  }
+}
+";
+
+/// nginx is not in everybody's path.
+fn nginx() -> Command {
+    let mut command = Command::new("nginx");
+    let path = env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command
+}
+
+/// A port that nobody has.
+fn port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// A proxy before both places: the plain port and the other.
+fn proxy(folder: &Path, open: &str, locked: &Path) -> Result<(Running, [u16; 2])> {
+    let (ports, rules) = ([port()?, port()?], folder.join("nginx.conf"));
+    let text = RULES
+        .replace("{FOLDER}", &folder.display().to_string())
+        .replace("{PLAIN}", &ports[0].to_string())
+        .replace("{SECURE}", &ports[1].to_string())
+        .replace("{OPEN}", open)
+        .replace("{LOCKED}", &locked.display().to_string())
+        .replace("{PAIR}", &put(folder, PAIRS[0])?);
+    fs::write(&rules, text)?;
+    let mut command = nginx();
+    command.args(["-e", "stderr", "-p"]).arg(folder).arg("-c").arg(&rules);
+    let proxy = Running::spawn(command.args(["-g", "master_process off;"]))?;
+    let deadline = Instant::now() + PATIENCE;
+    while ports.iter().any(|port| TcpStream::connect(("127.0.0.1", *port)).is_err()) {
+        ensure!(Instant::now() < deadline, "{}", proxy.stderr.text());
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+    Ok((proxy, ports))
+}
+
+#[test]
+fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
+    let test = "it_works_below_a_path_behind_a_proxy_and_behind_its_tls";
+    if !runs_here(test) {
+        return Ok(());
+    }
+    if nginx().arg("-v").output().is_err() {
+        not_run(test, "there is no nginx");
+        return Ok(());
+    }
+    let (mut browser, folder) = browser()?;
+    let folder = folder.path();
+    let (password, socket) = (folder.join("password"), folder.join("web"));
+    fs::write(&password, "secret\n")?;
+    let control = folder.join("control");
+    let (_open, address) = machine("127.0.0.1:0", &[])?;
+    let locked = format!("unix:{},password={}", socket.display(), password.display());
+    let (_locked, _) = machine(&locked, &["--control", &control.display().to_string()])?;
+    let (_proxy, [plain, secure]) = proxy(folder, &address, &socket)?;
+    browser.go(&format!("http://127.0.0.1:{plain}/vm/one/"))?;
+    ready(&mut browser)?;
+    browser.press("a", "KeyA", 65)?;
+    reads(&mut browser, "Text", "a_")?;
+    // TLS ends at the proxy; what is behind it says so to the browser all the same.
+    let path = format!("https://localhost:{secure}/vm/two/");
+    browser.go(&path)?;
+    log_in(&mut browser, "wrong")?;
+    browser.until("document.querySelector('.wrong').textContent == 'That is not the password.'")?;
+    log_in(&mut browser, "secret")?;
+    browser.until(CONNECTED)?;
+    ready(&mut browser)?;
+    browser.press("b", "KeyB", 66)?;
+    reads(&mut browser, "Text", "b_")?;
+    browser.keep(&album(), "behind-a-proxy")?;
+    let cookies = browser.order("Network.getCookies", &serde_json::json!({ "urls": [path] }))?;
+    let cookie = &cookies["cookies"][0];
+    ensure!(cookie["secure"] == true && cookie["path"] == "/vm/two", "{cookies}");
+    let status = connect(&control)?.ask(&control::Command::Status)?;
+    let peer = status["viewers"][0]["peer"].as_str().context("a viewer")?;
+    ensure!(peer == "127.0.0.1 (web)", "who asks is who asked the proxy: {peer}");
+    browser.click("#out button")?;
+    browser.until("location.pathname == '/vm/two/login'")
+}

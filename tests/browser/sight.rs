@@ -1,0 +1,331 @@
+//! What is seen and done: the page at once, keys, the pointer, windows of other sizes, tools.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use transom_tests::browser::{Browser, Window, decoded};
+use transom_tests::print::PAGES;
+use transom_tests::program::{Running, connect, vmm};
+use vmm::control::Command;
+
+use crate::{CONNECTED, album, browser, machine, reads, ready, runs_here};
+
+/// From the start of the program to the picture in the browser.
+const SOON: Duration = Duration::from_secs(2);
+/// Other tests may have the host's processors for a while.
+const TRIES: u32 = 8;
+
+#[test]
+fn the_probes_page_is_in_the_browser_within_two_seconds() -> Result<()> {
+    if !runs_here("the_probes_page_is_in_the_browser_within_two_seconds") {
+        return Ok(());
+    }
+    let (mut browser, folder) = browser()?;
+    // Building it does not count.
+    vmm();
+    let control = folder.path().join("control");
+    let mut times = Vec::new();
+    for _ in 0..TRIES {
+        let start = Instant::now();
+        let (machine, address) = machine("127.0.0.1:0", &[])?;
+        browser.go(&address)?;
+        while !shows_title(&mut browser)? {}
+        times.push(start.elapsed());
+        drop(machine);
+        if times.last().is_some_and(|it| *it < SOON) {
+            break;
+        }
+    }
+    ensure!(times.iter().any(|it| *it < SOON), "{times:?} until there was a page");
+    // And what arrives is what the machine shows, to the last pixel.
+    let place = control.display().to_string();
+    let (machine, address) = machine("127.0.0.1:0", &["--control", &place])?;
+    browser.go(&address)?;
+    ready(&mut browser)?;
+    reads(&mut browser, "Keys", "type something")?;
+    let (_, shown) = connect(&control)?.screenshot()?;
+    let seen = browser.picture(usize::MAX >> 1)?.context("a picture")?;
+    let same = shown.chunks(4).zip(seen.pixels.chunks(4)).all(|(a, b)| a[1] == b[1]);
+    ensure!(same && shown.len() == seen.pixels.len(), "another picture than the machine's");
+    browser.keep(&album(), "probe")?;
+    drop(machine);
+    Ok(())
+}
+
+fn shows_title(browser: &mut Browser) -> Result<bool> {
+    let (_, title, _) = PAGES[0];
+    // The page may be another by the time that it is asked.
+    let picture = browser.picture(title.y + title.line).unwrap_or_default();
+    Ok(picture.is_some_and(|it| it.read(title, 1)[0].contains("Transom probe")))
+}
+
+/// Moves the mouse to a pixel of the machine's picture.
+fn point(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<()> {
+    let place = place(browser, [x, y])?;
+    browser.mouse("mouseMoved", place, 0)
+}
+
+/// Where on the page a pixel of the machine's picture is: its middle.
+fn place(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
+    let script = format!(
+        "(() => {{ const canvas = document.querySelector('#screen div canvas'); \
+         const it = canvas.getBoundingClientRect(); \
+         return [it.x + ({x} + .5) * it.width / canvas.width, \
+         it.y + ({y} + .5) * it.height / canvas.height]; }})()"
+    );
+    let place = browser.value(&script)?;
+    Ok([place[0].as_f64().context("a place")?, place[1].as_f64().context("a place")?])
+}
+
+/// Waits until the probe says that its pointer is there, as near as whole pixels of the page tell.
+fn pointer(browser: &mut Browser, near: [u32; 2]) -> Result<()> {
+    let step = browser.value(
+        "(() => { const canvas = document.querySelector('#screen div canvas'); \
+         return canvas.width / canvas.getBoundingClientRect().width; })()",
+    )?;
+    let far = step.as_f64().context("a step")? + 1.0;
+    let is_near = |line: &str| {
+        let numbers = line.split(|it: char| !it.is_ascii_digit()).filter(|it| !it.is_empty());
+        let found: Vec<f64> = numbers.take(2).filter_map(|it| it.parse().ok()).collect();
+        let pairs = found.iter().zip(near.map(f64::from));
+        found.len() == 2 && pairs.into_iter().all(|(a, b)| (a - b).abs() <= far)
+    };
+    let at = |it: &transom_tests::print::Picture| {
+        transom_tests::print::find(&it.all(PAGES[0].2), "Mouse").is_some_and(is_near)
+    };
+    crate::until(browser, at).map(|_| ()).with_context(|| format!("the pointer at {near:?}"))
+}
+
+fn type_word(browser: &mut Browser, word: &str) -> Result<()> {
+    for letter in word.chars() {
+        let code = format!("Key{}", letter.to_ascii_uppercase());
+        let number = u32::from(letter.to_ascii_uppercase());
+        browser.press(&letter.to_string(), &code, number)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn keys_and_pointer_reach_the_machine_in_windows_of_any_size() -> Result<()> {
+    if !runs_here("keys_and_pointer_reach_the_machine_in_windows_of_any_size") {
+        return Ok(());
+    }
+    let (mut browser, _folder) = browser()?;
+    let (machine, address) = machine("127.0.0.1:0,name=a probe", &[])?;
+    browser.resize(Window::desk(1400, 900))?;
+    browser.go(&address)?;
+    browser.until(CONNECTED)?;
+    browser.until("document.title == 'a probe'")?;
+    ready(&mut browser)?;
+    type_word(&mut browser, "transom")?;
+    reads(&mut browser, "Text", "transom_")?;
+    reads(&mut browser, "Keys", " T   R   A   N   S   O   M")?;
+    point(&mut browser, [400, 300])?;
+    pointer(&mut browser, [400, 300])?;
+    // Smaller, narrower, larger than the picture, and a window that is hardly one.
+    for (width, height) in [(700, 500), (500, 900), (2200, 1400), (320, 240)] {
+        browser.resize(Window::desk(width, height))?;
+        browser.until(FITS)?;
+        let place = [width % 1000 + 100, height % 700 + 50];
+        point(&mut browser, place)?;
+        pointer(&mut browser, place)?;
+    }
+    fingers(&mut browser)?;
+    let rules = browser.events("Log.entryAdded")?;
+    let broken: Vec<_> = rules.iter().filter(|it| it["entry"]["source"] == "security").collect();
+    ensure!(broken.is_empty(), "the page breaks a rule of its own: {broken:?}");
+    drop(machine);
+    Ok(())
+}
+
+/// The picture is as large as it can be, has its shape, and nothing of it is cut off.
+const FITS: &str = "(() => {
+    const canvas = document.querySelector('#screen div canvas');
+    const [it, all] = [canvas, document.querySelector('#screen')]
+        .map((it) => it.getBoundingClientRect());
+    const inside = it.left >= all.left - 1 && it.right <= all.right + 1
+        && it.top >= all.top - 1 && it.bottom <= all.bottom + 1;
+    const full = Math.abs(it.width - all.width) < 2 || Math.abs(it.height - all.height) < 2;
+    const shape = Math.abs(it.width / it.height - canvas.width / canvas.height) < .02;
+    return inside && full && shape;
+})()";
+
+fn fingers(browser: &mut Browser) -> Result<()> {
+    for (name, window, at) in [
+        ("portrait", Window::phone(375, 667), [900, 200]),
+        ("landscape", Window::phone(667, 375), [200, 700]),
+    ] {
+        browser.resize(window)?;
+        browser.until(FITS)?;
+        let place = place(browser, at)?;
+        browser.tap(place)?;
+        pointer(browser, at).context(name)?;
+        browser.keep(&album(), &format!("phone-{name}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_tools_send_keys_and_text_and_change_the_view() -> Result<()> {
+    if !runs_here("the_tools_send_keys_and_text_and_change_the_view") {
+        return Ok(());
+    }
+    let (mut browser, folder) = browser()?;
+    let control = folder.path().join("control");
+    let place = control.display().to_string();
+    let (machine, address) = machine("127.0.0.1:0", &["--control", &place])?;
+    browser.resize(Window::desk(1280, 900))?;
+    browser.go(&address)?;
+    ready(&mut browser)?;
+    browser.click("#cad")?;
+    reads(&mut browser, "Keys", "Left Ctrl   Left Alt   Delete")?;
+    browser.click("[popovertarget=keys]")?;
+    browser.keep(&album(), "keys")?;
+    browser.click("#chords button:nth-child(3)")?;
+    reads(&mut browser, "Keys", "Left Alt   Tab")?;
+    browser.value("document.querySelector('#keys').hidePopover()")?;
+    clipboard(&mut browser)?;
+    strip(&mut browser)?;
+    keyboard_alone(&mut browser)?;
+    full_screen(&mut browser)?;
+    follows(&mut browser, &control)?;
+    drop(machine);
+    Ok(())
+}
+
+/// The frames that the page sent, as RFB messages; noVNC has one in each.
+fn sent(browser: &mut Browser) -> Result<Vec<Vec<u8>>> {
+    let frames = browser.events("Network.webSocketFrameSent")?;
+    let read = |frame: &Value| {
+        let text = frame["response"]["payloadData"].as_str().context("a frame")?;
+        decoded(text)
+    };
+    frames.iter().map(read).collect()
+}
+
+fn clipboard(browser: &mut Browser) -> Result<()> {
+    browser.click("[popovertarget=clipboard]")?;
+    browser.click("#text")?;
+    browser.order("Input.insertText", &serde_json::json!({ "text": "Hello, World! #1" }))?;
+    browser.keep(&album(), "clipboard")?;
+    sent(browser)?;
+    browser.click("#type")?;
+    reads(browser, "Text", "Hello, World! #1_")?;
+    browser.click("[popovertarget=clipboard]")?;
+    browser.click("#paste")?;
+    browser.until("!document.querySelector('#clipboard').matches(':popover-open')")?;
+    let texts = sent(browser)?.iter().filter(|it| it.first() == Some(&6)).count();
+    ensure!(texts > 0, "the text goes to the machine's clipboard");
+    Ok(())
+}
+
+/// Modifiers of the on-screen keys stay down until they are touched again.
+fn strip(browser: &mut Browser) -> Result<()> {
+    browser.click("#board")?;
+    browser.keep(&album(), "on-screen-keys")?;
+    browser.value(
+        "[...document.querySelectorAll('#strip button')].filter((it) => \
+         ['Shift', 'F5'].includes(it.textContent)).forEach((it) => { it.id = it.textContent; })",
+    )?;
+    browser.click("#Shift")?;
+    browser.until("document.querySelector('#Shift').ariaPressed == 'true'")?;
+    browser.click("#F5")?;
+    reads(browser, "Keys", "Left Shift   F5")?;
+    browser.click("#board")?;
+    browser.until("document.querySelector('#Shift').ariaPressed == 'false'")?;
+    type_word(browser, "x")?;
+    reads(browser, "Text", "#1x_")
+}
+
+/// Whoever has no mouse reaches the tools as well.
+fn keyboard_alone(browser: &mut Browser) -> Result<()> {
+    browser.value("document.querySelector('#cad').focus()")?;
+    browser.press("Tab", "Tab", 9)?;
+    browser.until("document.activeElement.getAttribute('popovertarget') == 'keys'")?;
+    browser.press("Enter", "Enter", 13)?;
+    browser.until("document.querySelector('#keys').matches(':popover-open')")?;
+    browser.press("Escape", "Escape", 27)?;
+    browser.until("!document.querySelector('#keys').matches(':popover-open')")?;
+    let nameless = browser.value(
+        "[...document.querySelectorAll('button, input, textarea')].filter((it) => \
+         !(it.ariaLabel || it.textContent.trim() || it.labels?.length)).length",
+    )?;
+    ensure!(nameless == 0, "{nameless} have no name that can be read aloud");
+    Ok(())
+}
+
+fn full_screen(browser: &mut Browser) -> Result<()> {
+    browser.click("#full")?;
+    browser.until("document.fullscreenElement != null")?;
+    browser.until(FITS)?;
+    browser.until("document.querySelector('#bar').offsetParent == null")?;
+    browser.keep(&album(), "full-screen")?;
+    browser.click("#handle")?;
+    browser.click("#full")?;
+    browser.until("document.fullscreenElement == null")
+}
+
+/// The machine's monitor becomes as large as the window: the next to look at it sees that.
+fn follows(browser: &mut Browser, control: &std::path::Path) -> Result<()> {
+    browser.resize(Window::desk(1024, 800))?;
+    browser.click("[popovertarget=view]")?;
+    browser.keep(&album(), "view")?;
+    sent(browser)?;
+    browser.click("input[value=follow]")?;
+    browser.value("document.querySelector('#view').hidePopover()")?;
+    let screen = browser.value("document.querySelector('#screen').clientHeight")?;
+    let height = u16::try_from(screen.as_u64().context("a height")?)?;
+    // SetDesktopSize: kind 251, padding, width, height.
+    let [width, height_bytes] = [1024_u16, height].map(u16::to_be_bytes);
+    let wish = [&[251, 0], &width[..], &height_bytes[..]].concat();
+    let deadline = Instant::now() + transom_tests::program::PATIENCE;
+    let mut all = Vec::new();
+    while !all.iter().any(|it: &Vec<u8>| it.starts_with(&wish)) {
+        ensure!(Instant::now() < deadline, "no wish for 1024x{height}: {all:x?}");
+        all.extend(sent(browser)?);
+    }
+    connect(control)?.ask(&Command::Reset)?;
+    browser.until(&format!(
+        "(() => {{ const it = document.querySelector('#screen div canvas'); \
+         return it.width == 1024 && Math.abs(it.height - {height}) < 8; }})()"
+    ))?;
+    browser.until(FITS)
+}
+
+#[test]
+fn who_may_only_look_at_one_door_may_touch_at_the_other() -> Result<()> {
+    if !runs_here("who_may_only_look_at_one_door_may_touch_at_the_other") {
+        return Ok(());
+    }
+    let (mut browser, folder) = browser()?;
+    let control = folder.path().join("control").display().to_string();
+    let vnc = format!("unix:{}", folder.path().join("vnc").display());
+    let status = |machine: &Running| -> Result<Value> {
+        let status = connect(&folder.path().join("control"))?.ask(&Command::Status)?;
+        ensure!(machine.proc("stat").is_ok(), "it runs");
+        Ok(status["viewers"][0]["access"].clone())
+    };
+    for (web, words, access) in [
+        ("127.0.0.1:0", format!("{vnc},view-only,name=theirs"), "full"),
+        ("127.0.0.1:0,view-only", format!("{vnc},name=theirs"), "view"),
+    ] {
+        let more = ["--control", &control, "--vnc", &words];
+        let (machine, address) = machine(web, &more)?;
+        browser.go(&address)?;
+        browser.until(CONNECTED)?;
+        browser.until("document.title == 'Transom'")?;
+        ensure!(status(&machine)? == access, "{words}");
+        let looks = access == "view";
+        browser.until(&format!("document.querySelector('#looks').hidden != {looks}"))?;
+        browser
+            .until(&format!("(document.querySelector('#cad').offsetParent == null) == {looks}"))?;
+        ready(&mut browser)?;
+        if !looks {
+            type_word(&mut browser, "x")?;
+            reads(&mut browser, "Text", "x_")?;
+        }
+        drop(machine);
+    }
+    Ok(())
+}
