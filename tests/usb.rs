@@ -137,7 +137,7 @@ impl LinuxGuest {
         folder: &TempDir,
         watch: &mut Watch,
     ) -> anyhow::Result<()> {
-        self.judges_what_it_sees(booted)?;
+        Self::judges_what_it_sees(booted)?;
         watch.says("descriptors");
         lets_go(booted, &viewers(folder))?;
         watch.says("a viewer that left");
@@ -188,7 +188,7 @@ impl LinuxGuest {
     }
 
     /// `lsusb` reads all descriptors, and Linux' own parser those of reports.
-    fn judges_what_it_sees(self, booted: &mut Booted) -> anyhow::Result<()> {
+    fn judges_what_it_sees(booted: &mut Booted) -> anyhow::Result<()> {
         booted.run(&format!("chroot {TOOLS} lsusb -v > /lsusb 2> /lsusb.errors"), SOON)?;
         for name in ["USB keyboard", "USB tablet", "USB disk", "USB CD-ROM"] {
             booted.run(&format!("grep -E 'iProduct .* {name}' /lsusb"), SOON)?;

@@ -103,7 +103,7 @@ fn libvnc_shows_jpeg_as_good_as_it_asked_for() -> Result<()> {
             let mut eye = Eye::open(&mut command)?;
             let seen = eye.settle(&mut machine, Near::Decibels(least))?;
             let ratio = decibels(&seen, &machine.screenshot()?);
-            println!("{draw:?} at level {quality}: {ratio:.1} dB, at least {least} dB");
+            eprintln!("{draw:?} at level {quality}: {ratio:.1} dB, at least {least} dB");
             drop(eye);
             machine.is_left()?;
         }

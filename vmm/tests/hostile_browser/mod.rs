@@ -16,6 +16,7 @@ use vmm::rfb::security::Passwords;
 use vmm::rfb::{self, Outside, Server};
 use vmm::web::gate::{Line, Rules};
 use vmm::web::routes;
+use vmm::web::socket::Farewell;
 
 /// What is wrong.
 const WAYS: u8 = 6;
@@ -58,7 +59,7 @@ impl Bench {
         let passwords = Passwords { full, ..Passwords::default() };
         let (said, rules) = (request(way, bytes), Rules { passwords, ..Rules::default() });
         let server = self.server();
-        let router = routes::router(server.clone(), rules);
+        let router = routes::router(server.clone(), rules, Farewell::default());
         let answer = self.runtime.block_on(async {
             let (near, far) = duplex(64 << 10);
             let line = Line { address: "10.0.0.9".parse().ok(), tls: way == 4 };

@@ -85,7 +85,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) -> usize {
 }
 
 fn round(deeds: &mut Deeds<impl Iterator<Item = u8>>, encoder: &mut Encoder, client: &mut Client) {
-    if deeds.byte() % 4 == 0 {
+    if deeds.byte().is_multiple_of(4) {
         let mut format = [0; 16];
         format.fill_with(|| deeds.byte());
         if let Ok(format) = PixelFormat::read(&format) {

@@ -144,7 +144,8 @@ impl Bench {
     fn server(&self, way: u8) -> Arc<Server> {
         let passwords = Passwords { full: Some("secret".into()), ..Passwords::default() };
         let file = |name| self.folder.path().join(name);
-        let tls = (way == 5).then(|| tls::load(&file("cert"), &file("key")).expect("a pair"));
+        let files = || tls::Files::new(Some(&file("cert")), Some(&file("key")));
+        let tls = (way == 5).then(|| files().expect("a pair").expect("both"));
         let hub = Arc::<Hub>::default();
         let canvas = Canvas::new(Some(Arc::new(Moving::default())), hub.clone());
         let layout = self.layout.clone();
