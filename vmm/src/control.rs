@@ -181,10 +181,12 @@ impl Command {
             let named = usage.free.iter().position(|key| key == argument);
             let (at, argument) = match named.filter(|_| next >= usage.needed.len()) {
                 None => (next, argument),
-                Some(at) => {
-                    let missing = || format!("{argument} needs a value: `{}`", usage.call());
-                    (usage.needed.len() + at, arguments.next().with_context(missing)?)
-                }
+                Some(at) => match (usage.needed.len() + at, arguments.next()) {
+                    (at, Some(value)) => (at, value),
+                    // A word that says all by itself: `force`.
+                    (at, None) if at == next => (at, argument),
+                    _ => bail!("{argument} needs a value: `{}`", usage.call()),
+                },
             };
             let Some(key) = keys.get(at) else {
                 bail!("{argument} is too much: write `{}`", usage.call());

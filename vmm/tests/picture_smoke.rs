@@ -6,7 +6,7 @@ use devices::testutil::hostile::Noise;
 // The decoder is a part of that crate's tests, and finds what it needs there.
 use vmm::rfb;
 
-const ROUNDS: u64 = 200;
+const ROUNDS: u64 = 400;
 
 #[test]
 fn whatever_a_guest_draws_arrives_in_each_encoding_and_format() {

@@ -1,10 +1,10 @@
 //! A display 1234:1111: its registers, what its monitor prefers, and a picture.
 use crate::Session;
 use crate::canvas::Canvas;
+use crate::config::Function;
 use crate::cpu::Cpu;
 use crate::entry::halt_once;
 use crate::io::{read8, read16, write16, write64};
-use crate::config::Function;
 use crate::report::Finding;
 use crate::start::Words;
 use crate::timer;

@@ -116,8 +116,14 @@ fn table(facts: &Value) -> String {
     writeln!(text, "Configuration\n  {}\n", facts["config"]).expect("a string takes all");
     text.push_str("Claims\n");
     for device in facts["claims"].as_array().into_iter().flatten() {
-        for claim in device["claims"].as_array().into_iter().flatten() {
-            let (device, claim) = (words(&device["device"]), words(claim));
+        let claims = device["claims"].as_array().into_iter().flatten();
+        let mut claims: Vec<_> = claims.map(words).collect();
+        if claims.is_empty() {
+            // At USB, for one.
+            claims.push("nothing of the board".into());
+        }
+        for claim in claims {
+            let device = words(&device["device"]);
             writeln!(text, "  {device:<14}{claim}").expect("a string takes all");
         }
     }
