@@ -18,8 +18,6 @@ mod novnc;
 mod picture;
 #[path = "clients/strangers.rs"]
 mod strangers;
-#[path = "clients/tigervnc.rs"]
-mod tigervnc;
 #[path = "clients/vncdo.rs"]
 mod vncdo;
 

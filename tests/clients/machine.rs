@@ -80,12 +80,6 @@ impl Machine {
         Ok(Picture { width: size.width.try_into()?, pixels })
     }
 
-    /// Its screen as a file.
-    pub(crate) fn screenshot_file(&mut self, path: &Path) -> Result<()> {
-        let (size, pixels) = self.control.screenshot()?;
-        vmm::screenshot::write(size, pixels, path)
-    }
-
     /// Presses the reset button, and waits until the probe is done again.
     pub(crate) fn reset(&mut self) -> Result<()> {
         let before = self.running.stdout.text().matches(LAST).count();

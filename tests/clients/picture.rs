@@ -110,24 +110,6 @@ pub(crate) fn ppm(bytes: &[u8]) -> Result<Picture> {
     Ok(Picture { width, pixels: pixels.collect() })
 }
 
-/// A part of the picture, as large as another, from a place on.
-pub(crate) fn part(
-    whole: &Picture,
-    (left, top): (usize, usize),
-    like: &Picture,
-) -> Option<Picture> {
-    let (width, height) = (like.width, like.pixels.len() / 4 / like.width);
-    let line = |y: usize| {
-        let start = 4 * ((top + y) * whole.width + left);
-        whole.pixels.get(start..start + 4 * width)
-    };
-    if left + width > whole.width {
-        return None;
-    }
-    let lines: Option<Vec<_>> = (0..height).map(line).collect();
-    Some(Picture { width, pixels: lines?.concat() })
-}
-
 #[test]
 fn one_pixel_that_is_wrong_is_found() {
     let picture = |value: u8| Picture { width: 3, pixels: vec![value; 24] };

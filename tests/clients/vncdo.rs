@@ -5,19 +5,14 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use transom_tests::print::Picture;
 use transom_tests::program::finish;
 
-use crate::eye::{Eye, is_here, settle, stir};
-use crate::hands::{Hand, hands};
+use crate::eye::{Eye, is_here, settle};
 use crate::machine::Machine;
 use crate::picture::{Near, ppm};
 use crate::{PAGE, PATTERN, PYTHON, can, text_file};
-
-/// The numbers of the encodings that it has, and what we call them.
-const ENCODINGS: [(i32, &str); 5] =
-    [(0, "raw"), (2, "rre"), (4, "corre"), (5, "hextile"), (16, "zrle")];
 
 /// Where its module is; nothing where it cannot be had.
 fn module() -> Option<&'static Path> {
@@ -66,26 +61,6 @@ fn picture(eye: &mut Eye, machine: &Machine) -> Result<Picture> {
 }
 
 #[test]
-fn vncdotool_shows_the_same_picture_in_all_encodings() -> Result<()> {
-    let Some(module) = found("vncdotool_shows_the_same_picture_in_all_encodings") else {
-        return Ok(());
-    };
-    for draw in [PATTERN, PAGE] {
-        let mut machine = Machine::at_a_path(draw, "1366x770")?;
-        for (number, ours) in ENCODINGS {
-            let mut eye = Eye::open(&mut look(module, &machine.address, number))?;
-            let seen = settle(&mut machine, Near::Same, |machine| picture(&mut eye, machine));
-            seen.with_context(|| ours)?;
-            let viewer = machine.viewer()?;
-            ensure!(viewer["encoding"] == ours, "{number}: {viewer}");
-            drop(eye);
-            machine.is_left()?;
-        }
-    }
-    Ok(())
-}
-
-#[test]
 fn vncdotool_comes_in_with_a_password() -> Result<()> {
     let Some(module) = found("vncdotool_comes_in_with_a_password") else { return Ok(()) };
     let folder = tempfile::tempdir()?;
@@ -96,38 +71,6 @@ fn vncdotool_comes_in_with_a_password() -> Result<()> {
     let mut eye = Eye::open(command.env("VNC_PASSWORD", "secret"))?;
     settle(&mut machine, Near::Same, |machine| picture(&mut eye, machine))?;
     ensure!(machine.viewer()?["security"] == "vnc");
-    Ok(())
-}
-
-#[test]
-fn vncdotool_follows_what_is_drawn_and_the_size() -> Result<()> {
-    let Some(module) = found("vncdotool_follows_what_is_drawn_and_the_size") else { return Ok(()) };
-    for (number, _) in ENCODINGS {
-        let mut machine = Machine::at_a_path(PAGE, "1280x800")?;
-        let mut eye = Eye::open(&mut look(module, &machine.address, number))?;
-        picture(&mut eye, &machine)?;
-        hands(&mut machine, |sent| {
-            match sent {
-                Hand::Key(0xffc2) => eye.ask("press f5"),
-                Hand::Key(symbol) => {
-                    let key = char::from_u32(symbol).context("a letter")?;
-                    eye.ask(&format!("type {key}"))
-                }
-                Hand::Pointer(x, y, 0) => eye.ask(&format!("move {x} {y}")),
-                Hand::Pointer(x, y, _) => {
-                    eye.ask(&format!("move {x} {y}"))?;
-                    eye.ask("click 1")
-                }
-            }
-            .map(|_| ())
-        })?;
-        stir(&mut machine)?;
-        // It waits for this by changes alone.
-        let (wanted, seen) = (machine.path("wanted.png"), machine.path("seen"));
-        machine.screenshot_file(&wanted)?;
-        eye.ask(&format!("expect {} {}", wanted.display(), seen.display()))?;
-        Near::Same.check(&ppm(&fs::read(seen)?)?, &machine.screenshot()?)?;
-    }
     Ok(())
 }
 
