@@ -1,6 +1,6 @@
 //! The machine that all clients look at, and what they should see.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 use std::{thread, time::Duration};
 
