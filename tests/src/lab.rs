@@ -136,17 +136,16 @@ pub fn vmm() -> anyhow::Result<PathBuf> {
 
 /// Builds it with our profile. Without cargo around us, what was built before is taken.
 fn build() -> anyhow::Result<()> {
-    let Some(cargo) = env::var_os("CARGO") else { return Ok(()) };
+    if env::var_os("CARGO").is_none() {
+        return Ok(());
+    }
     let folder = profile()?;
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") => "dev",
         Some(name) => name,
         None => bail!("{}: in no profile", folder.display()),
     };
-    // The whole workspace is named, so that what was built with it is what is found up to date.
-    let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--workspace", "--bin", "vmm", "--profile", profile]);
-    let status = command.current_dir(repository()).status().context("cargo build")?;
+    let status = crate::program::build(profile).status().context("cargo build")?;
     ensure!(status.success(), "cargo build --bin vmm --profile {profile}: {status}");
     Ok(())
 }

@@ -37,10 +37,7 @@ fn find() -> Result<PathBuf> {
         Some(name) => name,
         None => bail!("{} is not the folder of a profile", folder.display()),
     };
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut build = Command::new(cargo);
-    build.current_dir(top).args(["build", "--quiet", "--package", "vmm", "--profile", profile]);
+    let mut build = build(profile);
     let built = build.output();
     let program = folder.join("vmm");
     match built {
@@ -311,6 +308,23 @@ pub fn connect(path: &Path) -> Result<Client> {
             Err(_) => thread::sleep(Duration::from_millis(2)),
         }
     }
+}
+
+/// The command that builds `vmm` with a profile. The whole workspace is named, so that what was
+/// built with it is what is found up to date; and packages whose parts are in C look at what cargo
+/// tells of a test, so that it is not told: they would be built anew each time.
+pub(crate) fn build(profile: &str) -> Command {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    for (name, _) in env::vars_os() {
+        let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if name.to_str().is_some_and(|name| told.iter().any(|it| name.starts_with(it))) {
+            build.env_remove(name);
+        }
+    }
+    build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    build.args(["build", "--quiet", "--workspace", "--bin", "vmm", "--profile", profile]);
+    build
 }
 
 /// The probe's report: the last line of JSON in its output.
