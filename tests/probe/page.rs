@@ -23,16 +23,20 @@ fn seen(client: &mut Client) -> Option<Picture> {
     Some(Picture { width: usize::try_from(picture.width).ok()?, pixels })
 }
 
-/// Looks until there is such a page.
+/// Looks until there is such a page; else says what there is.
+#[track_caller]
 fn wait(mut look: impl FnMut() -> Option<Picture>, enough: impl Fn(&Picture) -> bool) -> Picture {
-    let start = Instant::now();
-    loop {
-        if let Some(picture) = look().filter(&enough) {
-            return picture;
+    let (start, mut last) = (Instant::now(), None);
+    while start.elapsed() < PATIENCE {
+        match look() {
+            Some(picture) if enough(&picture) => return picture,
+            other => last = other,
         }
-        assert!(start.elapsed() < PATIENCE, "there is no such page");
         thread::sleep(Duration::from_millis(20));
     }
+    let print = |it: &Picture| PAGES.iter().find(|page| page.0.0 == it.width).map(|page| page.2);
+    let lines = last.and_then(|it| print(&it).map(|print| it.all(print)));
+    panic!("there is no such page: {lines:#?}");
 }
 
 #[test]
