@@ -17,6 +17,7 @@ use transom_tests::sight::{Font, Glyph, Sight, UNKNOWN, last};
 use transom_tests::suite::{Suite, Test};
 use transom_tests::uefi;
 use transom_tests::viewer::Viewer;
+use vmm::control::Command;
 
 /// Long enough for the lab and for firmware in it, on a busy machine.
 const BOOT: Duration = Duration::from_secs(240);
@@ -130,8 +131,7 @@ fn firmware_is_used(release: &str) -> anyhow::Result<()> {
     until_last(&mut viewer, &font, "desk-640x480", BOOT, is_prompt)?;
     let sight = page.until("desk-640x480-page", SOON, &mut |it| it.size() == "640x480")?;
     sight.keep("desk-640x480-page")?;
-    viewer.type_text("reset -s")?;
-    viewer.press(Key::Enter)?;
+    desk.running.ask(&Command::Quit)?;
     desk.running.ends_with(0, SOON)
 }
 
@@ -290,8 +290,7 @@ fn linux_is_used() -> anyhow::Result<()> {
     let words = ["clicked at", "\n>>>transom output\nLinux\n>>>transom done 0"];
     until_read(&mut page, &font, &words, SOON)?;
     until_read(&mut viewer, &font, &words, SOON)?;
-    viewer.type_text("poweroff -f")?;
-    viewer.press(Key::Enter)?;
+    desk.running.ask(&Command::Quit)?;
     desk.running.ends_with(0, SOON)
 }
 
