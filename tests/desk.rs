@@ -12,6 +12,7 @@ use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::Linux;
 use transom_tests::novnc::Page;
+use transom_tests::program::not_run;
 use transom_tests::say;
 use transom_tests::sight::{Font, Glyph, Sight, UNKNOWN, last};
 use transom_tests::suite::{Suite, Test};
@@ -33,9 +34,13 @@ fn main() -> ExitCode {
         let name = format!("ovmf_{release}_is_used_through_a_viewer_and_a_browser");
         Test::new(name, move || firmware_is_used(release))
     };
-    let mut tests = vec![firmware("13")];
     let name = "linux_is_used_through_a_viewer_and_a_browser";
-    tests.push(Test::new(name, linux_is_used));
+    let tests = vec![firmware("13"), Test::new(name, linux_is_used)];
+    if !lab::everything() {
+        // A key that is typed through a viewer is lost now and then: known, and not yet understood.
+        not_run("tests/desk", "TRANSOM_TESTS=all runs it");
+        return ExitCode::SUCCESS;
+    }
     Suite { lab: LAB, tests }.main_outside()
 }
 
