@@ -133,21 +133,5 @@ async fn socket(mut line: Line, place: &str) -> Result<Line> {
 }
 
 /// For `localhost`.
-pub(crate) const CERTIFICATE: &str = "\
------BEGIN CERTIFICATE-----\n\
-MIIBkjCCATigAwIBAgIUBaW25ipF3NIUdpg0PRjBadTz8nQwCgYIKoZIzj0EAwIw\n\
-FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTA2MjYxMFoYDzIxMjYxMDI4\n\
-MDYyNjEwWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\n\
-PQMBBwNCAATg05cXIWxIRvxxKyQne/slCDWR7lOeKmVeG91Wz1aBkI8mYx8xf+LX\n\
-vJ4HjSk3TCRNJt1W/TcOd24qoQ9CjQv4o2YwZDAdBgNVHQ4EFgQUkseN/EQcEq2q\n\
-eN/B4ZzBkrp4ufMwHwYDVR0jBBgwFoAUkseN/EQcEq2qeN/B4ZzBkrp4ufMwFAYD\n\
-VR0RBA0wC4IJbG9jYWxob3N0MAwGA1UdEwEB/wQCMAAwCgYIKoZIzj0EAwIDSAAw\n\
-RQIgSAtObycjEB2josEPNWQufj7DJykM8clKIWb7mXMrJIQCIQCKDiE05Kcqs5hy\n\
-IREq6WZRKafhW/6iu1Dg+H125DShdQ==\n\
------END CERTIFICATE-----\n";
-pub(crate) const KEY: &str = "\
------BEGIN PRIVATE KEY-----\n\
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQggLOoAKCNvEZCJDuo\n\
-OO9c9LMQjIx46TKsMGvYynl8TyehRANCAATg05cXIWxIRvxxKyQne/slCDWR7lOe\n\
-KmVeG91Wz1aBkI8mYx8xf+LXvJ4HjSk3TCRNJt1W/TcOd24qoQ9CjQv4\n\
------END PRIVATE KEY-----\n";
+pub(crate) const CERTIFICATE: &str = include_str!("../clients/certificate.pem");
+pub(crate) const KEY: &str = include_str!("../clients/key.pem");
