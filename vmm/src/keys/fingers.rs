@@ -79,6 +79,11 @@ impl Fingers {
         std::mem::take(&mut self.steps)
     }
 
+    /// Whether the client holds this.
+    pub fn holds(&self, source: Source) -> bool {
+        self.held.contains_key(&source)
+    }
+
     /// Lets everything go, modifiers last.
     pub fn leave(&mut self) -> Vec<Step> {
         (self.fit, self.last) = (None, None);
@@ -134,14 +139,17 @@ impl Fingers {
     }
 
     fn release(&mut self, source: Source) {
-        let source = match self.held.contains_key(&source) {
-            true => source,
+        let source = if self.holds(source) {
+            source
+        } else {
             // Shift changed meanwhile, and the client speaks of the other symbol on the same key;
-            // or of one that is elsewhere on this keyboard: a key must not hang for it.
-            false => match self.same(source).or(self.last) {
-                Some(other) if matches!(source, Source::Symbol(it) if !is_named(it)) => other,
-                _ => return,
-            },
+            // or of the key itself; or of a symbol that is elsewhere on this keyboard: a key must
+            // not hang for it.
+            let typed = matches!(source, Source::Symbol(it) if !is_named(it));
+            match self.same(source).or(self.last.filter(|_| typed)) {
+                Some(other) => other,
+                None => return,
+            }
         };
         let Some(Some(key)) = self.held.remove(&source) else { return };
         if self.last == Some(source) {
@@ -155,13 +163,10 @@ impl Fingers {
         }
     }
 
-    /// What is held of the key that this symbol is on.
+    /// What is held of this key, or of the one that this symbol is on.
     fn same(&self, source: Source) -> Option<Source> {
         let (_, key) = self.choose(source, Lights::default())?;
-        self.held
-            .iter()
-            .find(|it| *it.1 == Some(key) && matches!(it.0, Source::Symbol(_)))
-            .map(|it| *it.0)
+        self.held.iter().find(|it| *it.1 == Some(key)).map(|it| *it.0)
     }
 
     /// The key for a symbol, and the modifiers if they matter.
@@ -398,6 +403,17 @@ mod test {
         assert_eq!(plain("us", &elsewhere), "+2a +3 -3 -2a", "@ came from Q, and is not there");
         assert_eq!(plain("us", &[('+', small), ('+', 0x0100_d55c), ('-', 0x0100_d55c)]), "+1e");
         assert_eq!(plain("us", &[('+', small), ('+', small), ('-', small)]), "+1e +1e -1e");
+    }
+
+    #[test]
+    fn what_was_pressed_by_its_symbol_goes_up_with_its_place_and_the_other_way_round() {
+        let (symbol, place) = (Source::Symbol(0xff0d), Source::Place(Key::new(0x1c).unwrap()));
+        for [down, up] in [[symbol, place], [place, symbol]] {
+            let mut fingers = Fingers::new(Layout::named("us").unwrap());
+            assert_eq!(fingers.feel(down, true, None).len(), 1);
+            assert_eq!(fingers.feel(up, false, None).len(), 1, "{down:?} {up:?}");
+            assert_eq!(fingers.leave(), []);
+        }
     }
 
     #[test]

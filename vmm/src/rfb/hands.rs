@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use devices::input::{Hub, Motion, Position};
+use devices::input::{Hub, Key, Motion, Position};
 
 use crate::keys::fingers::{Fingers, Source, Step};
 use crate::keys::layout::Layout;
@@ -55,6 +55,14 @@ impl Hands {
         let lights = self.hub.lights();
         let steps = self.fingers.feel(source, down, lights);
         self.send(steps);
+    }
+
+    /// A key of which the client knows its place, if we do, and its symbol, is pressed or let go.
+    pub fn key_at(&mut self, place: Option<Key>, keysym: u32, down: bool) {
+        let symbol = Source::Symbol(keysym);
+        // It may have gone down before the client knew that places are understood here.
+        let before = !down && self.fingers.holds(symbol);
+        self.key(place.filter(|_| !before).map_or(symbol, Source::Place), down);
     }
 
     fn send(&self, steps: Vec<Step>) {
@@ -126,7 +134,7 @@ mod test {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use devices::input::{Event, Key, Sink};
+    use devices::input::{Event, Sink};
 
     use super::*;
 
@@ -167,6 +175,22 @@ mod test {
         let events = seen.events.lock().unwrap();
         assert_eq!(events[0], Event::Key(Key::new(0x2a).unwrap(), false));
         assert_eq!(events.len(), 2, "the key, and the button: {events:?}");
+    }
+
+    #[test]
+    fn a_key_that_was_pressed_by_its_symbol_is_let_go_by_its_place() {
+        let (mut hands, seen) = hands();
+        // On this keyboard `z` is where it says; the client's own has it elsewhere.
+        for (keysym, place, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
+            hands.key(Source::Symbol(keysym), true);
+            for down in [false, true, false] {
+                hands.key_at(Key::new(place), keysym, down);
+            }
+            let key = |code, down| Event::Key(Key::new(code).unwrap(), down);
+            let wanted = [(guest, true), (guest, false), (place, true), (place, false)];
+            let wanted = wanted.map(|(code, down)| key(code, down));
+            assert_eq!(std::mem::take(&mut *seen.events.lock().unwrap()), wanted);
+        }
     }
 
     #[test]

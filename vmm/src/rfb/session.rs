@@ -357,8 +357,7 @@ impl Session {
         match *message {
             Message::Key { down, keysym } => self.hands.key(Source::Symbol(keysym), down),
             Message::Code { down, keysym, code } => {
-                let place = keys::of_code(code).map(Source::Place);
-                self.hands.key(place.unwrap_or(Source::Symbol(keysym)), down);
+                self.hands.key_at(keys::of_code(code), keysym, down);
             }
             Message::Pointer { buttons, x, y } => {
                 let size = self.client.viewer.dirty(|dirty| dirty.size());
