@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use transom_tests::program::{PATIENCE, Running, connect, not_run};
@@ -36,16 +36,17 @@ const ROUNDS: u32 = 2;
 /// Threads that encoded wait for more to do, and then are gone.
 const IDLE: Duration = Duration::from_secs(7);
 /// A good one keeps at least one part of so many of its pictures, on a host whose processors have
-/// much else to do: the bad ones alone could keep them busy. One that waits for a bad one has none.
-const PART: usize = 40;
+/// much else to do. Mostly they keep nearly all.
+const PART: usize = 4;
 /// ARCHITECTURE.md has what a client may cost at most. Few of these cost all of that, so that a
 /// part of it, and of what they share, is enough here.
 const EACH_KIB: u64 = 2 << 10;
 const SHARED_KIB: u64 = 32 << 10;
-/// What the host's allocator keeps for the next ones, and how much more it keeps after the second
-/// time: what is lost is lost each time.
+/// What the host's allocator keeps for the next ones, and how much more it keeps after one of some
+/// more times: what is lost is lost each time.
 const KEPT_KIB: u64 = 48 << 10;
 const GROWTH_KIB: u64 = 12 << 10;
+const TIMES: u32 = 3;
 
 /// What a process has.
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +166,21 @@ impl Bad {
     }
 }
 
+/// Further bad ones leave no more behind.
+fn does_not_grow(bench: &mut Bench, start: Costs, first: Costs) -> Result<()> {
+    for _ in 0..TIMES {
+        let bad = Bad::begin(&bench.door);
+        thread::sleep(COUNTED);
+        bad.end()?;
+        let left = bench.is_left_with(start)?;
+        eprintln!("and then {left:?}");
+        if left.memory_kib <= first.memory_kib + GROWTH_KIB {
+            return Ok(());
+        }
+    }
+    bail!("{TIMES} times more is left than {first:?}")
+}
+
 fn torture(bench: &mut Bench, name: &str) -> Result<()> {
     // Once, so that what is made once is there.
     count(bench, COUNTED / 3)?;
@@ -186,12 +202,8 @@ fn torture(bench: &mut Bench, name: &str) -> Result<()> {
         (GOOD + BAD) as u64 * EACH_KIB + SHARED_KIB
     );
     let first = bench.is_left_with(start)?;
-    let bad = Bad::begin(&bench.door);
-    thread::sleep(COUNTED);
-    bad.end()?;
-    let second = bench.is_left_with(start)?;
-    eprintln!("{name}: from {start:?} to {first:?}, and then {second:?}");
-    ensure!(second.memory_kib <= first.memory_kib + GROWTH_KIB, "{first:?}, then {second:?}");
+    eprintln!("{name}: from {start:?} to {first:?}");
+    does_not_grow(bench, start, first)?;
     ensure!(viewers >= BAD / 3, "{viewers} of {BAD} are in");
     ensure!(alone >= GOOD * 10, "{alone} pictures, with nobody else there");
     ensure!(together * PART >= alone, "{alone} pictures alone, {together} with {viewers} others");

@@ -12,6 +12,7 @@ use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 use tokio::net;
 
+use super::meter::Meter;
 use super::security::{Door, Passwords};
 use super::{Admission, Entry, Rules, Server, tls};
 
@@ -197,7 +198,9 @@ impl Listener {
                             keep_alive(&stream).ok();
                             let entry = Entry::Ask(Door::of(peer.ip()));
                             let admission = Admission { peer: peer.to_string(), entry };
-                            tokio::spawn(server.clone().serve(Box::new(stream), admission));
+                            tokio::spawn(
+                                server.clone().serve(Box::new(Meter::new(stream)), admission),
+                            );
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -211,7 +214,9 @@ impl Listener {
                             let process = stream.peer_cred().ok().and_then(|it| it.pid());
                             let peer = process.map_or("local".into(), |it| format!("process {it}"));
                             let admission = Admission { peer, entry: Entry::Ask(Door::Local) };
-                            tokio::spawn(server.clone().serve(Box::new(stream), admission));
+                            tokio::spawn(
+                                server.clone().serve(Box::new(Meter::new(stream)), admission),
+                            );
                         }
                         Err(error) => rest(&error).await,
                     }

@@ -12,7 +12,7 @@
 //! ([`paint::CHUNK`]) and its compressors (`encode`), hardly ever a tenth of that; besides, all
 //! together have [`BUDGET`]. Who does not read is waited for by its own task alone, and closed
 //! after a while. Who asks all the time has a turn like all others, and behind them if it asks for
-//! what it has.
+//! what it has; who says more than people do is read slowly (`meter`).
 
 pub mod canvas;
 pub mod clipboard;
@@ -24,6 +24,7 @@ mod handshake;
 pub mod keys;
 pub mod listen;
 pub mod message;
+pub(crate) mod meter;
 pub mod paint;
 pub mod picture;
 mod rate;

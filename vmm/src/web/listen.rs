@@ -26,6 +26,7 @@ use super::socket::Farewell;
 use super::{Config, routes};
 use crate::rfb::crowd::Crowd;
 use crate::rfb::listen::{self, Place, keep_alive, rest};
+use crate::rfb::meter::Meter;
 use crate::rfb::security::Door;
 use crate::rfb::{self, Server, tls};
 
@@ -190,14 +191,14 @@ impl Inside {
             timeout(AGREE, explain(&mut stream)).await.ok();
             return;
         }
-        self.connection(Box::new(stream), Some(address)).await;
+        self.connection(Box::new(Meter::new(stream)), Some(address)).await;
     }
 
     async fn unix(self: Arc<Self>, stream: net::UnixStream) {
         let Some(_place) = self.places.enter(Door::Local) else {
             return tracing::debug!("web: a connection too many");
         };
-        self.connection(Box::new(stream), None).await;
+        self.connection(Box::new(Meter::new(stream)), None).await;
     }
 
     /// One connection until it ends, or is a WebSocket.
