@@ -33,7 +33,10 @@ fn main() -> ExitCode {
         Test::new(name, move || firmware_is_used(release))
     };
     let name = "linux_is_used_through_a_viewer_and_a_browser";
-    let tests = vec![firmware("13"), Test::new(name, linux_is_used)];
+    let mut tests = vec![firmware("13"), Test::new(name, linux_is_used)];
+    if lab::everything() {
+        tests.push(firmware("12"));
+    }
     Suite { lab: LAB, tests }.main_outside()
 }
 
@@ -123,12 +126,15 @@ fn firmware_is_used(release: &str) -> anyhow::Result<()> {
     viewer.click(400, 300)?;
     let mut page = Page::new(desk.web)?;
     answers(&mut page, &font, "ver", &mut desk)?;
-    set_up(&mut page, &font)?;
+    // Debian 12's keeps no resolution, under QEMU neither: "Submit Fail For Form".
+    let (width, height) = if release == "12" { SIZE } else { (640, 480) };
+    set_up(&mut page, &font, (width, height) != SIZE)?;
     // The viewer that was there all the time sees the same, in the size that was chosen.
-    viewer.look_at(640, 480);
-    until_last(&mut viewer, &font, "desk-640x480", BOOT, is_prompt)?;
-    let sight = page.until("desk-640x480-page", SOON, &mut |it| it.size() == "640x480")?;
-    sight.keep("desk-640x480-page")?;
+    viewer.look_at(width, height);
+    until_last(&mut viewer, &font, "desk-again", BOOT, is_prompt)?;
+    let size = format!("{width}x{height}");
+    let sight = page.until("desk-again-page", SOON, &mut |it| it.size() == size)?;
+    sight.keep("desk-again-page")?;
     viewer.type_text("reset -s")?;
     viewer.press(Key::Enter)?;
     desk.running.ends_with(0, SOON)
@@ -191,8 +197,9 @@ fn enter(sitter: &mut dyn Sitter, font: &Font, entry: &str) -> anyhow::Result<()
     anyhow::bail!("no {entry:?} in this menu: {kept}")
 }
 
-/// Leaves the shell for the set-up screen, prefers another resolution, and resets the machine.
-fn set_up(sitter: &mut dyn Sitter, font: &Font) -> anyhow::Result<()> {
+/// Leaves the shell for the set-up screen, prefers another resolution if that can be, and resets
+/// the machine.
+fn set_up(sitter: &mut dyn Sitter, font: &Font, prefers: bool) -> anyhow::Result<()> {
     sitter.type_text("exit")?;
     sitter.press(Key::Enter)?;
     let front = ["Select Language", "<Standard English>", "256 MB RAM", "Boot Manager"];
@@ -201,7 +208,23 @@ fn set_up(sitter: &mut dyn Sitter, font: &Font) -> anyhow::Result<()> {
     until_read(sitter, font, &["Devices List", "Press ESC to exit"], SOON)?;
     let platform = "OVMF Platform Configuration";
     enter(sitter, font, platform)?;
-    until_read(sitter, font, &["OVMF Settings", "Unset", "<800x600>", "Commit Changes"], SOON)?;
+    until_read(sitter, font, &["OVMF Settings", "<800x600>", "Commit Changes"], SOON)?;
+    if prefers {
+        prefer(sitter, font)?;
+        enter(sitter, font, platform)?;
+        // Not only in the list, but at the next boot.
+        until_read(sitter, font, &["OVMF Settings", "Next     640x480"], SOON)?;
+    }
+    sitter.press(Key::Escape)?;
+    until_read(sitter, font, &["Devices List", "Press ESC to exit"], SOON)?;
+    sitter.press(Key::Escape)?;
+    until_read(sitter, font, &front, SOON)?;
+    enter(sitter, font, "Reset")
+}
+
+/// Chooses the least of the sizes.
+fn prefer(sitter: &mut dyn Sitter, font: &Font) -> anyhow::Result<()> {
+    until_read(sitter, font, &["Unset"], SOON)?;
     // A list of sizes, of which the second is the least.
     sitter.press(Key::Enter)?;
     until_read(sitter, font, &["1280x1024", "Complete Entry"], SOON)?;
@@ -209,15 +232,7 @@ fn set_up(sitter: &mut dyn Sitter, font: &Font) -> anyhow::Result<()> {
     sitter.press(Key::Enter)?;
     until_read(sitter, font, &["<640x480>", "Select Entry"], SOON)?;
     enter(sitter, font, "Commit Changes and Exit")?;
-    until_read(sitter, font, &["Devices List", "Press ESC to exit"], SOON)?;
-    enter(sitter, font, platform)?;
-    // Not only in the list, but at the next boot.
-    until_read(sitter, font, &["OVMF Settings", "Next     640x480"], SOON)?;
-    sitter.press(Key::Escape)?;
-    until_read(sitter, font, &["Devices List", "Press ESC to exit"], SOON)?;
-    sitter.press(Key::Escape)?;
-    until_read(sitter, font, &front, SOON)?;
-    enter(sitter, font, "Reset")
+    until_read(sitter, font, &["Devices List", "Press ESC to exit"], SOON).map(drop)
 }
 
 /// Says where the first button of the tablet goes down, and ends: with the report that says so, in
