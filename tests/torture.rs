@@ -37,15 +37,15 @@ const ROUNDS: u32 = 2;
 const IDLE: Duration = Duration::from_secs(7);
 /// A good one keeps at least one part of so many of its pictures, on a host whose processors have
 /// much else to do. Mostly they keep nearly all.
-const PART: usize = 4;
+const PART: usize = 8;
 /// ARCHITECTURE.md has what a client may cost at most. Few of these cost all of that, so that a
 /// part of it, and of what they share, is enough here.
 const EACH_KIB: u64 = 2 << 10;
 const SHARED_KIB: u64 = 32 << 10;
 /// What the host's allocator keeps for the next ones, and how much more it keeps after one of some
 /// more times: what is lost is lost each time.
-const KEPT_KIB: u64 = 48 << 10;
-const GROWTH_KIB: u64 = 12 << 10;
+const KEPT_KIB: u64 = 16 << 10;
+const GROWTH_KIB: u64 = 4 << 10;
 const TIMES: u32 = 3;
 
 /// What a process has.

@@ -9,6 +9,7 @@ use crate::tree::{Finding, Source, Tree};
 const UNSAFE: &[(&str, &str)] = &[
     ("devices/src/backend/disk/uring.rs", "the ring that carries a disk's requests to the kernel"),
     ("devices/src/backend/net/tap.rs", "the ioctls of a tap device"),
+    ("vmm/src/heap.rs", "a setting of the allocator"),
     ("vmm/src/kvm/fd.rs", "KVM's ioctls, and the shared run page of a processor"),
     ("vmm/src/ram.rs", "the mapping of guest memory"),
     ("vmm/src/sandbox.rs", "what a process gives up before the guest runs"),

@@ -8,6 +8,7 @@ pub mod config;
 pub mod control;
 pub mod cpuid;
 pub mod doctor;
+pub mod heap;
 pub mod keys;
 pub mod keyvalue;
 pub mod kvm;

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use vmm::command;
 use vmm::status::Failure;
+use vmm::{command, heap};
 
 fn main() -> ExitCode {
+    heap::give_back();
     log_to_stderr();
     end_on_panic();
     let words: Vec<_> = std::env::args_os().skip(1).collect();
