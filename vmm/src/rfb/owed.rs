@@ -11,10 +11,10 @@
 //! come behind all moves that were found before.
 
 use super::picture::{Area, Move};
-use super::tiles::{TILE, Tiles};
+use super::tiles::Tiles;
 
 /// So many moves wait at most; what moves then is sent as pixels.
-const MOST: usize = 16;
+const MOST: usize = 32;
 
 /// See the module.
 pub struct Owed {
@@ -105,11 +105,13 @@ impl Owed {
 
 impl Move {
     /// Moves along what holds for tiles: one of the target has it if something of its source had it
-    /// in `before`. What a set says of other tiles stays.
+    /// in `before`, or if it had it and keeps something. What a set says of other tiles stays.
     pub fn carry(&self, before: &Tiles, set: &mut Tiles) {
-        for tile in self.to.pieces(TILE, TILE) {
-            let (x, y) = (tile.x - self.to.x + self.from.0, tile.y - self.to.y + self.from.1);
-            set.put(tile, before.touches(Area { x, y, ..tile }));
+        for tile in before.touched(self.to) {
+            let to = tile.common(self.to);
+            let (x, y) = (to.x - self.to.x + self.from.0, to.y - self.to.y + self.from.1);
+            let keeps = to != tile && before.touches(tile);
+            set.put(tile, keeps || before.touches(Area { x, y, ..to }));
         }
     }
 }
@@ -301,6 +303,24 @@ mod test {
         // The two halves change places, which only one of them can do.
         owed.change(&Tiles::all(64, 64), &[across(0, 32), across(32, 0)]);
         assert_eq!((owed.moves.as_slice(), owed.dirty.bounds()), (&[across(0, 32)][..], part(0)));
+    }
+
+    #[test]
+    fn a_tile_that_is_partly_moved_keeps_what_else_is_in_it() {
+        let part = Move { from: (64, 40), to: Area { x: 64, y: 0, width: 19, height: 64 } };
+        for lacks in [false, true] {
+            let mut owed = Owed::all((128, 128));
+            owed.set_copies(true);
+            owed.dirty().put(Area { x: 0, y: 0, width: 128, height: 128 }, false);
+            if lacks {
+                owed.dirty().insert(95, 0);
+            }
+            let mut changed = Tiles::none(128, 128);
+            changed.insert_area(part.to);
+            owed.change(&changed, &[part]);
+            let rest = if lacks { 32 } else { 0 };
+            assert_eq!((owed.moves.len(), owed.dirty.bounds().height), (1, rest));
+        }
     }
 
     #[test]

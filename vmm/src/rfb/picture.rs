@@ -43,6 +43,18 @@ impl Area {
         !beside && bottom > other.y.into() && its_bottom > self.y.into()
     }
 
+    /// What is in both.
+    pub fn common(self, other: Self) -> Self {
+        let range = |start: u16, length: u16, its: u16, its_length: u16| {
+            let end = start.saturating_add(length).min(its.saturating_add(its_length));
+            let start = start.max(its);
+            (start, end.saturating_sub(start))
+        };
+        let (x, width) = range(self.x, self.width, other.x, other.width);
+        let (y, height) = range(self.y, self.height, other.y, other.height);
+        Self { x, y, width, height }
+    }
+
     /// This area in pieces that are at most so large, row by row.
     pub fn pieces(self, width: u16, height: u16) -> impl Iterator<Item = Self> {
         steps(self.y, self.height, height).flat_map(move |(y, height)| {
@@ -56,7 +68,7 @@ impl Area {
 pub struct Move {
     /// The upper left corner of where it is before.
     pub from: (u16, u16),
-    /// Where it is then; both may overlap. This is made of whole tiles.
+    /// Where it is then; both may overlap. Tiles that are partly in it do not change besides.
     pub to: Area,
 }
 

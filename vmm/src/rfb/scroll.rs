@@ -16,8 +16,9 @@ use super::tiles::{TILE, Tiles};
 const PART: usize = 16;
 /// A move is worth it for this part of what changed or more.
 const WORTH: usize = 16;
-/// So many moves are found in one look.
-const MOST: usize = 4;
+/// So many moves are found in one look, of which so many are whole tiles.
+const MOST: usize = 16;
+const BLOCKS: usize = 4;
 /// A window: so many pixels of a row, and as many of the row so far below, as rows of letters are
 /// often alike. That is odd, because each of them may be there twice.
 const WINDOW: usize = 32;
@@ -26,6 +27,8 @@ const BELOW: usize = 7;
 const COLUMNS: usize = 8;
 /// Rows of the old picture in which they are looked for.
 const ROWS: usize = 64;
+/// Words of 64 bits.
+const SIEVE: usize = 1024;
 /// Ways that are voted for, and how many of them are tried.
 const WAYS: usize = 1024;
 const TRIED: usize = 3;
@@ -122,6 +125,38 @@ impl Both<'_> {
         self.size.0.into()
     }
 
+    /// Looks at a tile beside a rectangle that moved: as far from there as the first number, at
+    /// least, it has changed, and as far as the second one it moved as well.
+    fn depth(&self, tile: Area, side: Side, way: Way) -> (u16, u16) {
+        let length = side.length(tile);
+        let is_still = |line: &u16| self.is_moved(side.lines(tile, *line, 1), Way::default());
+        let moved = |line: &u16| self.is_moved(side.lines(tile, *line, 1), way);
+        let still = (0..length).rev().take_while(is_still).count();
+        let moved = (0..length).take_while(moved).count();
+        (length - number(still), number(moved))
+    }
+
+    /// What moved beside a rectangle in parts of tiles, where nothing else has changed in them.
+    fn fringe(&self, block: Area, side: Side, way: Way, left: &Tiles) -> Vec<Area> {
+        let mut strips: Vec<(Area, u16, u16)> = Vec::new();
+        for tile in side.beside(block, self.size).pieces(TILE, TILE) {
+            let (changed, moved) = self.depth(tile, side, way);
+            if changed > moved || (changed > 0 && !left.touches(tile)) {
+                continue;
+            }
+            if let Some((area, least, most)) = strips.last_mut()
+                && let Some(both) = joined(*area, tile)
+                && changed.max(*least) <= moved.min(*most)
+            {
+                (*area, *least, *most) = (both, changed.max(*least), moved.min(*most));
+            } else {
+                strips.push((tile, changed, moved));
+            }
+        }
+        let strips = strips.into_iter().filter(|it| it.1 > 0);
+        strips.map(|(area, depth, _)| side.lines(area, 0, depth)).collect()
+    }
+
     /// Whether an area of the new picture was elsewhere in the old one.
     fn is_moved(&self, to: Area, way: Way) -> bool {
         let Some(from) = way.back(to, self.size) else { return false };
@@ -133,6 +168,63 @@ impl Both<'_> {
         };
         (0..to.height).all(|y| row(self.new, to, y) == row(self.old, from, y))
     }
+}
+
+/// A side of a rectangle.
+#[derive(Clone, Copy)]
+enum Side {
+    Above,
+    Below,
+    Left,
+    Right,
+}
+
+impl Side {
+    const ALL: [Self; 4] = [Self::Above, Self::Below, Self::Left, Self::Right];
+
+    /// The tiles at this side of some tiles; there may be none.
+    fn beside(self, it: Area, (width, height): (u16, u16)) -> Area {
+        let before = |start: u16| (start.saturating_sub(TILE), start.min(TILE));
+        let behind = |start: u16, length: u16, most: u16| {
+            let end = start.saturating_add(length).min(most);
+            (end, TILE.min(most - end))
+        };
+        let (x, wide) = match self {
+            Self::Left => before(it.x),
+            Self::Right => behind(it.x, it.width, width),
+            _ => (it.x, it.width),
+        };
+        let (y, high) = match self {
+            Self::Above => before(it.y),
+            Self::Below => behind(it.y, it.height, height),
+            _ => (it.y, it.height),
+        };
+        Area { x, y, width: wide, height: high }
+    }
+
+    /// How far a tile that is beside something reaches away from it.
+    fn length(self, tile: Area) -> u16 {
+        if matches!(self, Self::Above | Self::Below) { tile.height } else { tile.width }
+    }
+
+    /// So many lines of a tile that is beside something, counted from there.
+    fn lines(self, tile: Area, first: u16, count: u16) -> Area {
+        match self {
+            Self::Above => Area { y: tile.y + tile.height - first - count, height: count, ..tile },
+            Self::Below => Area { y: tile.y + first, height: count, ..tile },
+            Self::Left => Area { x: tile.x + tile.width - first - count, width: count, ..tile },
+            Self::Right => Area { x: tile.x + first, width: count, ..tile },
+        }
+    }
+}
+
+/// An area and the one that follows it, in a row or a column, as one.
+fn joined(one: Area, next: Area) -> Option<Area> {
+    if (one.y, one.height) == (next.y, next.height) && one.end().0 == u32::from(next.x) {
+        return Some(Area { width: one.width + next.width, ..one });
+    }
+    let below = (one.x, one.width) == (next.x, next.width) && one.end().1 == u32::from(next.y);
+    below.then(|| Area { height: one.height + next.height, ..one })
 }
 
 /// How far something moved.
@@ -174,7 +266,11 @@ impl Way {
 struct Search {
     /// Windows by what is in them; half of the places are free at least.
     windows: Vec<Window>,
+    /// A bit for each that may be there, so that hardly any other is looked for.
+    sieve: Vec<u64>,
     ways: Vec<(Way, u32)>,
+    /// A row of the old picture, as it is summed up.
+    row: Vec<u64>,
 }
 
 /// A window of the new picture.
@@ -210,6 +306,11 @@ const LEAVES: u64 = {
     power
 };
 
+/// Where a window's bit is.
+fn word(sum: u32) -> usize {
+    sum as usize / 64 % SIEVE
+}
+
 impl Search {
     fn run(&mut self, both: &Both<'_>, changed: &Tiles) -> Vec<Move> {
         let area = changed.bounds();
@@ -220,15 +321,25 @@ impl Search {
         let mut moved = Vec::new();
         let least = (changed.count() / WORTH).max(1);
         let mut left = changed.clone();
-        for way in self.vote(both, area) {
+        let mut blocks = 0;
+        for way in self.vote(both, around(area, both.size)) {
             let mut grid = Grid::new(both, area, way, &left);
-            while moved.len() < MOST
-                && let Some(to) = grid.best(least)
+            while blocks < BLOCKS
+                && let Some(block) = grid.best(least)
             {
-                let from = way.back(to, both.size).map(|from| (from.x, from.y));
-                moved.extend(from.map(|from| Move { from, to }));
-                grid.clear(to);
-                left.put(to, false);
+                blocks += 1;
+                grid.clear(block);
+                let mut all = vec![block];
+                // What goes aslant would be in its own way.
+                if way.right == 0 || way.down == 0 {
+                    let fringe = |side: Side| both.fringe(block, side, way, &left);
+                    all.extend(Side::ALL.into_iter().flat_map(fringe));
+                }
+                for to in all {
+                    let from = way.back(to, both.size).filter(|_| moved.len() < MOST);
+                    moved.extend(from.map(|from| Move { from: (from.x, from.y), to }));
+                    left.put(to, false);
+                }
             }
         }
         in_order(moved)
@@ -241,6 +352,8 @@ impl Search {
         self.windows.clear();
         let free = Window { sum: 0, place: (NOWHERE, NOWHERE) };
         self.windows.resize((2 * rows * columns).next_power_of_two(), free);
+        self.sieve.clear();
+        self.sieve.resize(SIEVE, 0);
         let gap = usize::from(area.width) / columns;
         for column in 0..columns {
             let x = usize::from(area.x) + column * gap + (gap - WINDOW) / 2;
@@ -276,6 +389,7 @@ impl Search {
 
     fn insert(&mut self, sum: u64, place: (u16, u16)) {
         let Some((at, sum)) = self.position(sum) else { return };
+        self.sieve[word(sum)] |= 1 << (sum % 64);
         let it = &mut self.windows[at];
         if it.place.0 == NOWHERE {
             *it = Window { sum, place };
@@ -309,16 +423,33 @@ impl Search {
         let upper = &both.old[start..start + width];
         let start = start + BELOW * both.width();
         let lower = &both.old[start..start + width];
-        let pixels = || upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
-        let mut sum = pixels().take(WINDOW - 1).fold(0, next);
-        let leaves = std::iter::once(0).chain(pixels());
-        for (x, (pixel, leaves)) in (left..).zip(pixels().skip(WINDOW - 1).zip(leaves)) {
-            sum = next(sum, pixel).wrapping_sub(leaves.wrapping_mul(LEAVES));
-            let Some((at, its)) = self.position(mixed(sum)) else { continue };
-            let Window { sum, place } = self.windows[at];
-            if place.1 != NOWHERE && sum == its {
-                self.count(Way::between((x, y), place));
+        self.row.clear();
+        // What leaves the first window is before the row.
+        self.row.resize(WINDOW, 0);
+        let pixels = upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
+        self.row.extend(pixels);
+        let row = std::mem::take(&mut self.row);
+        let mut sum = 0;
+        for (at, (enters, leaves)) in row[WINDOW..].iter().zip(&row).enumerate() {
+            sum = next(sum, enters.wrapping_sub(leaves.wrapping_mul(LEAVES)));
+            // The first ones are not whole.
+            if at + 1 >= WINDOW {
+                self.find((left + at + 1 - WINDOW, y), mixed(sum));
             }
+        }
+        self.row = row;
+    }
+
+    /// Looks for what is at a place of the old picture.
+    fn find(&mut self, from: (usize, usize), mixed: u64) {
+        let sum = u32::try_from(mixed & u64::from(u32::MAX)).unwrap_or(0);
+        if self.sieve[word(sum)] >> (sum % 64) & 1 == 0 {
+            return;
+        }
+        let Some((at, _)) = self.position(mixed) else { return };
+        let it = self.windows[at];
+        if it.place.1 != NOWHERE && it.sum == sum {
+            self.count(Way::between(from, it.place));
         }
     }
 
@@ -336,6 +467,18 @@ impl Search {
             room.1 -= 1;
         }
     }
+}
+
+/// An area and as much on all sides of it, where what is there now may come from.
+fn around(area: Area, (width, height): (u16, u16)) -> Area {
+    let range = |start: u16, length: u16, most: u16| {
+        let from = start.saturating_sub(length);
+        let end = start.saturating_add(length).saturating_add(length).min(most);
+        (from, end - from)
+    };
+    let ((x, wide), (y, high)) =
+        (range(area.x, area.width, width), range(area.y, area.height, height));
+    Area { x, y, width: wide, height: high }
 }
 
 /// Whether all pixels have one colour.
@@ -551,8 +694,29 @@ mod test {
                 };
                 assert_eq!(row(new, to), row(old, from), "{it:?}");
             }
+            // What else is in a tile is as it was, or moved too.
+            let other = different(old, new);
+            for y in 0..usize::from(new.height) {
+                for x in 0..usize::from(new.width) {
+                    let at = y * usize::from(new.width) + x;
+                    let pixel = area(number(x), number(y), 1, 1);
+                    let told = moves.iter().any(|it| it.to.covers(pixel));
+                    if other.touches(pixel) && it.to.meets(tile_of(pixel)) && !told {
+                        assert_eq!(new.pixels[at], old.pixels[at], "{x}, {y} of {it:?}");
+                    }
+                }
+            }
         }
         moves
+    }
+
+    fn tile_of(pixel: Area) -> Area {
+        area(pixel.x / TILE * TILE, pixel.y / TILE * TILE, TILE, TILE)
+    }
+
+    fn way(it: &Move) -> (i32, i32) {
+        let way = |to: u16, from: u16| i32::from(to) - i32::from(from);
+        (way(it.to.x, it.from.0), way(it.to.y, it.from.1))
     }
 
     fn moved(old: &Picture, new: &Picture) -> Vec<Move> {
@@ -584,12 +748,28 @@ mod test {
         // And a clock.
         after.pixels[1270] ^= 0x00ff_ffff;
         let moves = moved(&before, &after);
-        let [only] = moves[..] else { panic!("{moves:?}") };
-        assert_eq!((only.to.x - only.from.0, only.from.1 - only.to.y), (0, 20));
-        assert!(window.covers(only.to) && only.to.height >= 320, "{only:?}");
+        assert!(!moves.is_empty() && moves.iter().all(|it| window.covers(it.to)), "{moves:?}");
+        assert!(moves.iter().all(|it| way(it) == (0, -20)), "{moves:?}");
+        // The window begins and ends within tiles, and what moved does so too.
+        assert!(moves.iter().any(|it| it.to.x == 301), "{moves:?}");
+        assert!(moves.iter().any(|it| it.to.height >= 320), "{moves:?}");
         let back = moved(&after, &before);
-        let [only] = back[..] else { panic!("{back:?}") };
-        assert_eq!((only.to.x - only.from.0, only.to.y - only.from.1), (0, 20));
+        assert!(!back.is_empty() && back.iter().all(|it| way(it) == (0, 20)), "{back:?}");
+    }
+
+    /// A guest is looked at in the middle of what it draws.
+    #[test]
+    fn what_has_scrolled_so_far_is_found_up_to_the_pixel() {
+        let (before, after) = (text(1024, 768, 0), text(1024, 768, 20));
+        let (mut one, end) = (text(1024, 768, 0), 401 * 1024 + 300);
+        one.pixels[..end].copy_from_slice(&after.pixels[..end]);
+        let mut left = different(&before, &one);
+        let moves = moved(&before, &one);
+        moves.iter().for_each(|it| left.put(it.to, false));
+        assert!(left.count() <= 1, "where the seam is: {:?}", left.bounds());
+        let mut left = different(&one, &after);
+        moved(&one, &after).iter().for_each(|it| left.put(it.to, false));
+        assert_eq!(left.bounds().y, 736, "what came in below: {:?}", left.bounds());
     }
 
     #[test]
@@ -606,12 +786,10 @@ mod test {
         };
         for (x, y) in [(113, 90), (87, 111), (100, 77), (140, 100), (500, 450)] {
             let moves = moved(&with(100, 100), &with(x, y));
-            assert!(!moves.is_empty(), "to {x}, {y}");
-            let [first, ..] = moves[..] else { panic!("to {x}, {y}") };
-            let way = |to: u16, from: u16| i32::from(to) - i32::from(from);
-            let ways = (way(first.to.x, first.from.0), way(first.to.y, first.from.1));
-            assert_eq!(ways, (i32::from(x) - 100, i32::from(y) - 100));
-            assert!(first.to.pixels() > 380 * 230, "{moves:?}");
+            let wanted = (i32::from(x) - 100, i32::from(y) - 100);
+            assert!(moves.iter().all(|it| way(it) == wanted), "to {x}, {y}: {moves:?}");
+            let pixels: usize = moves.iter().map(|it| it.to.pixels()).sum();
+            assert!(pixels > 380 * 230, "to {x}, {y}: {moves:?}");
         }
     }
 

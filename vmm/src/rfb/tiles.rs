@@ -99,6 +99,14 @@ impl Tiles {
         rows.into_iter().all(|y| columns.clone().all(|x| self.bits[y * width + x]))
     }
 
+    /// The pixels of each tile that an area touches, in the set or not.
+    pub fn touched(&self, area: Area) -> impl Iterator<Item = Area> {
+        let (columns, rows) = self.reach(area);
+        let width = self.columns();
+        rows.into_iter()
+            .flat_map(move |y| columns.clone().map(move |x| self.area(y * width + x, 1, 1)))
+    }
+
     /// The smallest area with all of them in it.
     pub fn bounds(&self) -> Area {
         let columns = self.columns().max(1);
