@@ -12,8 +12,11 @@ use super::canvas::Picture;
 use super::picture::{Area, Move};
 use super::tiles::{TILE, Tiles};
 
-/// What changed is looked at if it is this part of the picture or more.
+/// What changed is looked at if it is this part of the picture or more; or the next, if that is so
+/// many pixels.
 const PART: usize = 16;
+const SMALL_PART: usize = 64;
+const MANY: usize = 32 << 10;
 /// A move is worth it for this part of what changed or more.
 const WORTH: usize = 16;
 /// So many moves are found in one look, of which so many are whole tiles.
@@ -25,8 +28,9 @@ const WINDOW: usize = 32;
 const BELOW: usize = 7;
 /// Columns of windows, of which there is one in each row.
 const COLUMNS: usize = 8;
-/// Rows of the old picture in which they are looked for.
-const ROWS: usize = 64;
+/// Rows of the old picture in which they are looked for: one for so many that changed.
+const ROWS: std::ops::RangeInclusive<usize> = 16..=64;
+const EACH: usize = 8;
 /// Words of 64 bits.
 const SIEVE: usize = 1024;
 /// Ways that are voted for, and how many of them are tried.
@@ -61,7 +65,7 @@ impl Scroll {
     /// Before a picture is overwritten in so many of its pixels at most.
     pub fn keep(&mut self, picture: &Picture, written: usize) {
         self.kept = false;
-        if written * PART < picture.pixels.len() {
+        if !is_much(written, picture) {
             return;
         }
         if self.pause > 0 {
@@ -97,7 +101,7 @@ impl Scroll {
             return Vec::new();
         }
         self.stale.clone_from(changed);
-        if changed.pixels() * PART < picture.pixels.len() {
+        if !is_much(changed.pixels(), picture) {
             return Vec::new();
         }
         let both = Both { old: &self.before, new: &picture.pixels, size: picture.size() };
@@ -111,6 +115,12 @@ impl Scroll {
         let doubled = self.failures.saturating_sub(PATIENCE).min(PAUSE);
         self.pause = ((1_u32 << doubled.min(8)) - 1).min(PAUSE);
     }
+}
+
+/// Whether so many pixels are worth a search.
+fn is_much(pixels: usize, picture: &Picture) -> bool {
+    let all = picture.pixels.len();
+    pixels >= (all / PART).min(MANY.max(all / SMALL_PART))
 }
 
 /// The picture before and after.
@@ -322,7 +332,7 @@ impl Search {
         let least = (changed.count() / WORTH).max(1);
         let mut left = changed.clone();
         let mut blocks = 0;
-        for way in self.vote(both, around(area, both.size)) {
+        for way in self.vote(both, area) {
             let mut grid = Grid::new(both, area, way, &left);
             while blocks < BLOCKS
                 && let Some(block) = grid.best(least)
@@ -402,8 +412,10 @@ impl Search {
     fn vote(&mut self, both: &Both<'_>, area: Area) -> Vec<Way> {
         self.ways.clear();
         self.ways.resize(WAYS, (Way::default(), 0));
+        let count = (usize::from(area.height) / EACH).clamp(*ROWS.start(), *ROWS.end());
+        let area = around(area, both.size);
         let rows = usize::from(area.height) - BELOW;
-        let count = ROWS.min(rows);
+        let count = count.min(rows);
         for row in 0..count {
             // Not in the rhythm of lines of text.
             let (start, end) = (row * rows / count, (row + 1) * rows / count);
