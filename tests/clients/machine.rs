@@ -75,23 +75,9 @@ impl Machine {
         let heard = ["--serial", &serial, "--control", &control];
         let running = Running::vmm(&[&own[..], &seen, &heard].concat())?;
         let line = path("serial");
-        let mut machine = Self { running, control: connect(control.as_ref())?, folder, address };
-        machine.begin(&line).with_context(|| machine.log())?;
+        let machine = Self { running, control: connect(control.as_ref())?, folder, address };
+        begin(&line).with_context(|| machine.log())?;
         Ok(machine)
-    }
-
-    /// Has the scene begin, whenever the guest is there.
-    fn begin(&mut self, line: &str) -> Result<()> {
-        let mut line = until("the serial port", || Ok(UnixStream::connect(line).ok()))?;
-        line.set_read_timeout(Some(Duration::from_millis(100)))?;
-        let mut said = Vec::new();
-        until("the first frame", || {
-            line.write_all(b"a")?;
-            let mut bytes = [0; 4096];
-            let count = line.read(&mut bytes).unwrap_or(0);
-            said.extend(&bytes[..count]);
-            Ok(String::from_utf8_lossy(&said).contains("scene 0\n").then_some(()))
-        })
     }
 
     /// The port of its screen.
@@ -144,6 +130,20 @@ impl Machine {
     pub(crate) fn log(&self) -> String {
         self.running.stderr.text()
     }
+}
+
+/// Has the scene begin, whenever the guest is there.
+fn begin(line: &str) -> Result<()> {
+    let mut line = until("the serial port", || Ok(UnixStream::connect(line).ok()))?;
+    line.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let mut said = Vec::new();
+    until("the first frame", || {
+        line.write_all(b"a")?;
+        let mut bytes = [0; 4096];
+        let count = line.read(&mut bytes).unwrap_or(0);
+        said.extend(&bytes[..count]);
+        Ok(String::from_utf8_lossy(&said).contains("scene 0\n").then_some(()))
+    })
 }
 
 /// Looks until there is something.
