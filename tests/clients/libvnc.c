@@ -7,6 +7,7 @@
  *   picture PATH      writes the picture there, in bytes blue, green, red, 0; answers its size
  *   key SYMBOL DOWN   sends a key
  *   pointer X Y BUTTONS
+ *   moved             answers how many pixels were moved by CopyRect
  *   size WIDTH HEIGHT asks for another size of the desktop
  */
 #include <poll.h>
@@ -79,6 +80,15 @@ static int set_format(rfbPixelFormat *format, int bits, int big)
 	}
 }
 
+static GotCopyRectProc move_pixels;
+static unsigned long moved;
+
+static void count_moved(rfbClient *client, int x, int y, int width, int height, int to_x, int to_y)
+{
+	moved += (unsigned long)width * height;
+	move_pixels(client, x, y, width, height, to_x, to_y);
+}
+
 static unsigned intensity(unsigned pixel, unsigned max, unsigned shift)
 {
 	return ((pixel >> shift & max) * 255 + max / 2) / max;
@@ -129,6 +139,8 @@ static int heed(rfbClient *client, const char *line)
 		return SendKeyEvent(client, one, two) && puts("done") >= 0;
 	if (sscanf(line, "pointer %u %u %u", &one, &two, &three) == 3)
 		return SendPointerEvent(client, one, two, three) && puts("done") >= 0;
+	if (!strcmp(line, "moved"))
+		return printf("moved %lu\n", moved) >= 0;
 	if (sscanf(line, "size %u %u", &one, &two) == 2)
 		return SendExtDesktopSize(client, one, two) && puts("done") >= 0;
 	return 0;
@@ -183,6 +195,8 @@ int main(int count, char **words)
 	client->appData.compressLevel = atoi(words[6]);
 	client->appData.shareDesktop = TRUE;
 	client->canHandleNewFBSize = TRUE;
+	move_pixels = client->GotCopyRect;
+	client->GotCopyRect = count_moved;
 	client->GetPassword = password;
 	client->GetCredential = credential;
 	/* On failure the library has freed the client. */

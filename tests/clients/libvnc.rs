@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, ensure};
 use transom_tests::program::finish;
+use vmm::control;
 
 use crate::eye::{Eye, stir};
 use crate::hands::{Hand, hands};
@@ -164,6 +165,68 @@ fn libvnc_follows_what_is_drawn_and_the_size() -> Result<()> {
         eye.ask("size 1024 768")?;
         resize(&mut machine, (1024, 768))?;
         eye.settle(&mut machine, near)?;
+    }
+    Ok(())
+}
+
+/// Lines from one to the next of the text that scrolls.
+const LINE: usize = 20;
+
+/// A scene for the probe: a page of 800x600 that moves by a line with each frame, forty times.
+fn page_that_scrolls() -> Vec<u8> {
+    let (width, height, frames) = (800, 600, 40);
+    let mut noise = 1_u32;
+    let mut random = move || {
+        noise ^= noise << 13;
+        noise ^= noise >> 17;
+        noise ^= noise << 5;
+        noise
+    };
+    let mut pixels = vec![0x00ff_ffff_u32; width * (height + frames * LINE)];
+    for line in pixels.chunks_mut(width * LINE) {
+        // Some are short.
+        let end = 100 + random() as usize % 700;
+        // A letter has rows in pairs.
+        for rows in line.chunks_mut(2 * width).take(8) {
+            for x in 8..end {
+                let ink = random().is_multiple_of(3);
+                rows[x] = if ink { 0x0020_3040 } else { 0x00ff_ffff };
+                rows[width + x] = rows[x];
+            }
+        }
+    }
+    let (first, stride) = (4096, 4 * width);
+    let mut numbers = vec![1, width, height, 0, 0, width, height, first, stride, frames];
+    numbers.extend([stride * LINE, 0, first]);
+    let mut scene: Vec<u8> =
+        numbers.iter().flat_map(|it| u32::try_from(*it).unwrap_or(0).to_le_bytes()).collect();
+    scene.resize(first, 0);
+    scene.extend(pixels.iter().flat_map(|pixel| pixel.to_le_bytes()));
+    scene
+}
+
+#[test]
+fn libvnc_moves_what_scrolls() -> Result<()> {
+    let Some(viewer) = found("libvnc_moves_what_scrolls") else { return Ok(()) };
+    let mut machine = Machine::on_stage(&page_that_scrolls(), "800x600")?;
+    for (encodings, bits) in
+        [("copyrect raw", 32), ("zrle copyrect", 32), ("copyrect tight", 16), ("zrle", 32)]
+    {
+        let mut eye = Eye::open(&mut look(viewer, &machine.address, encodings, bits))?;
+        eye.settle(&mut machine, Near::bits(bits))?;
+        for _ in 0..8 {
+            // A frame when it goes down, and one when it goes up.
+            machine.ask(&control::Command::Type { text: "a".into() })?;
+            eye.settle(&mut machine, Near::bits(bits))?;
+        }
+        let said = eye.ask("moved")?;
+        let moved: usize = said.trim_start_matches("moved ").parse().context(said)?;
+        eprintln!("{encodings}: {moved} pixels were moved");
+        // How much depends on when the guest is looked at.
+        let wanted = if encodings.contains("copyrect") { 1..usize::MAX } else { 0..1 };
+        ensure!(wanted.contains(&moved), "{encodings}: {moved} pixels were moved");
+        drop(eye);
+        machine.is_left()?;
     }
     Ok(())
 }

@@ -1,5 +1,8 @@
 //! The machine that all clients look at, and what they should see.
 
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Instant;
 use std::{thread, time::Duration};
@@ -57,6 +60,26 @@ impl Machine {
         Ok(Self { running, control: connect(&control)?, folder, address })
     }
 
+    /// Starts one that shows a scene, whose screen is at a Unix socket. Each key that goes down or
+    /// up has it show the next frame.
+    pub(crate) fn on_stage(scene: &[u8], display: &str) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let [kernel, module, control, address] = ["kernel", "scene", "control", "screen"].map(path);
+        fs::write(&kernel, vmm::probe::IMAGE).context("the probe")?;
+        fs::write(&module, scene).context("a scene")?;
+        let (serial, vnc) = (format!("socket:{}", path("serial")), format!("unix:{address}"));
+        let words = "checks=none then=halt show=yes";
+        let own = ["run", "--accept-emulation", "--kernel", &kernel, "--initrd", &module];
+        let seen = ["--display", display, "--vnc", &vnc, "--cmdline", words];
+        let heard = ["--serial", &serial, "--control", &control];
+        let running = Running::vmm(&[&own[..], &seen, &heard].concat())?;
+        let line = path("serial");
+        let machine = Self { running, control: connect(control.as_ref())?, folder, address };
+        begin(&line).with_context(|| machine.log())?;
+        Ok(machine)
+    }
+
     /// The port of its screen.
     pub(crate) fn port(&self) -> Result<u16> {
         let port =
@@ -107,6 +130,20 @@ impl Machine {
     pub(crate) fn log(&self) -> String {
         self.running.stderr.text()
     }
+}
+
+/// Has the scene begin, whenever the guest is there.
+fn begin(line: &str) -> Result<()> {
+    let mut line = until("the serial port", || Ok(UnixStream::connect(line).ok()))?;
+    line.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let mut said = Vec::new();
+    until("the first frame", || {
+        line.write_all(b"a")?;
+        let mut bytes = [0; 4096];
+        let count = line.read(&mut bytes).unwrap_or(0);
+        said.extend(&bytes[..count]);
+        Ok(String::from_utf8_lossy(&said).contains("scene 0\n").then_some(()))
+    })
 }
 
 /// Looks until there is something.

@@ -15,6 +15,8 @@ use devices::display::{Mode, PAGE, Scanout};
 use devices::input::{Hub, Lights};
 use tokio::sync::Notify;
 
+use super::owed::Owed;
+use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
 
 /// What is shown before there was a picture: dim, so that it is seen that somebody is there.
@@ -54,7 +56,7 @@ impl Picture {
 
 /// What one client has not been sent yet.
 pub struct Viewer {
-    dirty: Mutex<Tiles>,
+    owed: Mutex<Owed>,
     /// It waits for changes.
     waits: AtomicBool,
     /// Something is there for it.
@@ -71,9 +73,14 @@ impl Drop for Viewer {
 }
 
 impl Viewer {
+    /// Works on what it is to be sent.
+    pub fn owed<T>(&self, work: impl FnOnce(&mut Owed) -> T) -> T {
+        work(&mut self.owed.lock().expect("no viewer panicked"))
+    }
+
     /// Works on its set of tiles.
     pub fn dirty<T>(&self, work: impl FnOnce(&mut Tiles) -> T) -> T {
-        work(&mut self.dirty.lock().expect("no viewer panicked"))
+        self.owed(|owed| work(owed.dirty()))
     }
 }
 
@@ -98,6 +105,8 @@ struct Look {
     mode: Option<Mode>,
     pages: Vec<u64>,
     line: Vec<u8>,
+    /// For those who can be told of moves.
+    scroll: Option<Scroll>,
 }
 
 /// When the next look is.
@@ -174,9 +183,8 @@ impl Canvas {
             drop(picture);
             self.look(true);
         };
-        let (width, height) = picture.size();
         let viewer = Arc::new(Viewer {
-            dirty: Mutex::new(Tiles::all(width, height)),
+            owed: Mutex::new(Owed::all(picture.size())),
             waits: AtomicBool::new(false),
             wake: Notify::new(),
             wanted: self.wanted.clone(),
@@ -286,6 +294,7 @@ impl Canvas {
             scanout.changed(&mut look.pages);
         }
         let mode = checked(self.scanout.as_ref().and_then(|it| it.mode()));
+        look.moves(self.viewers().iter().any(|it| it.owed(|owed| owed.copies())));
         let mut picture = self.picture.write().expect("no canvas panicked");
         let before = picture.size();
         let mut changed = Tiles::none(before.0, before.1);
@@ -313,18 +322,13 @@ impl Canvas {
             _ => {}
         }
         look.pages.fill(0);
+        let moves = look.scroll.as_mut().map(|it| it.find(&picture, &changed)).unwrap_or_default();
         if changed.is_empty() {
             return false;
         }
         // Still with the picture's lock: their sets are of its size.
         for viewer in self.viewers() {
-            viewer.dirty(|dirty| {
-                if dirty.size() == changed.size() {
-                    dirty.unite(&changed);
-                } else {
-                    *dirty = Tiles::all(changed.size().0, changed.size().1);
-                }
-            });
+            viewer.owed(|owed| owed.change(&changed, &moves));
             viewer.wake.notify_one();
         }
         true
@@ -351,8 +355,21 @@ fn to_usize(number: u64) -> usize {
 }
 
 impl Look {
+    /// Whether anybody can be told of moves; the room for it is not there else.
+    fn moves(&mut self, wanted: bool) {
+        if !wanted {
+            self.scroll = None;
+        } else if self.scroll.is_none() {
+            self.scroll = Some(Scroll::default());
+        }
+    }
+
     /// Copies the pages, and says which tiles are different for it.
     fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Picture, changed: &mut Tiles) {
+        if let Some(scroll) = &mut self.scroll {
+            let pages: usize = self.pages.iter().map(|it| it.count_ones() as usize).sum();
+            scroll.keep(to, pages * to_usize(PAGE / 4));
+        }
         let mut next = 0;
         let count = self.pages.len() as u64 * 64;
         while next < count {

@@ -1,10 +1,11 @@
 //! The remote frame buffer protocol (RFC 6143, and what its community added since): the screen in
 //! any VNC client.
 //!
-//! One [`Server`] has the picture (`canvas`) and all clients. A client is a stream and what is
-//! known of it ([`Admission`]): listeners hand theirs over (`listen`), and so does the browser's
-//! WebSocket. `handshake` lets it in; then `session` reads what it sends and `paint` writes to it,
-//! as two futures of one task.
+//! One [`Server`] has the picture (`canvas`) and all clients. What of it only moved is found once
+//! for all of them (`scroll`), and told to those who can move what they have (`owed`). A client is
+//! a stream and what is known of it ([`Admission`]): listeners hand theirs over (`listen`), and so
+//! does the browser's WebSocket. `handshake` lets it in; then `session` reads what it sends and
+//! `paint` writes to it, as two futures of one task.
 //!
 //! Threats: whoever reaches the port, and the guest, whose picture is only ever bytes. A client
 //! costs a bounded amount of memory: 1 MiB of what it sends, which is twice that while it grows
@@ -25,9 +26,11 @@ pub mod keys;
 pub mod listen;
 pub mod message;
 pub(crate) mod meter;
+pub mod owed;
 pub mod paint;
 pub mod picture;
 mod rate;
+pub mod scroll;
 pub mod security;
 mod session;
 #[cfg(test)]

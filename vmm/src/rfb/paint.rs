@@ -17,9 +17,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::canvas::Canvas;
-use super::encode::{Choice, Encoder, Encoding};
+use super::encode::{self, Choice, Encoder, Encoding};
 use super::format::PixelFormat;
-use super::picture::{Area, View};
+use super::owed::Owed;
+use super::picture::{Area, Move, View};
 use super::session::{Report, State, milestone};
 use super::tiles::Tiles;
 use super::wishes::number;
@@ -71,7 +72,7 @@ struct Told {
 struct Plan {
     /// Messages, and updates without pixels.
     first: Vec<u8>,
-    /// Rectangles that say something, to go with the pixels.
+    /// Rectangles without pixels, to go before those that have them.
     signs: Vec<u8>,
     signs_count: u16,
     /// The pixels.
@@ -174,12 +175,14 @@ impl Painter {
         // In this order everywhere: picture, state, tiles. Not the picture: who copies it has it
         // for a while, and the tiles' size is its size.
         client.state(|state| {
-            client.viewer.dirty(|dirty| {
+            client.viewer.owed(|owed| {
                 let mut plan =
                     Plan { first: std::mem::take(&mut state.replies), ..Plan::default() };
-                self.resize(dirty.size(), state, &mut plan);
+                let size = owed.dirty().size();
+                self.resize(size, state, &mut plan);
+                owed.set_copies(state.wishes.can.copy && self.told.size == size);
                 self.signs(lights, state, &mut plan);
-                self.pixels(dirty, state, &mut plan);
+                self.pixels(owed, state, &mut plan);
                 let asks = plan.job.is_none() && state.request.is_some();
                 canvas.wait(&client.viewer, asks || is_streaming(state));
                 plan
@@ -258,7 +261,7 @@ impl Painter {
     }
 
     /// Takes the tiles that the client waits for.
-    fn pixels(&mut self, dirty: &mut Tiles, state: &mut State, plan: &mut Plan) {
+    fn pixels(&mut self, owed: &mut Owed, state: &mut State, plan: &mut Plan) {
         let streams = is_streaming(state);
         let asked = match (state.request, state.continuous.filter(|_| streams)) {
             (Some(one), Some(_)) | (Some(one), None) => one,
@@ -266,8 +269,9 @@ impl Painter {
             (None, None) => return,
         };
         let slow = state.rate.slow();
+        let (moves, tiles) = owed.take(asked);
         let mut job = Job {
-            tiles: dirty.split_off(asked),
+            tiles,
             choice: state.wishes.choice(slow),
             format: state.format,
             clip: self.told.size,
@@ -283,7 +287,8 @@ impl Painter {
         if !same {
             self.coarse = Tiles::none(job.tiles.size().0, job.tiles.size().1);
         }
-        if job.tiles.is_empty() {
+        self.moves(&moves, plan);
+        if job.tiles.is_empty() && moves.is_empty() {
             if self.coarse.is_empty() || self.last.elapsed() < STILL {
                 return;
             }
@@ -291,6 +296,7 @@ impl Painter {
             if job.tiles.is_empty() {
                 return;
             }
+            owed.fly(&job.tiles);
             job.choice = state.wishes.choice(0);
         } else if slow > 0 && job.choice.quality.is_some() {
             self.coarse.unite(&job.tiles);
@@ -299,6 +305,16 @@ impl Painter {
         }
         (state.request, state.again) = (None, false);
         plan.job = Some(job);
+    }
+
+    /// Says what the client is to move, before any pixels; what it has of that may be coarse.
+    fn moves(&mut self, moves: &[Move], plan: &mut Plan) {
+        for it in moves {
+            encode::copy(it.to, it.from.0, it.from.1, &mut plan.signs);
+            plan.signs_count += 1;
+            let before = self.coarse.clone();
+            it.carry(&before, &mut self.coarse);
+        }
     }
 
     /// Writes one update.
@@ -319,6 +335,7 @@ impl Painter {
         while !job.is_done() {
             let part = self.encode(job, message).await?;
             (job, message) = (part.job, part.out);
+            self.client.viewer.owed(|owed| owed.fly(&job.tiles));
             rectangles += part.rectangles;
             self.encoder = Some(part.encoder);
             if end != End::Known && !job.is_done() {

@@ -24,11 +24,59 @@ impl Area {
         self.width as usize * self.height as usize
     }
 
+    /// Where it ends: the first column and the first row that are not in it.
+    pub fn end(self) -> (u32, u32) {
+        let end = |start: u16, length: u16| u32::from(start) + u32::from(length);
+        (end(self.x, self.width), end(self.y, self.height))
+    }
+
+    /// Whether all of another area is in this one.
+    pub fn covers(self, other: Self) -> bool {
+        let ((right, bottom), (its_right, its_bottom)) = (self.end(), other.end());
+        self.x <= other.x && self.y <= other.y && its_right <= right && its_bottom <= bottom
+    }
+
+    /// Whether a pixel is in both.
+    pub fn meets(self, other: Self) -> bool {
+        let ((right, bottom), (its_right, its_bottom)) = (self.end(), other.end());
+        let beside = right <= other.x.into() || its_right <= self.x.into();
+        !beside && bottom > other.y.into() && its_bottom > self.y.into()
+    }
+
+    /// What is in both.
+    pub fn common(self, other: Self) -> Self {
+        let range = |start: u16, length: u16, its: u16, its_length: u16| {
+            let end = start.saturating_add(length).min(its.saturating_add(its_length));
+            let start = start.max(its);
+            (start, end.saturating_sub(start))
+        };
+        let (x, width) = range(self.x, self.width, other.x, other.width);
+        let (y, height) = range(self.y, self.height, other.y, other.height);
+        Self { x, y, width, height }
+    }
+
     /// This area in pieces that are at most so large, row by row.
     pub fn pieces(self, width: u16, height: u16) -> impl Iterator<Item = Self> {
         steps(self.y, self.height, height).flat_map(move |(y, height)| {
             steps(self.x, self.width, width).map(move |(x, width)| Self { x, y, width, height })
         })
+    }
+}
+
+/// Something that is on the screen, and comes to another place of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The upper left corner of where it is before.
+    pub from: (u16, u16),
+    /// Where it is then; both may overlap. Tiles that are partly in it do not change besides.
+    pub to: Area,
+}
+
+impl Move {
+    /// Where it is before.
+    pub const fn source(&self) -> Area {
+        let Area { width, height, .. } = self.to;
+        Area { x: self.from.0, y: self.from.1, width, height }
     }
 }
 

@@ -23,8 +23,11 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::canvas::Canvas;
 use super::clipboard::{self, Clipboard, Say};
+use super::picture::Area;
 use super::security::{Door, Passwords};
-use super::testing::{CERTIFICATE, Eye, Fake, Heard, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY};
+use super::testing::{
+    CERTIFICATE, Chance, Eye, Fake, Heard, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, stir,
+};
 use super::{Admission, BUDGET, Entry, MOST, Outside, Power, Rules, Server, tls};
 use crate::keys::layout::Layout;
 use crate::rfb::format::PixelFormat;
@@ -787,4 +790,94 @@ async fn misbehave(kind: u32, line: DuplexStream) {
         // Leaves in the middle of an update.
         _ => eye.ask(false).await,
     }
+}
+
+/// Shows what scrolls to a client that says these numbers; how many pixels it moved, and was sent.
+async fn scrolls(bench: &Bench, encodings: &[i32]) -> (usize, usize) {
+    let mut eye = bench.eye().await;
+    eye.encodings(encodings).await;
+    eye.ask(false).await;
+    bench.sees_all(&mut eye).await;
+    (eye.moved, eye.drawn) = (0, 0);
+    let mut chance = Chance::new(3);
+    for _ in 0..10 {
+        bench.fake.redraw(|pixels, width| {
+            pixels.copy_within(10 * width.., 0);
+            let start = pixels.len() - 10 * width;
+            pixels[start..].iter_mut().for_each(|pixel| *pixel = chance.colour());
+        });
+        bench.sees_all(&mut eye).await;
+    }
+    (eye.moved, eye.drawn)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_scrolls_is_moved_by_those_who_can() {
+    let bench = bench(rules(Passwords::default()));
+    let all = 320 * 200;
+    let (moved, drawn) = scrolls(&bench, &[0]).await;
+    assert!(moved == 0 && drawn >= 10 * all, "{drawn} pixels");
+    for encodings in [&[0, 1][..], &[1, 0, -224], &[1, 0, -223, -308]] {
+        // A look may fall into the middle of a write, and finds less then.
+        let (moved, drawn) = scrolls(&bench, encodings).await;
+        assert!(moved > 5 * all && drawn < 7 * all, "{moved} pixels moved, {drawn} sent");
+    }
+}
+
+/// Asks for parts, for everything again, late, or for changes as they come.
+async fn look_around(mut eye: Eye, seed: u32) -> Eye {
+    let mut chance = Chance::new(seed);
+    let mut numbers = vec![0, -223];
+    numbers.extend([1].iter().filter(|_| seed > 0));
+    numbers.extend([-224].iter().filter(|_| seed.is_multiple_of(2)));
+    eye.encodings(&numbers).await;
+    eye.ask(false).await;
+    for _ in 0..60 {
+        if seed > 1 && chance.below(3) == 0 {
+            sleep(Duration::from_millis(chance.below(40).into())).await;
+        }
+        if seed > 2 {
+            let Area { x, y, width, height } = chance.area(eye.size);
+            eye.ask_for(chance.below(9) > 0, [x, y, width, height]).await;
+            sleep(Duration::from_millis(chance.below(4).into())).await;
+        }
+        eye.ask(chance.below(30) > 0).await;
+        timeout(LONG, eye.see()).await.expect("something is drawn all the time").unwrap();
+    }
+    eye
+}
+
+/// Everything at once: in the end those who move what they have see what is on the display, as do
+/// those who cannot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_moves_all_clients_see_the_same_in_the_end() {
+    let bench = bench(rules(Passwords::default()));
+    let mut clients = tokio::task::JoinSet::new();
+    for seed in 0..6 {
+        clients.spawn(look_around(bench.eye().await, seed));
+    }
+    let mut chance = Chance::new(11);
+    let mut eyes = Vec::new();
+    while !clients.is_empty() {
+        if chance.below(100) == 0 {
+            let (width, height) = (320 + 32 * u32::from(chance.below(3)), 200);
+            bench.fake.set(Some(Mode { width, height, stride: 4 * width, start: 0 }));
+        }
+        bench.fake.redraw(|pixels, width| {
+            let height = u16::try_from(pixels.len() / width).unwrap();
+            stir(pixels, (u16::try_from(width).unwrap(), height), &mut chance);
+        });
+        sleep(Duration::from_millis(chance.below(12).into())).await;
+        while let Some(eye) = clients.try_join_next() {
+            eyes.push(eye.unwrap());
+        }
+    }
+    let mut moved = Vec::new();
+    for eye in &mut eyes {
+        bench.sees_all(eye).await;
+        moved.push(eye.moved);
+    }
+    moved.sort_unstable();
+    eprintln!("pixels that each client moved: {moved:?}");
+    assert!(moved[0] == 0 && moved[1..].iter().all(|it| *it > 320 * 200), "{moved:?}");
 }

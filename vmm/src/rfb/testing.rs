@@ -6,6 +6,7 @@ use devices::display::{Mode, PAGE, Scanout};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Wire;
+use super::picture::{Area, Move};
 
 /// Memory of a display, written by a test.
 pub(crate) struct Fake {
@@ -61,6 +62,23 @@ impl Fake {
         state.changed.fill(u64::MAX);
     }
 
+    /// Has something drawn, row by row as programs do: pages are written where it is different.
+    pub(super) fn redraw<T>(&self, work: impl FnOnce(&mut [u32], usize) -> T) -> T {
+        let mut pixels = self.pixels();
+        let mut state = self.state.lock().unwrap();
+        let width = usize::try_from(state.mode.unwrap().width).unwrap();
+        let result = work(&mut pixels, width);
+        for (at, pixel) in pixels.iter().enumerate() {
+            let bytes = (pixel | 0xff00_0000).to_le_bytes();
+            if state.bytes[4 * at..4 * at + 4] != bytes {
+                state.bytes[4 * at..4 * at + 4].copy_from_slice(&bytes);
+                let page = at / 1024;
+                state.changed[page / 64] |= 1 << (page % 64);
+            }
+        }
+        result
+    }
+
     /// The picture.
     pub(super) fn pixels(&self) -> Vec<u32> {
         let state = self.state.lock().unwrap();
@@ -105,6 +123,82 @@ impl Scanout for Fake {
 
     fn prefer(&self, width: u32, height: u32) {
         self.state.lock().unwrap().preferred = Some((width, height));
+    }
+}
+
+/// Numbers that look like chance.
+pub(super) struct Chance(u32);
+
+impl Chance {
+    pub(super) fn new(seed: u32) -> Self {
+        Self(0x9e37_79b1_u32.wrapping_mul(seed) | 1)
+    }
+
+    pub(super) fn next(&mut self) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 17;
+        self.0 ^= self.0 << 5;
+        self.0
+    }
+
+    pub(super) fn below(&mut self, limit: u16) -> u16 {
+        u16::try_from(self.next() % u32::from(limit)).unwrap()
+    }
+
+    pub(super) fn colour(&mut self) -> u32 {
+        self.next() >> 8
+    }
+
+    pub(super) fn area(&mut self, (width, height): (u16, u16)) -> Area {
+        let (x, y) = (self.below(width), self.below(height));
+        Area { x, y, width: 1 + self.below(width - x), height: 1 + self.below(height - y) }
+    }
+}
+
+/// Moves pixels as a client does.
+pub(super) fn move_pixels(pixels: &mut [u32], stride: usize, it: Move) {
+    let before = pixels.to_vec();
+    let at = |x: u16, y: u16| usize::from(y) * stride + usize::from(x);
+    for row in 0..it.to.height {
+        let (from, to) = (at(it.from.0, it.from.1 + row), at(it.to.x, it.to.y + row));
+        let length = usize::from(it.to.width);
+        pixels[to..to + length].copy_from_slice(&before[from..from + length]);
+    }
+}
+
+/// Draws something: mostly text that scrolls or a window that is dragged, and all else.
+pub(super) fn stir(pixels: &mut [u32], size: (u16, u16), chance: &mut Chance) {
+    let stride = usize::from(size.0);
+    let paint = |pixels: &mut [u32], area: Area, colour: &mut dyn FnMut() -> u32| {
+        for y in area.y..area.y + area.height {
+            let start = usize::from(y) * stride + usize::from(area.x);
+            let row = &mut pixels[start..start + usize::from(area.width)];
+            row.iter_mut().for_each(|pixel| *pixel = colour());
+        }
+    };
+    let kind = chance.below(40);
+    match kind {
+        0 => paint(pixels, chance.area(size), &mut || kind.into()),
+        1 | 2 => paint(pixels, chance.area(size), &mut || chance.colour()),
+        3..8 => pixels[usize::from(chance.below(size.1)) * stride] = chance.colour(),
+        _ => {
+            let all = Area { x: 0, y: 0, width: size.0, height: size.1 };
+            let to = if kind < 20 { all } else { chance.area(size) };
+            let (width, height) = (to.width - to.width / 8, to.height - to.height / 8);
+            let to = Area { width, height, ..to };
+            let mut from = |to: u16, length: u16, most: u16| {
+                let near = (to + chance.below(41)).saturating_sub(20);
+                let from = if chance.below(3) == 0 { to } else { near };
+                from.min(most - length)
+            };
+            let from = (from(to.x, to.width, size.0), from(to.y, to.height, size.1));
+            move_pixels(pixels, stride, Move { from, to });
+            // What was there stays behind, or something else is there now.
+            if chance.below(2) == 0 {
+                let new = Area { height: to.height.min(9), ..to };
+                paint(pixels, new, &mut || chance.colour());
+            }
+        }
     }
 }
 
@@ -158,6 +252,9 @@ pub(super) struct Eye {
     pub(super) pixels: Vec<u32>,
     /// Pseudo-rectangles: number, place and size, content.
     pub(super) signs: Vec<(i32, [u16; 4], Vec<u8>)>,
+    /// Pixels that came, and those that it had elsewhere.
+    pub(super) drawn: usize,
+    pub(super) moved: usize,
 }
 
 impl Eye {
@@ -184,7 +281,7 @@ impl Eye {
         stream.read_exact(&mut name).await?;
         let pixels = vec![0x0055_5555; usize::from(size.0) * usize::from(size.1)];
         let name = String::from_utf8(name)?;
-        Ok(Self { stream, size, name, pixels, signs: Vec::new() })
+        Ok(Self { stream, size, name, pixels, signs: Vec::new(), drawn: 0, moved: 0 })
     }
 
     pub(super) async fn say(&mut self, bytes: &[u8]) {
@@ -200,9 +297,13 @@ impl Eye {
 
     pub(super) async fn ask(&mut self, incremental: bool) {
         let (width, height) = self.size;
-        let mut out = vec![3, u8::from(incremental), 0, 0, 0, 0];
-        out.extend(width.to_be_bytes());
-        out.extend(height.to_be_bytes());
+        self.ask_for(incremental, [0, 0, width, height]).await;
+    }
+
+    /// Asks for a part.
+    pub(super) async fn ask_for(&mut self, incremental: bool, area: [u16; 4]) {
+        let mut out = vec![3, u8::from(incremental)];
+        area.iter().for_each(|number| out.extend(number.to_be_bytes()));
         self.say(&out).await;
     }
 
@@ -265,6 +366,10 @@ impl Eye {
                     self.raw(place).await?;
                     continue;
                 }
+                1 => {
+                    self.copied(place).await?;
+                    continue;
+                }
                 2 => {
                     self.on_ground(place).await?;
                     continue;
@@ -293,6 +398,15 @@ impl Eye {
         Ok(())
     }
 
+    /// CopyRect
+    async fn copied(&mut self, [x, y, width, height]: [u16; 4]) -> anyhow::Result<()> {
+        let from = (self.stream.read_u16().await?, self.stream.read_u16().await?);
+        self.moved += usize::from(width) * usize::from(height);
+        let it = Move { from, to: Area { x, y, width, height } };
+        move_pixels(&mut self.pixels, self.size.0.into(), it);
+        Ok(())
+    }
+
     /// RRE
     async fn on_ground(&mut self, [x, y, width, height]: [u16; 4]) -> anyhow::Result<()> {
         let count = self.stream.read_u32().await?;
@@ -318,6 +432,7 @@ impl Eye {
 
     async fn raw(&mut self, [x, y, width, height]: [u16; 4]) -> anyhow::Result<()> {
         let mut line = vec![0; usize::from(width) * 4];
+        self.drawn += usize::from(width) * usize::from(height);
         for y in y..y + height {
             self.stream.read_exact(&mut line).await?;
             let start = usize::from(y) * usize::from(self.size.0) + usize::from(x);

@@ -46,10 +46,15 @@ impl Tiles {
 
     /// All tiles that an area touches; what is not within the picture is nothing.
     pub fn insert_area(&mut self, area: Area) {
+        self.put(area, true);
+    }
+
+    /// Says of all tiles that an area touches whether they are in the set.
+    pub fn put(&mut self, area: Area, is_in: bool) {
         let (columns, rows) = self.reach(area);
         let width = self.columns();
         for y in rows {
-            self.bits[y * width + columns.start..y * width + columns.end].fill(true);
+            self.bits[y * width + columns.start..y * width + columns.end].fill(is_in);
         }
     }
 
@@ -65,10 +70,14 @@ impl Tiles {
         self.bits.iter_mut().zip(&other.bits).for_each(|(bit, other)| *bit &= !other);
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.bits.iter().filter(|bit| **bit).count()
+    }
+
     /// How many pixels they are at most.
     pub fn pixels(&self) -> usize {
-        let count = self.bits.iter().filter(|bit| **bit).count();
-        count * usize::from(TILE) * usize::from(TILE)
+        self.count() * usize::from(TILE) * usize::from(TILE)
     }
 
     /// Whether there is none.
@@ -81,6 +90,38 @@ impl Tiles {
         let (columns, rows) = self.reach(area);
         let width = self.columns();
         rows.into_iter().any(|y| columns.clone().any(|x| self.bits[y * width + x]))
+    }
+
+    /// Whether all tiles that an area touches are in the set.
+    pub fn covers(&self, area: Area) -> bool {
+        let (columns, rows) = self.reach(area);
+        let width = self.columns();
+        rows.into_iter().all(|y| columns.clone().all(|x| self.bits[y * width + x]))
+    }
+
+    /// The pixels of each tile that an area touches, in the set or not.
+    pub fn touched(&self, area: Area) -> impl Iterator<Item = Area> {
+        let (columns, rows) = self.reach(area);
+        let width = self.columns();
+        rows.into_iter()
+            .flat_map(move |y| columns.clone().map(move |x| self.area(y * width + x, 1, 1)))
+    }
+
+    /// The smallest area with all of them in it.
+    pub fn bounds(&self) -> Area {
+        let columns = self.columns().max(1);
+        let (mut left, mut right) = (columns, 0);
+        let (mut top, mut bottom) = (usize::MAX, 0);
+        for (y, row) in self.bits.chunks(columns).enumerate() {
+            let Some(first) = row.iter().position(|bit| *bit) else { continue };
+            let last = row.iter().rposition(|bit| *bit).unwrap_or(first);
+            (left, right) = (left.min(first), right.max(last + 1));
+            (top, bottom) = (top.min(y), y + 1);
+        }
+        if right == 0 {
+            return Area { x: 0, y: 0, width: 0, height: 0 };
+        }
+        self.area(top * columns + left, right - left, bottom - top)
     }
 
     /// Takes away the tiles that an area touches.
@@ -201,6 +242,20 @@ mod test {
         tiles.insert(3, 3);
         tiles.take(9, &mut Vec::new());
         assert!(tiles.is_empty());
+    }
+
+    #[test]
+    fn bounds_are_as_small_as_they_can_be() {
+        let mut tiles = Tiles::none(100, 70);
+        assert!(tiles.bounds().is_empty() && Tiles::none(0, 0).bounds().is_empty());
+        tiles.insert(40, 69);
+        assert_eq!(tiles.bounds(), area(32, 64, 32, 6));
+        tiles.insert(99, 33);
+        assert_eq!(tiles.bounds(), area(32, 32, 68, 38));
+        assert!(tiles.covers(area(33, 64, 3, 6)) && !tiles.covers(area(33, 63, 3, 2)));
+        tiles.put(area(0, 0, 100, 64), false);
+        assert_eq!((tiles.bounds(), tiles.count()), (area(32, 64, 32, 6), 1));
+        assert_eq!(Tiles::all(100, 70).bounds(), area(0, 0, 100, 70));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What a client can and wants: the numbers of SetEncodings.
 
-use super::encode::{Choice, Encoding};
+use super::encode::{COPY_RECT, Choice, Encoding};
 
-/// What a client declares by pseudo-encodings.
+/// What a client declares by pseudo-encodings, and by the one that has no pixels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Abilities {
+    /// CopyRect
+    pub copy: bool,
     /// DesktopSize
     pub resize: bool,
     /// ExtendedDesktopSize
@@ -91,6 +93,7 @@ impl Wishes {
                     wishes.quality = wishes.quality.or(fine);
                 }
                 -256..=-247 => wishes.compression = level(-256),
+                COPY_RECT => can.copy = true,
                 number::RESIZE => can.resize = true,
                 number::SCREENS => can.screens = true,
                 number::LAST_RECT => can.last_rect = true,
@@ -128,12 +131,13 @@ mod test {
     #[test]
     fn thousands_of_unknown_numbers_are_fine() {
         let mut numbers: Vec<i32> = (1000..60_000).collect();
-        numbers.extend([-26, -254, 0, -223, -308, i32::MIN, i32::MAX, -312, 0x574d_5668]);
+        numbers.extend([-26, -254, 1, 0, -223, -308, i32::MIN, i32::MAX, -312, 0x574d_5668]);
         let wishes = Wishes::read(&numbers);
         assert_eq!(wishes.encoding, Some(Encoding::Raw));
         assert_eq!((wishes.quality, wishes.compression), (Some(6), Some(2)));
         let can = wishes.can;
-        assert!(can.resize && can.screens && can.fence && can.vmware_lights && !can.continuous);
+        assert!(can.copy && can.resize && can.screens && can.fence && can.vmware_lights);
+        assert!(!can.continuous);
         assert_eq!(Wishes::read(&[]), Wishes::default());
     }
 

@@ -1,0 +1,813 @@
+//! What of a picture moved since the last look: text that scrolls, a window that is dragged.
+//!
+//! Small windows of the new picture, of which each is there once, are looked for in rows of the old
+//! one, at any place; each that is found votes for a way. For the ways with the most votes, tiles
+//! are compared: what is said to have moved is equal, pixel by pixel. Where large changes are no
+//! moves, as in a film, they are looked at ever less often.
+//!
+//! Threats: the guest draws what it likes. Work is bounded by the picture's size: a window that is
+//! there twice does not vote, a place votes once, and the votes have a room that does not grow.
+
+mod grid;
+
+use self::grid::Grid;
+use super::canvas::Picture;
+use super::picture::{Area, Move};
+use super::tiles::{TILE, Tiles};
+
+/// What changed is looked at if it is this part of the picture or more; or the next, if that is so
+/// many pixels.
+const PART: usize = 16;
+const SMALL_PART: usize = 64;
+const MANY: usize = 32 << 10;
+/// A move is worth it for this part of what changed or more.
+const WORTH: usize = 16;
+/// So many moves are found in one look, of which so many are whole tiles.
+const MOST: usize = 16;
+const BLOCKS: usize = 4;
+/// A window: so many pixels of a row, and as many of the row so far below, as rows of letters are
+/// often alike. That is odd, because each of them may be there twice.
+const WINDOW: usize = 32;
+const BELOW: usize = 7;
+/// Columns of windows, of which there is one in each row.
+const COLUMNS: usize = 8;
+/// Rows of the old picture in which they are looked for: one for so many that changed.
+const ROWS: std::ops::RangeInclusive<usize> = 16..=64;
+const EACH: usize = 8;
+/// Words of 64 bits.
+const SIEVE: usize = 1024;
+/// Ways that are voted for, and how many of them are tried.
+const WAYS: usize = 1024;
+const TRIED: usize = 3;
+/// Votes without which none is tried.
+const VOTES: u32 = 4;
+/// So many failures are nothing; then ever more looks are left out, up to so many.
+const PATIENCE: u32 = 3;
+const PAUSE: u32 = 31;
+/// A place that is none.
+const NOWHERE: u16 = u16::MAX;
+/// Numbers without a pattern.
+const BASE: u64 = 0x9e37_79b9_7f4a_7c15;
+const LOWER: u64 = 0xc2b2_ae3d_27d4_eb4f;
+const MIX: u64 = 0xd6e8_feb8_6659_fd93;
+
+/// See the module.
+#[derive(Default)]
+pub struct Scroll {
+    /// The picture before it was overwritten, but for tiles that changed since.
+    before: Vec<u32>,
+    stale: Tiles,
+    /// `before` is the picture before this look.
+    kept: bool,
+    failures: u32,
+    pause: u32,
+    search: Search,
+}
+
+impl Scroll {
+    /// Before a picture is overwritten in so many of its pixels at most.
+    pub fn keep(&mut self, picture: &Picture, written: usize) {
+        self.kept = false;
+        if !is_much(written, picture) {
+            return;
+        }
+        if self.pause > 0 {
+            self.pause -= 1;
+            return;
+        }
+        self.kept = true;
+        if self.stale.size() != picture.size() || self.before.len() != picture.pixels.len() {
+            self.before.clone_from(&picture.pixels);
+            self.stale = Tiles::none(picture.width, picture.height);
+            return;
+        }
+        let mut areas = Vec::new();
+        self.stale.take(usize::MAX, &mut areas);
+        let stride = usize::from(picture.width);
+        for area in areas {
+            for y in usize::from(area.y)..usize::from(area.y) + usize::from(area.height) {
+                let start = y * stride + usize::from(area.x);
+                let row = start..start + usize::from(area.width);
+                self.before[row.clone()].copy_from_slice(&picture.pixels[row]);
+            }
+        }
+    }
+
+    /// What moved, when these tiles have changed. Moves are to be done one after the other.
+    pub fn find(&mut self, picture: &Picture, changed: &Tiles) -> Vec<Move> {
+        if !std::mem::take(&mut self.kept) {
+            if self.stale.size() == changed.size() {
+                self.stale.unite(changed);
+            } else {
+                (self.before, self.stale) = (Vec::new(), Tiles::default());
+            }
+            return Vec::new();
+        }
+        self.stale.clone_from(changed);
+        if !is_much(changed.pixels(), picture) {
+            return Vec::new();
+        }
+        let both = Both { old: &self.before, new: &picture.pixels, size: picture.size() };
+        let moves = self.search.run(&both, changed);
+        self.learn(!moves.is_empty());
+        moves
+    }
+
+    fn learn(&mut self, found: bool) {
+        self.failures = if found { 0 } else { self.failures.saturating_add(1) };
+        let doubled = self.failures.saturating_sub(PATIENCE).min(PAUSE);
+        self.pause = ((1_u32 << doubled.min(8)) - 1).min(PAUSE);
+    }
+}
+
+/// Whether so many pixels are worth a search.
+fn is_much(pixels: usize, picture: &Picture) -> bool {
+    let all = picture.pixels.len();
+    pixels >= (all / PART).min(MANY.max(all / SMALL_PART))
+}
+
+/// The picture before and after.
+struct Both<'a> {
+    old: &'a [u32],
+    new: &'a [u32],
+    size: (u16, u16),
+}
+
+impl Both<'_> {
+    fn width(&self) -> usize {
+        self.size.0.into()
+    }
+
+    /// Looks at a tile beside a rectangle that moved: as far from there as the first number, at
+    /// least, it has changed, and as far as the second one it moved as well.
+    fn depth(&self, tile: Area, side: Side, way: Way) -> (u16, u16) {
+        let length = side.length(tile);
+        let is_still = |line: &u16| self.is_moved(side.lines(tile, *line, 1), Way::default());
+        let moved = |line: &u16| self.is_moved(side.lines(tile, *line, 1), way);
+        let still = (0..length).rev().take_while(is_still).count();
+        let moved = (0..length).take_while(moved).count();
+        (length - number(still), number(moved))
+    }
+
+    /// What moved beside a rectangle in parts of tiles, where nothing else has changed in them.
+    fn fringe(&self, block: Area, side: Side, way: Way, left: &Tiles) -> Vec<Area> {
+        let mut strips: Vec<(Area, u16, u16)> = Vec::new();
+        for tile in side.beside(block, self.size).pieces(TILE, TILE) {
+            let (changed, moved) = self.depth(tile, side, way);
+            if changed > moved || (changed > 0 && !left.touches(tile)) {
+                continue;
+            }
+            if let Some((area, least, most)) = strips.last_mut()
+                && let Some(both) = joined(*area, tile)
+                && changed.max(*least) <= moved.min(*most)
+            {
+                (*area, *least, *most) = (both, changed.max(*least), moved.min(*most));
+            } else {
+                strips.push((tile, changed, moved));
+            }
+        }
+        let strips = strips.into_iter().filter(|it| it.1 > 0);
+        strips.map(|(area, depth, _)| side.lines(area, 0, depth)).collect()
+    }
+
+    /// Whether an area of the new picture was elsewhere in the old one.
+    fn is_moved(&self, to: Area, way: Way) -> bool {
+        let Some(from) = way.back(to, self.size) else { return false };
+        let row = |pixels, area: Area, row: u16| -> &[u32] {
+            let pixels: &[u32] = pixels;
+            let start = (usize::from(area.y) + usize::from(row)) * self.width();
+            let start = start + usize::from(area.x);
+            &pixels[start..start + usize::from(area.width)]
+        };
+        (0..to.height).all(|y| row(self.new, to, y) == row(self.old, from, y))
+    }
+}
+
+/// A side of a rectangle.
+#[derive(Clone, Copy)]
+enum Side {
+    Above,
+    Below,
+    Left,
+    Right,
+}
+
+impl Side {
+    const ALL: [Self; 4] = [Self::Above, Self::Below, Self::Left, Self::Right];
+
+    /// The tiles at this side of some tiles; there may be none.
+    fn beside(self, it: Area, (width, height): (u16, u16)) -> Area {
+        let before = |start: u16| (start.saturating_sub(TILE), start.min(TILE));
+        let behind = |start: u16, length: u16, most: u16| {
+            let end = start.saturating_add(length).min(most);
+            (end, TILE.min(most - end))
+        };
+        let (x, wide) = match self {
+            Self::Left => before(it.x),
+            Self::Right => behind(it.x, it.width, width),
+            _ => (it.x, it.width),
+        };
+        let (y, high) = match self {
+            Self::Above => before(it.y),
+            Self::Below => behind(it.y, it.height, height),
+            _ => (it.y, it.height),
+        };
+        Area { x, y, width: wide, height: high }
+    }
+
+    /// How far a tile that is beside something reaches away from it.
+    fn length(self, tile: Area) -> u16 {
+        if matches!(self, Self::Above | Self::Below) { tile.height } else { tile.width }
+    }
+
+    /// So many lines of a tile that is beside something, counted from there.
+    fn lines(self, tile: Area, first: u16, count: u16) -> Area {
+        match self {
+            Self::Above => Area { y: tile.y + tile.height - first - count, height: count, ..tile },
+            Self::Below => Area { y: tile.y + first, height: count, ..tile },
+            Self::Left => Area { x: tile.x + tile.width - first - count, width: count, ..tile },
+            Self::Right => Area { x: tile.x + first, width: count, ..tile },
+        }
+    }
+}
+
+/// An area and the one that follows it, in a row or a column, as one.
+fn joined(one: Area, next: Area) -> Option<Area> {
+    if (one.y, one.height) == (next.y, next.height) && one.end().0 == u32::from(next.x) {
+        return Some(Area { width: one.width + next.width, ..one });
+    }
+    let below = (one.x, one.width) == (next.x, next.width) && one.end().1 == u32::from(next.y);
+    below.then(|| Area { height: one.height + next.height, ..one })
+}
+
+/// How far something moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Way {
+    right: i16,
+    down: i16,
+}
+
+impl Way {
+    fn between(from: (usize, usize), to: (u16, u16)) -> Self {
+        let way = |from: usize, to: u16| {
+            let from = i32::try_from(from).unwrap_or(0);
+            i16::try_from(i32::from(to) - from).unwrap_or(0)
+        };
+        Self { right: way(from.0, to.0), down: way(from.1, to.1) }
+    }
+
+    /// Where an area was, if that was in the picture.
+    fn back(self, to: Area, (width, height): (u16, u16)) -> Option<Area> {
+        let back = |to: u16, way: i16, length: u16, most: u16| {
+            let from = u16::try_from(i32::from(to) - i32::from(way)).ok()?;
+            (u32::from(from) + u32::from(length) <= u32::from(most)).then_some(from)
+        };
+        let x = back(to.x, self.right, to.width, width)?;
+        Some(Area { x, y: back(to.y, self.down, to.height, height)?, ..to })
+    }
+
+    /// A number of its own, below `limit`.
+    fn slot(self, limit: usize) -> usize {
+        let bits =
+            u64::from(self.right.cast_unsigned()) << 16 | u64::from(self.down.cast_unsigned());
+        usize::try_from(mixed(bits) >> 40).unwrap_or(0) % limit
+    }
+}
+
+/// Room to search in.
+#[derive(Default)]
+struct Search {
+    /// Windows by what is in them; half of the places are free at least.
+    windows: Vec<Window>,
+    /// A bit for each that may be there, so that hardly any other is looked for.
+    sieve: Vec<u64>,
+    ways: Vec<(Way, u32)>,
+    /// A row of the old picture, as it is summed up.
+    row: Vec<u64>,
+}
+
+/// A window of the new picture.
+#[derive(Clone, Copy)]
+struct Window {
+    /// What is in it.
+    sum: u32,
+    /// Where it is; no row if it is there twice, no column if there is none.
+    place: (u16, u16),
+}
+
+/// The sum of two rows' windows: what leaves and what comes in can be taken off and added.
+fn pixel(upper: u32, lower: u32) -> u64 {
+    u64::from(upper).wrapping_add(u64::from(lower).wrapping_mul(LOWER))
+}
+
+fn next(sum: u64, pixel: u64) -> u64 {
+    sum.wrapping_mul(BASE).wrapping_add(pixel)
+}
+
+fn mixed(sum: u64) -> u64 {
+    let sum = (sum ^ sum >> 32).wrapping_mul(MIX);
+    sum ^ sum >> 32
+}
+
+/// The power of [`BASE`] that what leaves a window has got.
+const LEAVES: u64 = {
+    let (mut power, mut count) = (1_u64, 0);
+    while count < WINDOW {
+        power = power.wrapping_mul(BASE);
+        count += 1;
+    }
+    power
+};
+
+/// Where a window's bit is.
+fn word(sum: u32) -> usize {
+    sum as usize / 64 % SIEVE
+}
+
+impl Search {
+    fn run(&mut self, both: &Both<'_>, changed: &Tiles) -> Vec<Move> {
+        let area = changed.bounds();
+        if usize::from(area.width) < WINDOW || usize::from(area.height) <= BELOW {
+            return Vec::new();
+        }
+        self.collect(both, area, changed);
+        let mut moved = Vec::new();
+        let least = (changed.count() / WORTH).max(1);
+        let mut left = changed.clone();
+        let mut blocks = 0;
+        for way in self.vote(both, area) {
+            let mut grid = Grid::new(both, area, way, &left);
+            while blocks < BLOCKS
+                && let Some(block) = grid.best(least)
+            {
+                blocks += 1;
+                grid.clear(block);
+                let mut all = vec![block];
+                // What goes aslant would be in its own way.
+                if way.right == 0 || way.down == 0 {
+                    let fringe = |side: Side| both.fringe(block, side, way, &left);
+                    all.extend(Side::ALL.into_iter().flat_map(fringe));
+                }
+                for to in all {
+                    let from = way.back(to, both.size).filter(|_| moved.len() < MOST);
+                    moved.extend(from.map(|from| Move { from: (from.x, from.y), to }));
+                    left.put(to, false);
+                }
+            }
+        }
+        in_order(moved)
+    }
+
+    /// Collects windows of the new picture.
+    fn collect(&mut self, both: &Both<'_>, area: Area, changed: &Tiles) {
+        let rows = usize::from(area.height) - BELOW;
+        let columns = COLUMNS.min(usize::from(area.width) / WINDOW);
+        self.windows.clear();
+        let free = Window { sum: 0, place: (NOWHERE, NOWHERE) };
+        self.windows.resize((2 * rows * columns).next_power_of_two(), free);
+        self.sieve.clear();
+        self.sieve.resize(SIEVE, 0);
+        let gap = usize::from(area.width) / columns;
+        for column in 0..columns {
+            let x = usize::from(area.x) + column * gap + (gap - WINDOW) / 2;
+            for y in usize::from(area.y)..usize::from(area.y) + rows {
+                let place = (number(x), number(y));
+                if !changed.touches(Area { x: place.0, y: place.1, width: 1, height: 1 }) {
+                    continue;
+                }
+                let start = y * both.width() + x;
+                let upper = &both.new[start..start + WINDOW];
+                let start = start + BELOW * both.width();
+                let lower = &both.new[start..start + WINDOW];
+                if is_plain(upper) && is_plain(lower) {
+                    continue;
+                }
+                let pixels = upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
+                self.insert(mixed(pixels.fold(0, next)), place);
+            }
+        }
+    }
+
+    /// Where a window with such content is, or would be; nowhere where many are.
+    fn position(&self, sum: u64) -> Option<(usize, u32)> {
+        let (start, mask) = (usize::try_from(sum >> 32).unwrap_or(0), self.windows.len() - 1);
+        let sum = u32::try_from(sum & u64::from(u32::MAX)).unwrap_or(0);
+        let mut places = (start..start + 8).map(|place| place & mask);
+        let place = places.find(|place| {
+            let it = &self.windows[*place];
+            it.place.0 == NOWHERE || it.sum == sum
+        });
+        place.map(|place| (place, sum))
+    }
+
+    fn insert(&mut self, sum: u64, place: (u16, u16)) {
+        let Some((at, sum)) = self.position(sum) else { return };
+        self.sieve[word(sum)] |= 1 << (sum % 64);
+        let it = &mut self.windows[at];
+        if it.place.0 == NOWHERE {
+            *it = Window { sum, place };
+        } else {
+            it.place.1 = NOWHERE;
+        }
+    }
+
+    /// Looks for the windows in the old picture; the ways that most of them went.
+    fn vote(&mut self, both: &Both<'_>, area: Area) -> Vec<Way> {
+        self.ways.clear();
+        self.ways.resize(WAYS, (Way::default(), 0));
+        let count = (usize::from(area.height) / EACH).clamp(*ROWS.start(), *ROWS.end());
+        let area = around(area, both.size);
+        let rows = usize::from(area.height) - BELOW;
+        let count = count.min(rows);
+        for row in 0..count {
+            // Not in the rhythm of lines of text.
+            let (start, end) = (row * rows / count, (row + 1) * rows / count);
+            let y = usize::from(area.y) + start + row * 7 % (end - start);
+            self.vote_in(both, area, y);
+        }
+        let mut best: Vec<_> = self.ways.iter().filter(|it| it.1 >= VOTES).copied().collect();
+        best.sort_unstable_by_key(|it| std::cmp::Reverse(it.1));
+        let least = best.first().map_or(0, |it| it.1 / 8);
+        best.iter().take(TRIED).filter(|it| it.1 >= least).map(|it| it.0).collect()
+    }
+
+    /// The votes of one row of the old picture.
+    fn vote_in(&mut self, both: &Both<'_>, area: Area, y: usize) {
+        let (left, width) = (usize::from(area.x), usize::from(area.width));
+        let start = y * both.width() + left;
+        let upper = &both.old[start..start + width];
+        let start = start + BELOW * both.width();
+        let lower = &both.old[start..start + width];
+        self.row.clear();
+        // What leaves the first window is before the row.
+        self.row.resize(WINDOW, 0);
+        let pixels = upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
+        self.row.extend(pixels);
+        let row = std::mem::take(&mut self.row);
+        let mut sum = 0;
+        for (at, (enters, leaves)) in row[WINDOW..].iter().zip(&row).enumerate() {
+            sum = next(sum, enters.wrapping_sub(leaves.wrapping_mul(LEAVES)));
+            // The first ones are not whole.
+            if at + 1 >= WINDOW {
+                self.find((left + at + 1 - WINDOW, y), mixed(sum));
+            }
+        }
+        self.row = row;
+    }
+
+    /// Looks for what is at a place of the old picture.
+    fn find(&mut self, from: (usize, usize), mixed: u64) {
+        let sum = u32::try_from(mixed & u64::from(u32::MAX)).unwrap_or(0);
+        if self.sieve[word(sum)] >> (sum % 64) & 1 == 0 {
+            return;
+        }
+        let Some((at, _)) = self.position(mixed) else { return };
+        let it = self.windows[at];
+        if it.place.1 != NOWHERE && it.sum == sum {
+            self.count(Way::between(from, it.place));
+        }
+    }
+
+    /// One vote. Of ways that share a room, the one that has the majority is left.
+    fn count(&mut self, way: Way) {
+        if way == Way::default() {
+            return;
+        }
+        let room = &mut self.ways[way.slot(WAYS)];
+        if room.0 == way {
+            room.1 += 1;
+        } else if room.1 == 0 {
+            *room = (way, 1);
+        } else {
+            room.1 -= 1;
+        }
+    }
+}
+
+/// An area and as much on all sides of it, where what is there now may come from.
+fn around(area: Area, (width, height): (u16, u16)) -> Area {
+    let range = |start: u16, length: u16, most: u16| {
+        let from = start.saturating_sub(length);
+        let end = start.saturating_add(length).saturating_add(length).min(most);
+        (from, end - from)
+    };
+    let ((x, wide), (y, high)) =
+        (range(area.x, area.width, width), range(area.y, area.height, height));
+    Area { x, y, width: wide, height: high }
+}
+
+/// Whether all pixels have one colour.
+fn is_plain(pixels: &[u32]) -> bool {
+    pixels.iter().fold(0, |all, pixel| all | (pixel ^ pixels[0])) == 0
+}
+
+fn number(at: usize) -> u16 {
+    u16::try_from(at).unwrap_or(NOWHERE)
+}
+
+/// As they can be done one after the other: none overwrites what one behind it needs. Of rectangles
+/// that go the same way there is always one that can be first.
+fn in_order(mut moves: Vec<Move>) -> Vec<Move> {
+    let mut ordered = Vec::with_capacity(moves.len());
+    while !moves.is_empty() {
+        let is_free = |at: &usize| {
+            let others = moves.iter().enumerate().filter(|other| other.0 != *at);
+            others.into_iter().all(|(_, other)| !other.source().meets(moves[*at].to))
+        };
+        let first = (0..moves.len()).find(is_free).unwrap_or(0);
+        ordered.push(moves.remove(first));
+    }
+    ordered
+}
+
+#[cfg(test)]
+mod test {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::rfb::testing::Chance;
+
+    fn small(number: usize) -> u32 {
+        u32::try_from(number).unwrap()
+    }
+
+    fn area(x: u16, y: u16, width: u16, height: u16) -> Area {
+        Area { x, y, width, height }
+    }
+
+    fn picture(width: u16, height: u16, pixel: impl FnMut(usize) -> u32) -> Picture {
+        let count = usize::from(width) * usize::from(height);
+        Picture { pixels: (0..count).map(pixel).collect(), width, height }
+    }
+
+    /// Letters of 8 by 16 pixels on white, each row of them twice, with white between the lines and
+    /// behind their ends.
+    fn text(width: u16, height: u16, first: usize) -> Picture {
+        let columns = usize::from(width);
+        let letter = |line: usize, column: usize| {
+            let mut chance = Chance::new(small(line * 1000 + column));
+            chance.next();
+            chance.next() % 40
+        };
+        picture(width, height, |at| {
+            let (x, y) = (at % columns, at / columns + first);
+            let (line, row) = (y / 20, y % 20);
+            let ends = 20 + letter(line, 1 << 20) as usize;
+            if row >= 16 || x / 8 > ends {
+                return 0x00ff_ffff;
+            }
+            let mut chance = Chance::new(letter(line, x / 8) * 77_777 + small(row / 2) * 999 + 7);
+            chance.next();
+            if chance.next() >> (x % 8) & 1 == 0 { 0x00ff_ffff } else { 0x0010_2030 }
+        })
+    }
+
+    /// Writes a part of another picture of this size over one.
+    fn put(to: &mut Picture, from: &Picture, area: Area) {
+        for y in area.y..area.y + area.height {
+            let start = usize::from(y) * usize::from(to.width) + usize::from(area.x);
+            let row = start..start + usize::from(area.width);
+            to.pixels[row.clone()].copy_from_slice(&from.pixels[row]);
+        }
+    }
+
+    fn different(old: &Picture, new: &Picture) -> Tiles {
+        let mut changed = Tiles::none(new.width, new.height);
+        let width = usize::from(new.width);
+        for (at, _) in new.pixels.iter().enumerate().filter(|it| *it.1 != old.pixels[it.0]) {
+            changed.insert(number(at % width), number(at / width));
+        }
+        changed
+    }
+
+    /// One look, and a check of what it found.
+    fn look(scroll: &mut Scroll, old: &Picture, new: &Picture) -> Vec<Move> {
+        scroll.keep(old, new.pixels.len());
+        let moves = scroll.find(new, &different(old, new));
+        assert!(moves.len() <= MOST);
+        for it in &moves {
+            for (to, from) in it.to.pieces(9999, 1).zip(it.source().pieces(9999, 1)) {
+                let row = |of: &Picture, area: Area| {
+                    let start = usize::from(area.y) * usize::from(of.width) + usize::from(area.x);
+                    of.pixels[start..start + usize::from(area.width)].to_vec()
+                };
+                assert_eq!(row(new, to), row(old, from), "{it:?}");
+            }
+            // What else is in a tile is as it was, or moved too.
+            let other = different(old, new);
+            for y in 0..usize::from(new.height) {
+                for x in 0..usize::from(new.width) {
+                    let at = y * usize::from(new.width) + x;
+                    let pixel = area(number(x), number(y), 1, 1);
+                    let told = moves.iter().any(|it| it.to.covers(pixel));
+                    if other.touches(pixel) && it.to.meets(tile_of(pixel)) && !told {
+                        assert_eq!(new.pixels[at], old.pixels[at], "{x}, {y} of {it:?}");
+                    }
+                }
+            }
+        }
+        moves
+    }
+
+    fn tile_of(pixel: Area) -> Area {
+        area(pixel.x / TILE * TILE, pixel.y / TILE * TILE, TILE, TILE)
+    }
+
+    fn way(it: &Move) -> (i32, i32) {
+        let way = |to: u16, from: u16| i32::from(to) - i32::from(from);
+        (way(it.to.x, it.from.0), way(it.to.y, it.from.1))
+    }
+
+    fn moved(old: &Picture, new: &Picture) -> Vec<Move> {
+        look(&mut Scroll::default(), old, new)
+    }
+
+    #[test]
+    fn a_page_that_scrolls_is_one_move() {
+        for (lines, from, rows) in [(20, 20, 768 - 32), (60, 60, 768 - 64), (500, 500, 768 - 512)] {
+            let moves = moved(&text(1024, 768, 0), &text(1024, 768, lines));
+            let [only] = moves[..] else { panic!("{lines} lines: {moves:?}") };
+            // To the right of all text it may begin later.
+            assert_eq!((only.from, only.to.y, only.to.height), ((0, from), 0, rows));
+            assert!(only.to.width > 400, "{only:?}");
+        }
+        let moves = moved(&text(1024, 768, 700), &text(1024, 768, 660));
+        assert_eq!(moves.len(), 1, "{moves:?}");
+        assert_eq!((moves[0].from, moves[0].to.y, moves[0].to.height), ((0, 24), 64, 704));
+    }
+
+    #[test]
+    fn a_part_that_scrolls_in_the_middle_of_a_screen_is_found() {
+        let mut noise = Chance::new(99);
+        let mut before = picture(1280, 800, |_| noise.colour());
+        let mut after = before.duplicate();
+        let window = area(301, 155, 500, 400);
+        put(&mut before, &text(1280, 800, 100), window);
+        put(&mut after, &text(1280, 800, 120), window);
+        // And a clock.
+        after.pixels[1270] ^= 0x00ff_ffff;
+        let moves = moved(&before, &after);
+        assert!(!moves.is_empty() && moves.iter().all(|it| window.covers(it.to)), "{moves:?}");
+        assert!(moves.iter().all(|it| way(it) == (0, -20)), "{moves:?}");
+        // The window begins and ends within tiles, and what moved does so too.
+        assert!(moves.iter().any(|it| it.to.x == 301), "{moves:?}");
+        assert!(moves.iter().any(|it| it.to.height >= 320), "{moves:?}");
+        let back = moved(&after, &before);
+        assert!(!back.is_empty() && back.iter().all(|it| way(it) == (0, 20)), "{back:?}");
+    }
+
+    /// A guest is looked at in the middle of what it draws.
+    #[test]
+    fn what_has_scrolled_so_far_is_found_up_to_the_pixel() {
+        let (before, after) = (text(1024, 768, 0), text(1024, 768, 20));
+        let (mut one, end) = (text(1024, 768, 0), 401 * 1024 + 300);
+        one.pixels[..end].copy_from_slice(&after.pixels[..end]);
+        let mut left = different(&before, &one);
+        let moves = moved(&before, &one);
+        moves.iter().for_each(|it| left.put(it.to, false));
+        assert!(left.count() <= 1, "where the seam is: {:?}", left.bounds());
+        let mut left = different(&one, &after);
+        moved(&one, &after).iter().for_each(|it| left.put(it.to, false));
+        assert_eq!(left.bounds().y, 736, "what came in below: {:?}", left.bounds());
+    }
+
+    #[test]
+    fn a_window_that_is_dragged_moves_in_both_directions() {
+        let ground = picture(1280, 800, |at| small(at / 12_800));
+        let content = text(1280, 800, 7);
+        let with = |x: u16, y: u16| {
+            let mut all = ground.duplicate();
+            for row in 0..300 {
+                let (from, to) = (row * 1280, (usize::from(y) + row) * 1280 + usize::from(x));
+                all.pixels[to..to + 420].copy_from_slice(&content.pixels[from..from + 420]);
+            }
+            all
+        };
+        for (x, y) in [(113, 90), (87, 111), (100, 77), (140, 100), (500, 450)] {
+            let moves = moved(&with(100, 100), &with(x, y));
+            let wanted = (i32::from(x) - 100, i32::from(y) - 100);
+            assert!(moves.iter().all(|it| way(it) == wanted), "to {x}, {y}: {moves:?}");
+            let pixels: usize = moves.iter().map(|it| it.to.pixels()).sum();
+            assert!(pixels > 380 * 230, "to {x}, {y}: {moves:?}");
+        }
+    }
+
+    #[test]
+    fn two_windows_that_scroll_differently_are_two_moves() {
+        let mut before = text(1280, 800, 0);
+        let mut after = before.duplicate();
+        put(&mut before, &text(1280, 800, 1000), area(0, 0, 1280, 400));
+        put(&mut after, &text(1280, 800, 1020), area(0, 0, 1280, 400));
+        put(&mut after, &text(1280, 800, 60), area(0, 400, 1280, 400));
+        let mut ways: Vec<u16> =
+            moved(&before, &after).iter().map(|it| it.from.1 - it.to.y).collect();
+        ways.sort_unstable();
+        ways.dedup();
+        assert_eq!(ways, [20, 60]);
+    }
+
+    #[test]
+    fn nothing_is_found_where_nothing_moved() {
+        let mut noise = Chance::new(5);
+        let chance = picture(640, 480, |_| noise.colour());
+        let white = picture(640, 480, |_| 0x00ff_ffff);
+        let black = picture(640, 480, |_| 0);
+        let page = text(640, 480, 0);
+        for (old, new) in [(&white, &black), (&page, &chance), (&chance, &white), (&white, &page)] {
+            assert_eq!(moved(old, new), []);
+        }
+        let mut other = text(640, 480, 0);
+        other.pixels[5 * 640..9 * 640].fill(3);
+        assert_eq!(moved(&page, &other), [], "too little");
+    }
+
+    #[test]
+    fn patterns_are_moves_only_where_they_are_equal() {
+        // Every row the same, rows that repeat, columns that repeat, both.
+        let kinds: [fn(usize, usize) -> usize; 4] =
+            [|x, _| x * x, |_, y| y % 40, |x, _| x % 40, |x, y| (x / 4 + y / 4) % 2];
+        for kind in kinds {
+            for shift in [1, 7, 40, 333] {
+                let at = |shift: usize| {
+                    picture(640, 480, |at| small(kind(at % 640 + shift, at / 640 + shift)))
+                };
+                moved(&at(0), &at(shift));
+            }
+        }
+    }
+
+    /// What costs most that a guest can draw, and how long.
+    #[test]
+    fn whatever_is_drawn_the_work_is_bounded() {
+        let size = (1920, 1080);
+        let mut noise = Chance::new(1);
+        let page = || text(size.0, size.1, 0);
+        let mut others = vec![
+            picture(size.0, size.1, |_| noise.colour()),
+            picture(size.0, size.1, |at| small(at % 1920)),
+            picture(size.0, size.1, |at| small(at / 1920)),
+            picture(size.0, size.1, |at| small(at % 64 * 7 + at / 1920 % 64)),
+            picture(size.0, size.1, |at| u32::from(at % 2 == 0)),
+        ];
+        // Each tile moved, but for its last pixel.
+        let mut torn = text(size.0, size.1, 20);
+        for y in (31..1080).step_by(32) {
+            for x in (31..1920).step_by(32) {
+                torn.pixels[y * 1920 + x] ^= 1;
+            }
+        }
+        others.push(torn);
+        let mut plain = Duration::MAX;
+        let mut longest = Duration::ZERO;
+        for other in others {
+            for (old, new) in [(&page(), &other), (&other, &page())] {
+                let changed = different(old, new);
+                let mut scroll = Scroll::default();
+                scroll.keep(old, old.pixels.len());
+                let start = Instant::now();
+                assert!(scroll.find(new, &changed).len() <= MOST);
+                longest = longest.max(start.elapsed());
+                let start = Instant::now();
+                assert_ne!(different(old, new), Tiles::default());
+                plain = plain.min(start.elapsed());
+            }
+        }
+        eprintln!("a search takes {longest:?} at most, to look at all pixels once {plain:?}");
+        assert!(longest < 100 * plain + Duration::from_secs(2), "{longest:?}");
+    }
+
+    #[test]
+    fn a_film_is_looked_at_ever_less_often_and_a_move_ends_that() {
+        let mut scroll = Scroll::default();
+        let mut noise = Chance::new(77);
+        let mut frame = || picture(320, 200, |_| noise.colour());
+        let mut old = frame();
+        let mut tries = Vec::new();
+        for at in 0..400 {
+            let new = frame();
+            scroll.keep(&old, new.pixels.len());
+            if scroll.kept {
+                assert!(scroll.before == old.pixels, "whatever was left out");
+                tries.push(at);
+            }
+            assert_eq!(scroll.find(&new, &different(&old, &new)), []);
+            old = new;
+        }
+        assert_eq!(tries[..7], [0, 1, 2, 3, 5, 9, 17]);
+        assert!(tries.is_sorted_by_key(|it| *it) && tries.len() < 20, "{tries:?}");
+        assert_eq!(tries[tries.len() - 1] - tries[tries.len() - 2], 32);
+        let mut found = 0;
+        for lines in 0..100 {
+            let (old, new) = (text(320, 200, lines * 10), text(320, 200, lines * 10 + 10));
+            scroll.stale = Tiles::all(320, 200);
+            found += usize::from(!look(&mut scroll, &old, &new).is_empty());
+        }
+        assert!(found > 60, "{found}");
+    }
+
+    impl Picture {
+        fn duplicate(&self) -> Self {
+            Self { pixels: self.pixels.clone(), ..*self }
+        }
+    }
+}
