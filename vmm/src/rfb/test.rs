@@ -251,6 +251,49 @@ async fn extensions_are_confirmed_and_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
+    let bench = bench(rules(Passwords::default()));
+    let bytes = |count: usize| Some(vec![0; count]);
+    for (numbers, wanted) in [
+        (&[0, -224][..], [None, None]),
+        (&[0, -239, -314], [bytes(5), None]),
+        // Whose updates are counted.
+        (&[2, -314], [None, bytes(8)]),
+    ] {
+        let mut eye = bench.eye().await;
+        eye.encodings(numbers).await;
+        for seed in 0..3 {
+            bench.fake.paint(seed);
+            eye.ask(false).await;
+            bench.sees_all(&mut eye).await;
+        }
+        let content = |number: i32| {
+            let mut found = eye.signs.iter().filter(|it| it.0 == number);
+            let first = found.next();
+            assert!(found.next().is_none(), "once is enough");
+            first.map(|(_, place, content)| {
+                assert_eq!(*place, [0, 0, 1, 1]);
+                content.clone()
+            })
+        };
+        assert_eq!([-239, -314].map(content), wanted, "{numbers:?}");
+    }
+    // Its pixel is as all pixels are, whenever the client says how: two bytes of each.
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -239]).await;
+    let early = timeout(Duration::from_millis(100), eye.hear()).await;
+    assert!(early.is_err(), "it goes with pixels: {early:?}");
+    eye.say(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
+    eye.ask(false).await;
+    let mut start = [0; 4 + 12 + 3];
+    timeout(LONG, eye.stream.read_exact(&mut start)).await.unwrap().unwrap();
+    assert_eq!(start[4..], [0, 0, 0, 0, 0, 1, 0, 1, 0xff, 0xff, 0xff, 0x11, 0, 0, 0]);
+    let mut next = [0; 12];
+    timeout(LONG, eye.stream.read_exact(&mut next)).await.unwrap().unwrap();
+    assert_eq!(next[8..], [0; 4], "Raw follows");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn continuous_updates_come_unasked_until_they_end() {
     let bench = bench(rules(Passwords::default()));
     let mut eye = bench.eye().await;
