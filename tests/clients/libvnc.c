@@ -8,6 +8,7 @@
  *   key SYMBOL DOWN   sends a key
  *   pointer X Y BUTTONS
  *   size WIDTH HEIGHT asks for another size of the desktop
+ *   cursor            answers how large its pointer is, and how many of its pixels can be seen
  */
 #include <poll.h>
 #include <stdarg.h>
@@ -43,6 +44,16 @@ static rfbCredential *credential(rfbClient *client, int type)
 		answer->userCredential.password = copy("VNC_PASSWORD");
 	}
 	return answer;
+}
+
+static int cursor[3];
+
+static void pointed(rfbClient *client, int x, int y, int width, int height, int bytes)
+{
+	(void)x, (void)y, (void)bytes;
+	cursor[0] = width, cursor[1] = height, cursor[2] = 0;
+	for (int at = 0; at < width * height; at++)
+		cursor[2] += client->rcMask[at] != 0;
 }
 
 static void log_error(const char *format, ...)
@@ -129,6 +140,10 @@ static int heed(rfbClient *client, const char *line)
 		return SendKeyEvent(client, one, two) && puts("done") >= 0;
 	if (sscanf(line, "pointer %u %u %u", &one, &two, &three) == 3)
 		return SendPointerEvent(client, one, two, three) && puts("done") >= 0;
+	if (!strcmp(line, "cursor")) {
+		printf("cursor %d %d %d\n", cursor[0], cursor[1], cursor[2]);
+		return 1;
+	}
 	if (sscanf(line, "size %u %u", &one, &two) == 2)
 		return SendExtDesktopSize(client, one, two) && puts("done") >= 0;
 	return 0;
@@ -183,6 +198,8 @@ int main(int count, char **words)
 	client->appData.compressLevel = atoi(words[6]);
 	client->appData.shareDesktop = TRUE;
 	client->canHandleNewFBSize = TRUE;
+	client->appData.useRemoteCursor = TRUE;
+	client->GotCursorShape = pointed;
 	client->GetPassword = password;
 	client->GetCredential = credential;
 	/* On failure the library has freed the client. */
