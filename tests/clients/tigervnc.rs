@@ -53,11 +53,13 @@ impl Client for Viewer {
                 self.hands(&["key", &letter.to_string()])
             }
             Hand::Pointer(x, y, buttons) => {
-                let [beside, x, y] = [x + 1, x, y].map(|it| it.to_string());
-                let way = if buttons == 0 { "mouseup" } else { "mousedown" };
-                // With its first move a pointer comes in, which nobody is told of.
-                let words = ["mousemove", &beside, &y, "mousemove", &x, &y, way, "1"];
-                self.hands(&words)
+                let (x, y) = (x.to_string(), y.to_string());
+                // A pointer that comes into the window tells nobody until a button does.
+                let way: &[_] = match buttons {
+                    0 => &["mouseup", "1", "click", "2"],
+                    _ => &["mousedown", "1"],
+                };
+                self.hands(&[&["mousemove", &x, &y], way].concat())
             }
         }
         .map(drop)
@@ -166,7 +168,7 @@ fn tigervnc_follows_what_is_drawn_and_the_size() -> Result<()> {
         let words = ["-AutoSelect=0", "-NoJPEG", &preferred];
         let mut command = xvfb.viewer(&machine.address, &words);
         let mut viewer = Viewer::open(&xvfb, &mut command)?;
-        follows(&mut viewer, &mut machine, Near::Same)
+        follows(&mut viewer, &mut machine, Near::Same, (1024, 768))
             .with_context(|| format!("{encoding}: {}", viewer.said()))?;
     }
     Ok(())

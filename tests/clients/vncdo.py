@@ -4,16 +4,18 @@ Words: ADDRESS ENCODING, whose number it is. Name and password are in the enviro
 VNC_PASSWORD. Requests:
 
   picture PATH    asks for the whole picture, and writes it there (PPM)
-  expect PNG PATH waits, by changes alone, until it shows what is in the first file; writes it
   type TEXT       types it
   press KEY       presses a key, as vncdotool calls it
   move X Y
-  click BUTTON
+  down BUTTON, up BUTTON
+  size WIDTH HEIGHT asks for another size of the desktop, for which vncdotool has no word
 """
 
 import os
+import struct
 import sys
 
+from twisted.internet import reactor
 from vncdotool import api
 from vncdotool.client import VNCDoToolClient
 from vncdotool.const import Encoding
@@ -31,9 +33,6 @@ with api.connect(address, os.environ.get("VNC_PASSWORD"), **options) as client:
         word, *rest = line.split()
         if word == "picture":
             client.captureScreen(rest[0], format="PPM")
-        elif word == "expect":
-            client.expectScreen(rest[0])
-            client.screen.save(rest[1], format="PPM")
         elif word == "type":
             for key in rest[0]:
                 client.keyPress(key)
@@ -41,8 +40,14 @@ with api.connect(address, os.environ.get("VNC_PASSWORD"), **options) as client:
             client.keyPress(rest[0])
         elif word == "move":
             client.mouseMove(int(rest[0]), int(rest[1]))
-        elif word == "click":
-            client.mousePress(int(rest[0]))
+        elif word == "down":
+            client.mouseDown(int(rest[0]))
+        elif word == "up":
+            client.mouseUp(int(rest[0]))
+        elif word == "size":
+            size = [int(it) for it in rest]
+            wish = struct.pack("!BxHHBxIHHHHI", 251, *size, 1, 1, 0, 0, *size, 0)
+            reactor.callFromThread(client.protocol.transport.write, wish)
         else:
             sys.exit(f"`{line}` was not done")
         print("done", flush=True)
