@@ -145,6 +145,10 @@ impl Painter {
     /// Writes until the client is gone.
     pub(super) async fn run<W: AsyncWrite + Unpin>(mut self, mut writer: W) -> anyhow::Result<()> {
         loop {
+            if self.client.state(|state| std::mem::take(&mut state.anew)) {
+                // Who asks for all of it each time never waits for changes.
+                self.server.canvas.refresh(&self.client.viewer).await;
+            }
             let plan = self.plan();
             if plan.first.is_empty() && plan.signs.is_empty() && plan.job.is_none() {
                 self.wait().await;

@@ -159,6 +159,19 @@ async fn a_picture_and_its_changes_arrive_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -224]).await;
+    for seed in 2..12 {
+        bench.fake.paint(seed);
+        eye.ask(false).await;
+        timeout(LONG, eye.see()).await.unwrap().unwrap();
+        assert!(eye.pixels == bench.fake.pixels(), "an older one at {seed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sizes_reach_clients_and_their_wishes_the_display() {
     let bench = bench(rules(Passwords::default()));
     let (mut extended, mut plain, mut old) =
