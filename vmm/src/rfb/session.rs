@@ -440,6 +440,11 @@ impl Session {
             }
             _ => 3,
         };
-        self.client.state(|state| state.report(Report { reason: 1, status }));
+        self.client.state(|state| {
+            // Who does not know what an answer looks like would fall over it.
+            if state.wishes.can.screens {
+                state.report(Report { reason: 1, status });
+            }
+        });
     }
 }

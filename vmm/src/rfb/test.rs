@@ -191,6 +191,11 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     let (_, place, _) = extended.signs.last().unwrap();
     assert_eq!(*place, [1, 4, 320, 200], "forwarded to the guest");
     assert_eq!(bench.fake.preferred(), Some((640, 480)));
+    // One that cannot be answered wishes all the same.
+    plain.say(&wish).await;
+    plain.ask(false).await;
+    plain.see().await.unwrap();
+    assert!(plain.signs.is_empty(), "{:?}", plain.signs);
     bench.fake.set(Some(Mode { width: 640, height: 480, stride: 2560, start: 0 }));
     bench.fake.paint(9);
     bench.sees_all(&mut extended).await;
