@@ -118,7 +118,7 @@ fn gtk_vnc_follows_what_is_drawn_and_the_size() -> Result<()> {
         let mut machine = Machine::at_a_path(PAGE, "1280x800")?;
         let numbers = format!("{number},{CAN}");
         let mut eye = Eye::open(&mut look(&machine.address, &numbers, (bits, "little"), "1"))?;
-        follows(&mut eye, &mut machine, Near::bits(bits).cut(), (1024, 768))?;
+        follows(&mut eye, &mut machine, Near::bits(bits).cut(), Some((1024, 768)))?;
         ensure!(eye.ask("cursor")? == NO_POINTER);
     }
     Ok(())

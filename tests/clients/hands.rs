@@ -45,17 +45,18 @@ fn hands(client: &mut dyn Client, machine: &mut Machine) -> Result<()> {
 }
 
 /// A client shows what there is, its hands arrive, it shows what is drawn then, and what there is
-/// when the guest took the size that it asked for. The machine shows its page, to nobody before.
+/// when the guest took the size that it asked for, if it can. The machine shows its page, to nobody before.
 pub(crate) fn follows(
     client: &mut dyn Client,
     machine: &mut Machine,
     near: Near,
-    (width, height): (u16, u16),
+    wish: Option<(u16, u16)>,
 ) -> Result<()> {
     settle(machine, near, |machine| client.picture(machine))?;
     hands(client, machine)?;
     stir(machine)?;
     settle(machine, near, |machine| client.picture(machine))?;
+    let Some((width, height)) = wish else { return Ok(()) };
     client.ask_for(width, height)?;
     // As it does when it starts again.
     until("the wish arrives", || {

@@ -151,7 +151,7 @@ fn libvnc_follows_what_is_drawn_and_the_size() -> Result<()> {
     for (name, bits) in [("raw", 32), ("hextile", 16), ("zlib", 32), ("zrle", 8), ("tight", 32)] {
         let mut machine = Machine::at_a_path(PAGE, "1280x800")?;
         let mut eye = Eye::open(&mut look(viewer, &machine.address, name, bits))?;
-        follows(&mut eye, &mut machine, Near::bits(bits), (1024, 768))?;
+        follows(&mut eye, &mut machine, Near::bits(bits), Some((1024, 768)))?;
         ensure!(eye.ask("cursor")? == NO_POINTER);
     }
     Ok(())

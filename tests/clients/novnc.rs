@@ -123,7 +123,7 @@ fn novnc_follows_what_is_drawn_and_the_size() -> Result<()> {
         let mut machine = Machine::for_browsers(PAGE, "1280x800", "")?;
         let mut browser = open(&machine)?;
         connect(&mut browser, &[number])?;
-        follows(&mut browser, &mut machine, Near::Same, (1024, 768))?;
+        follows(&mut browser, &mut machine, Near::Same, Some((1024, 768)))?;
         // No pointer of the browser's own is in the way of the guest's.
         browser.until(INVISIBLE)?;
     }

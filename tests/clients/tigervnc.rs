@@ -168,7 +168,7 @@ fn tigervnc_follows_what_is_drawn_and_the_size() -> Result<()> {
         let words = ["-AutoSelect=0", "-NoJPEG", &preferred];
         let mut command = xvfb.viewer(&machine.address, &words);
         let mut viewer = Viewer::open(&xvfb, &mut command)?;
-        follows(&mut viewer, &mut machine, Near::Same, (1024, 768))
+        follows(&mut viewer, &mut machine, Near::Same, Some((1024, 768)))
             .with_context(|| format!("{encoding}: {}", viewer.said()))?;
     }
     Ok(())

@@ -8,14 +8,11 @@ VNC_PASSWORD. Requests:
   press KEY       presses a key, as vncdotool calls it
   move X Y
   down BUTTON, up BUTTON
-  size WIDTH HEIGHT asks for another size of the desktop, for which vncdotool has no word
 """
 
 import os
-import struct
 import sys
 
-from twisted.internet import reactor
 from vncdotool import api
 from vncdotool.client import VNCDoToolClient
 from vncdotool.const import Encoding
@@ -44,10 +41,6 @@ with api.connect(address, os.environ.get("VNC_PASSWORD"), **options) as client:
             client.mouseDown(int(rest[0]))
         elif word == "up":
             client.mouseUp(int(rest[0]))
-        elif word == "size":
-            size = [int(it) for it in rest]
-            wish = struct.pack("!BxHHBxIHHHHI", 251, *size, 1, 1, 0, 0, *size, 0)
-            reactor.callFromThread(client.protocol.transport.write, wish)
         else:
             sys.exit(f"`{line}` was not done")
         print("done", flush=True)
