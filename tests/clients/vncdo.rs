@@ -112,7 +112,8 @@ fn vncdotool_types_and_points_and_follows_what_is_drawn() -> Result<()> {
     let Some(module) = found("vncdotool_types_and_points_and_follows_what_is_drawn") else {
         return Ok(());
     };
-    for (number, ours) in ENCODINGS {
+    // Of CoRRE it cannot read a rectangle with others in it, which this picture has.
+    for (number, ours) in ENCODINGS.into_iter().filter(|it| it.1 != "corre") {
         let mut machine = Machine::at_a_path(PAGE, SIZE)?;
         let mut script = Script(Eye::open(&mut look(module, &machine.address, number))?);
         // Of another size than the first it asks for the old one's part alone.
