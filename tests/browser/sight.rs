@@ -359,7 +359,8 @@ fn asks_at_once(browser: &mut Browser, machine: &Running) -> Result<[u16; 2]> {
     browser.resize(Window::desk(1008, 760))?;
     // The page knows by then.
     browser.until(
-        "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))",
+        "new Promise((done) => \
+         requestAnimationFrame(() => requestAnimationFrame(() => done(true))))",
     )?;
     machine.signal(Signal::CONT)?;
     asks(browser)

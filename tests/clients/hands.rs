@@ -45,7 +45,8 @@ fn hands(client: &mut dyn Client, machine: &mut Machine) -> Result<()> {
 }
 
 /// A client shows what there is, its hands arrive, it shows what is drawn then, and what there is
-/// when the guest took the size that it asked for, if it can. The machine shows its page, to nobody before.
+/// when the guest took the size that it asked for, if it can. The machine shows its page, and to
+/// nobody before.
 pub(crate) fn follows(
     client: &mut dyn Client,
     machine: &mut Machine,

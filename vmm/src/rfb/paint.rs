@@ -268,9 +268,9 @@ impl Painter {
     }
 
     /// The guest's pointer is in its picture, so the client shall show none of its own: it is given
-    /// one that cannot be seen. One without a size would not do: LibVNC tells its programs nothing of
-    /// it, gtk-vnc shows an arrow in its place, and vncdotool takes it apart. The pixel is in the
-    /// client's format, as those are that it goes with.
+    /// one that cannot be seen. One without a size would not do: LibVNC tells its programs nothing
+    /// of it, gtk-vnc takes it for none at all, and vncdotool breaks. The pixel is in the client's
+    /// format, as those are that it goes with.
     fn pointer(&mut self, state: &State, plan: &mut Plan) {
         let can = &state.wishes.can;
         let knows = can.cursor || can.alpha_cursor;
