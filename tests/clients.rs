@@ -18,6 +18,8 @@ mod novnc;
 mod picture;
 #[path = "clients/strangers.rs"]
 mod strangers;
+#[path = "clients/tigervnc.rs"]
+mod tigervnc;
 #[path = "clients/vncdo.rs"]
 mod vncdo;
 
@@ -26,10 +28,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use transom_tests::program::not_run;
-use vmm::control::Command;
 use vmm::kvm::Situation;
-
-use crate::machine::{Machine, until};
 
 /// Words of the probe: all colours, and a page of text.
 const PATTERN: &str = "draw=yes";
@@ -64,13 +63,4 @@ fn text_file(folder: &Path, name: &str, text: &str) -> Result<String> {
     let path = folder.join(name);
     fs::write(&path, text).with_context(|| path.display().to_string())?;
     Ok(path.display().to_string())
-}
-
-/// The guest takes the size that a client asked for, as it does when it starts again.
-fn resize(machine: &mut Machine, (width, height): (usize, usize)) -> Result<()> {
-    until("the wish arrives", || {
-        machine.reset()?;
-        let status = machine.ask(&Command::Status)?;
-        Ok((status["display"]["mode"] == format!("{width}x{height}")).then_some(()))
-    })
 }

@@ -1,12 +1,15 @@
 //! What is seen and done: the page at once, keys, the pointer, windows of other sizes, tools.
 
+use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 use serde_json::Value;
 use transom_tests::browser::{Browser, Window, decoded};
 use transom_tests::print::PAGES;
-use transom_tests::program::{Running, connect, vmm};
+use transom_tests::program::{PATIENCE, Running, connect, vmm};
 use vmm::control::Command;
 
 use crate::{CONNECTED, album, browser, machine, reads, ready, runs_here};
@@ -267,30 +270,100 @@ fn full_screen(browser: &mut Browser) -> Result<()> {
 }
 
 /// The machine's monitor becomes as large as the window: the next to look at it sees that.
-fn follows(browser: &mut Browser, control: &std::path::Path) -> Result<()> {
+fn follows(browser: &mut Browser, control: &Path) -> Result<()> {
     browser.resize(Window::desk(1024, 800))?;
     browser.click("[popovertarget=view]")?;
     browser.keep(&album(), "view")?;
-    sent(browser)?;
     browser.click("input[value=follow]")?;
     browser.value("document.querySelector('#view').hidePopover()")?;
-    let screen = browser.value("document.querySelector('#screen').clientHeight")?;
-    let height = u16::try_from(screen.as_u64().context("a height")?)?;
-    // SetDesktopSize: kind 251, padding, width, height.
-    let [width, height_bytes] = [1024_u16, height].map(u16::to_be_bytes);
-    let wish = [&[251, 0], &width[..], &height_bytes[..]].concat();
-    let deadline = Instant::now() + transom_tests::program::PATIENCE;
-    let mut all = Vec::new();
-    while !all.iter().any(|it: &Vec<u8>| it.starts_with(&wish)) {
-        ensure!(Instant::now() < deadline, "no wish for 1024x{height}: {all:x?}");
-        all.extend(sent(browser)?);
-    }
-    connect(control)?.ask(&Command::Reset)?;
-    browser.until(&format!(
-        "(() => {{ const it = document.querySelector('#screen div canvas'); \
-         return it.width == 1024 && Math.abs(it.height - {height}) < 8; }})()"
-    ))?;
+    let wish = asks(browser)?;
+    takes(browser, control, wish)?;
     browser.until(FITS)
+}
+
+/// Waits until the page asks for a display that is as large as its window, and for nothing else
+/// after that; how large it is.
+fn asks(browser: &mut Browser) -> Result<[u16; 2]> {
+    let screen = browser.value(
+        "(({ clientWidth, clientHeight }) => [clientWidth, clientHeight])\
+         (document.querySelector('#screen'))",
+    )?;
+    let side = |index: usize| Ok(u16::try_from(screen[index].as_u64().context("a side")?)?);
+    let wanted: Result<Vec<u16>> = [0, 1].into_iter().map(side).collect();
+    let wanted = wanted?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = None;
+    while last != Some([wanted[0], wanted[1]]) {
+        ensure!(Instant::now() < deadline, "no wish for {wanted:?}, the last is {last:?}");
+        for frame in sent(browser)? {
+            // SetDesktopSize: kind, padding, width, height.
+            if let [251, _, a, b, c, d, ..] = frame[..] {
+                last = Some([[a, b], [c, d]].map(u16::from_be_bytes));
+            }
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok([wanted[0], wanted[1]])
+}
+
+/// Waits until the machine takes the size that the page asked for, which it does when it starts.
+fn takes(browser: &mut Browser, control: &Path, [width, height]: [u16; 2]) -> Result<()> {
+    let taken = format!(
+        "(() => {{ const it = document.querySelector('#screen div canvas'); \
+         return it.width == {width} && Math.abs(it.height - {height}) < 8; }})()"
+    );
+    let deadline = Instant::now() + PATIENCE;
+    let mut pause = Duration::from_secs(3);
+    while browser.value(&taken)? != true {
+        ensure!(Instant::now() < deadline, "no display of {width}x{height}");
+        connect(control)?.ask(&Command::Reset)?;
+        // The wish may have come just then.
+        let again = Instant::now() + pause;
+        while Instant::now() < again && browser.value(&taken)? != true {
+            thread::sleep(Duration::from_millis(20));
+        }
+        pause *= 2;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_machine_follows_a_window_that_changes_slowly_and_at_once() -> Result<()> {
+    if !runs_here("the_machine_follows_a_window_that_changes_slowly_and_at_once") {
+        return Ok(());
+    }
+    let (mut browser, folder) = browser()?;
+    let control = folder.path().join("control");
+    let place = control.display().to_string();
+    let (machine, address) = machine("127.0.0.1:0", &["--control", &place])?;
+    browser.resize(Window::desk(1280, 900))?;
+    browser.go(&address)?;
+    ready(&mut browser)?;
+    browser.value("document.querySelector('input[value=follow]').click()")?;
+    for (width, height) in [(1024, 800), (1120, 700), (960, 720)] {
+        browser.resize(Window::desk(width, height))?;
+        asks(&mut browser)?;
+    }
+    let wish = asks_at_once(&mut browser, &machine)?;
+    takes(&mut browser, &control, wish)?;
+    // And when the machine has taken one, from there on.
+    let wish = asks_at_once(&mut browser, &machine)?;
+    takes(&mut browser, &control, wish)
+}
+
+/// Changes the window again before the first size is answered.
+fn asks_at_once(browser: &mut Browser, machine: &Running) -> Result<[u16; 2]> {
+    machine.signal(Signal::STOP)?;
+    browser.resize(Window::desk(1200, 860))?;
+    asks(browser)?;
+    browser.resize(Window::desk(1008, 760))?;
+    // The page knows by then.
+    browser.until(
+        "new Promise((done) => \
+         requestAnimationFrame(() => requestAnimationFrame(() => done(true))))",
+    )?;
+    machine.signal(Signal::CONT)?;
+    asks(browser)
 }
 
 #[test]

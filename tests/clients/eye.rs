@@ -11,8 +11,12 @@ use transom_tests::print::Picture;
 use transom_tests::program::PATIENCE;
 use vmm::control;
 
+use crate::hands::{Client, Hand};
 use crate::machine::{Machine, until};
 use crate::picture::{self, Near};
+
+/// What is said of a pointer that cannot be seen.
+pub(crate) const NO_POINTER: &str = "cursor 1 1 0";
 
 /// A program that is connected, and ends when this is dropped.
 pub(crate) struct Eye {
@@ -71,23 +75,33 @@ impl Eye {
         self.hear().with_context(|| request.to_owned())
     }
 
-    /// What it shows now.
-    pub(crate) fn picture(&mut self, machine: &Machine) -> Result<Picture> {
+    /// Waits until it shows what is on the display.
+    pub(crate) fn settle(&mut self, machine: &mut Machine, near: Near) -> Result<Picture> {
+        settle(machine, near, |machine| self.picture(machine)).with_context(|| self.what.clone())
+    }
+}
+
+impl Client for Eye {
+    fn picture(&mut self, machine: &Machine) -> Result<Picture> {
         let path = machine.path("seen");
         let said = self.ask(&format!("picture {}", path.display()))?;
         let width = said.split(' ').nth(1).and_then(|it| it.parse().ok());
         picture::plain(&path, width.with_context(|| said.clone())?)
     }
 
-    /// Presses a key and lets it go.
-    pub(crate) fn key(&mut self, symbol: u32) -> Result<()> {
-        self.ask(&format!("key {symbol} 1"))?;
-        self.ask(&format!("key {symbol} 0")).map(|_| ())
+    fn send(&mut self, what: Hand) -> Result<()> {
+        match what {
+            Hand::Key(symbol) => {
+                self.ask(&format!("key {symbol} 1"))?;
+                self.ask(&format!("key {symbol} 0"))
+            }
+            Hand::Pointer(x, y, buttons) => self.ask(&format!("pointer {x} {y} {buttons}")),
+        }
+        .map(drop)
     }
 
-    /// Waits until it shows what is on the display.
-    pub(crate) fn settle(&mut self, machine: &mut Machine, near: Near) -> Result<Picture> {
-        settle(machine, near, |machine| self.picture(machine)).with_context(|| self.what.clone())
+    fn ask_for(&mut self, width: u16, height: u16) -> Result<()> {
+        self.ask(&format!("size {width} {height}")).map(drop)
     }
 }
 

@@ -42,6 +42,7 @@ class Viewer:
         self.loop = GLib.MainLoop()
         self.error = None
         self.last = (0, 0)
+        self.cursor = None
         self.line = GVnc.Connection.new()
         self.line.set_shared(True)
         for name, work in [
@@ -54,6 +55,7 @@ class Viewer:
             ("vnc-initialized", self.initialized),
             ("vnc-framebuffer-update", self.updated),
             ("vnc-desktop-resize", self.resized),
+            ("vnc-cursor-changed", self.pointed),
             ("vnc-disconnected", self.disconnected),
         ]:
             self.line.connect(name, work)
@@ -112,6 +114,9 @@ class Viewer:
         # It comes once for each rectangle, and one question is enough for all of an update.
         line.framebuffer_update_request(True, 0, 0, *self.size)
 
+    def pointed(self, line, cursor):
+        self.cursor = line.get_cursor()
+
     def listen(self, channel, condition):
         request = sys.stdin.readline()
         if not request:
@@ -122,6 +127,17 @@ class Viewer:
             with open(rest[0], "wb") as file:
                 file.write(self.pixels.raw)
             print("picture", *self.size, flush=True)
+            return True
+        if word == "cursor":
+            it = self.cursor
+            if it is not None:
+                count = it.get_width() * it.get_height()
+                # Four bytes of each, the last of which says how much it can be seen.
+                pixels = ctypes.string_at(it.props.data, 4 * count)
+                seen = sum(alpha != 0 for alpha in pixels[3::4])
+                print("cursor", it.get_width(), it.get_height(), seen, flush=True)
+            else:
+                print("cursor none", flush=True)
             return True
         numbers = [int(it) for it in rest]
         if word == "key":

@@ -10,16 +10,17 @@ use anyhow::{Context, Result, ensure};
 use transom_tests::print::Picture;
 use transom_tests::program::finish;
 
-use crate::eye::{Eye, is_here, stir};
-use crate::hands::{Hand, hands};
+use crate::eye::{Eye, NO_POINTER, is_here};
+use crate::hands::follows;
 use crate::machine::Machine;
 use crate::picture::Near;
-use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, PYTHON, can, resize, text_file};
+use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, PYTHON, can, text_file};
 
 /// The numbers of the encodings that it has, and what we call them.
 const ENCODINGS: [(i32, &str); 4] = [(0, "raw"), (2, "rre"), (5, "hextile"), (16, "zrle")];
-/// DesktopSize, ExtendedDesktopSize, LastRect, DesktopName, LED State, Pointer Motion Change.
-const CAN: &str = "-223,-308,-224,-307,-261,-257";
+/// DesktopSize, ExtendedDesktopSize, LastRect, DesktopName, LED State, Pointer Motion Change,
+/// Cursor.
+const CAN: &str = "-223,-308,-224,-307,-261,-257,-239";
 
 fn found(test: &str) -> bool {
     let script = "import gi; gi.require_version('GVnc', '1.0'); from gi.repository import GVnc";
@@ -115,21 +116,10 @@ fn gtk_vnc_follows_what_is_drawn_and_the_size() -> Result<()> {
     }
     for (number, bits) in [(0, 32), (5, 8), (7, 32), (16, 16)] {
         let mut machine = Machine::at_a_path(PAGE, "1280x800")?;
-        let near = Near::bits(bits).cut();
         let numbers = format!("{number},{CAN}");
         let mut eye = Eye::open(&mut look(&machine.address, &numbers, (bits, "little"), "1"))?;
-        eye.settle(&mut machine, near)?;
-        hands(&mut machine, |sent| match sent {
-            Hand::Key(symbol) => eye.key(symbol),
-            Hand::Pointer(x, y, buttons) => {
-                eye.ask(&format!("pointer {x} {y} {buttons}")).map(|_| ())
-            }
-        })?;
-        stir(&mut machine)?;
-        eye.settle(&mut machine, near)?;
-        eye.ask("size 1024 768")?;
-        resize(&mut machine, (1024, 768))?;
-        eye.settle(&mut machine, near)?;
+        follows(&mut eye, &mut machine, Near::bits(bits).cut(), Some((1024, 768)))?;
+        ensure!(eye.ask("cursor")? == NO_POINTER);
     }
     Ok(())
 }

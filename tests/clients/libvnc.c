@@ -9,6 +9,7 @@
  *   pointer X Y BUTTONS
  *   moved             answers how many pixels were moved by CopyRect
  *   size WIDTH HEIGHT asks for another size of the desktop
+ *   cursor            answers how large its pointer is, and how many of its pixels can be seen
  */
 #include <poll.h>
 #include <stdarg.h>
@@ -44,6 +45,16 @@ static rfbCredential *credential(rfbClient *client, int type)
 		answer->userCredential.password = copy("VNC_PASSWORD");
 	}
 	return answer;
+}
+
+static int cursor[3];
+
+static void pointed(rfbClient *client, int x, int y, int width, int height, int bytes)
+{
+	(void)x, (void)y, (void)bytes;
+	cursor[0] = width, cursor[1] = height, cursor[2] = 0;
+	for (int at = 0; at < width * height; at++)
+		cursor[2] += client->rcMask[at] != 0;
 }
 
 static void log_error(const char *format, ...)
@@ -141,6 +152,10 @@ static int heed(rfbClient *client, const char *line)
 		return SendPointerEvent(client, one, two, three) && puts("done") >= 0;
 	if (!strcmp(line, "moved"))
 		return printf("moved %lu\n", moved) >= 0;
+	if (!strcmp(line, "cursor")) {
+		printf("cursor %d %d %d\n", cursor[0], cursor[1], cursor[2]);
+		return 1;
+	}
 	if (sscanf(line, "size %u %u", &one, &two) == 2)
 		return SendExtDesktopSize(client, one, two) && puts("done") >= 0;
 	return 0;
@@ -197,6 +212,8 @@ int main(int count, char **words)
 	client->canHandleNewFBSize = TRUE;
 	move_pixels = client->GotCopyRect;
 	client->GotCopyRect = count_moved;
+	client->appData.useRemoteCursor = TRUE;
+	client->GotCursorShape = pointed;
 	client->GetPassword = password;
 	client->GetCredential = credential;
 	/* On failure the library has freed the client. */

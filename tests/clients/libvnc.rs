@@ -8,11 +8,11 @@ use anyhow::{Context, Result, ensure};
 use transom_tests::program::finish;
 use vmm::control;
 
-use crate::eye::{Eye, stir};
-use crate::hands::{Hand, hands};
+use crate::eye::{Eye, NO_POINTER};
+use crate::hands::follows;
 use crate::machine::Machine;
 use crate::picture::{Near, decibels};
-use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, can, resize, text_file};
+use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, can, text_file};
 
 /// Its names of the encodings that we send, and ours.
 const ENCODINGS: [(&str, &str); 8] = [
@@ -151,20 +151,9 @@ fn libvnc_follows_what_is_drawn_and_the_size() -> Result<()> {
     let Some(viewer) = found("libvnc_follows_what_is_drawn_and_the_size") else { return Ok(()) };
     for (name, bits) in [("raw", 32), ("hextile", 16), ("zlib", 32), ("zrle", 8), ("tight", 32)] {
         let mut machine = Machine::at_a_path(PAGE, "1280x800")?;
-        let near = Near::bits(bits);
         let mut eye = Eye::open(&mut look(viewer, &machine.address, name, bits))?;
-        eye.settle(&mut machine, near)?;
-        hands(&mut machine, |sent| match sent {
-            Hand::Key(symbol) => eye.key(symbol),
-            Hand::Pointer(x, y, buttons) => {
-                eye.ask(&format!("pointer {x} {y} {buttons}")).map(|_| ())
-            }
-        })?;
-        stir(&mut machine)?;
-        eye.settle(&mut machine, near)?;
-        eye.ask("size 1024 768")?;
-        resize(&mut machine, (1024, 768))?;
-        eye.settle(&mut machine, near)?;
+        follows(&mut eye, &mut machine, Near::bits(bits), Some((1024, 768)))?;
+        ensure!(eye.ask("cursor")? == NO_POINTER);
     }
     Ok(())
 }

@@ -3,15 +3,14 @@
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::json;
 use transom_tests::browser::{self, Browser};
 use transom_tests::print::Picture;
 
-use crate::eye::{settle, stir};
-use crate::hands::{Hand, hands};
+use crate::eye::settle;
+use crate::hands::{Client, Hand, follows};
 use crate::machine::Machine;
 use crate::picture::Near;
-use crate::{JPEG, PAGE, can, resize};
+use crate::{JPEG, PAGE, can};
 
 /// Its encodings that we have: their numbers, and what we call them. The last two need a level of
 /// quality to be lossy.
@@ -124,39 +123,56 @@ fn novnc_follows_what_is_drawn_and_the_size() -> Result<()> {
         let mut machine = Machine::for_browsers(PAGE, "1280x800", "")?;
         let mut browser = open(&machine)?;
         connect(&mut browser, &[number])?;
-        settle(&mut machine, Near::Same, |_| look(&mut browser))?;
-        hands(&mut machine, |sent| hand(&mut browser, sent))?;
-        stir(&mut machine)?;
-        settle(&mut machine, Near::Same, |_| look(&mut browser))?;
-        // It asks for the size of its place.
-        let script = "target.style.width = '1024px'; target.style.height = '768px'; \
-                      viewer.resizeSession = true";
-        browser.value(script)?;
-        resize(&mut machine, (1024, 768))?;
-        settle(&mut machine, Near::Same, |_| look(&mut browser))?;
+        follows(&mut browser, &mut machine, Near::Same, Some((1024, 768)))?;
+        // No pointer of the browser's own is in the way of the guest's.
+        browser.until(INVISIBLE)?;
     }
     Ok(())
 }
 
-fn hand(browser: &mut Browser, sent: Hand) -> Result<()> {
-    match sent {
-        Hand::Key(symbol) => browser.value(&format!("viewer.sendKey({symbol}, null)")).map(|_| ()),
-        Hand::Pointer(x, y, buttons) => {
-            // One event of the kind that the buttons make it; the canvas is scrolled nowhere.
-            let kind = if buttons == 0 { "mouseMoved" } else { "mousePressed" };
-            let place = browser.value(
-                "(({ left, top }) => [left, top])(\
-                 document.querySelector('canvas').getBoundingClientRect())",
-            )?;
-            let at = |index: usize| place[index].as_f64().context("a place");
-            let event = json!({
-                "type": kind,
-                "x": at(0)? + f64::from(x),
-                "y": at(1)? + f64::from(y),
-                "button": if buttons == 0 { "none" } else { "left" },
-                "buttons": buttons,
-            });
-            browser.order("Input.dispatchMouseEvent", &event).map(|_| ())
+/// Whether the pointer that the canvas has is a picture without any pixel that can be seen.
+const INVISIBLE: &str = "(async () => {
+    const { cursor } = getComputedStyle(document.querySelector('canvas'));
+    const [, source] = cursor.match(/^url\\(\"(data:[^\"]*)\"\\)/) ?? [];
+    if (!source) return cursor;
+    const image = new Image();
+    image.src = source;
+    await image.decode();
+    const { width, height } = image;
+    const context = new OffscreenCanvas(width, height).getContext('2d');
+    context.drawImage(image, 0, 0);
+    return context.getImageData(0, 0, width, height).data.every((it) => it == 0);
+})()";
+
+impl Client for Browser {
+    fn picture(&mut self, _: &Machine) -> Result<Picture> {
+        look(self)
+    }
+
+    fn send(&mut self, what: Hand) -> Result<()> {
+        match what {
+            Hand::Key(symbol) => self.value(&format!("viewer.sendKey({symbol}, null)")).map(drop),
+            Hand::Pointer(x, y, buttons) => {
+                // The canvas is scrolled nowhere.
+                let place = self.value(
+                    "(({ left, top }) => [left, top])(\
+                     document.querySelector('canvas').getBoundingClientRect())",
+                )?;
+                let at = |index: usize| place[index].as_f64().context("a place");
+                let place = [at(0)? + f64::from(x), at(1)? + f64::from(y)];
+                // One event of the kind that the buttons make it.
+                let kind = if buttons == 0 { "mouseMoved" } else { "mousePressed" };
+                self.mouse(kind, place, buttons.into())
+            }
         }
+    }
+
+    /// Of its place.
+    fn ask_for(&mut self, width: u16, height: u16) -> Result<()> {
+        self.value(&format!(
+            "target.style.width = '{width}px'; target.style.height = '{height}px'; \
+             viewer.resizeSession = true"
+        ))
+        .map(drop)
     }
 }

@@ -4,11 +4,10 @@ Words: ADDRESS ENCODING, whose number it is. Name and password are in the enviro
 VNC_PASSWORD. Requests:
 
   picture PATH    asks for the whole picture, and writes it there (PPM)
-  expect PNG PATH waits, by changes alone, until it shows what is in the first file; writes it
   type TEXT       types it
   press KEY       presses a key, as vncdotool calls it
   move X Y
-  click BUTTON
+  down BUTTON, up BUTTON
 """
 
 import os
@@ -31,9 +30,6 @@ with api.connect(address, os.environ.get("VNC_PASSWORD"), **options) as client:
         word, *rest = line.split()
         if word == "picture":
             client.captureScreen(rest[0], format="PPM")
-        elif word == "expect":
-            client.expectScreen(rest[0])
-            client.screen.save(rest[1], format="PPM")
         elif word == "type":
             for key in rest[0]:
                 client.keyPress(key)
@@ -41,8 +37,10 @@ with api.connect(address, os.environ.get("VNC_PASSWORD"), **options) as client:
             client.keyPress(rest[0])
         elif word == "move":
             client.mouseMove(int(rest[0]), int(rest[1]))
-        elif word == "click":
-            client.mousePress(int(rest[0]))
+        elif word == "down":
+            client.mouseDown(int(rest[0]))
+        elif word == "up":
+            client.mouseUp(int(rest[0]))
         else:
             sys.exit(f"`{line}` was not done")
         print("done", flush=True)

@@ -5,14 +5,22 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use transom_tests::print::Picture;
 use transom_tests::program::finish;
 
 use crate::eye::{Eye, is_here, settle};
+use crate::hands::{Client, Hand, follows};
 use crate::machine::Machine;
 use crate::picture::{Near, ppm};
 use crate::{PAGE, PATTERN, PYTHON, can, text_file};
+
+/// The numbers of the encodings that it has, and what we call them.
+const ENCODINGS: [(i32, &str); 5] =
+    [(0, "raw"), (2, "rre"), (4, "corre"), (5, "hextile"), (16, "zrle")];
+
+/// It takes pixels apart in Python, one by one, so they are few.
+const SIZE: &str = "640x480";
 
 /// Where its module is; nothing where it cannot be had.
 fn module() -> Option<&'static Path> {
@@ -53,11 +61,65 @@ fn look(module: &Path, address: &str, encoding: i32) -> Command {
     command
 }
 
-/// All of the picture, asked for anew.
-fn picture(eye: &mut Eye, machine: &Machine) -> Result<Picture> {
-    let path = machine.path("seen");
-    eye.ask(&format!("picture {}", path.display()))?;
-    ppm(&fs::read(path)?)
+/// A program of its users'.
+struct Script(Eye);
+
+impl Client for Script {
+    /// All of the picture, asked for anew.
+    fn picture(&mut self, machine: &Machine) -> Result<Picture> {
+        let path = machine.path("seen");
+        self.0.ask(&format!("picture {}", path.display()))?;
+        ppm(&fs::read(path)?)
+    }
+
+    fn send(&mut self, what: Hand) -> Result<()> {
+        match what {
+            Hand::Key(0xffc2) => self.0.ask("press f5"),
+            Hand::Key(symbol) => {
+                self.0.ask(&format!("press {}", char::from_u32(symbol).context("a letter")?))
+            }
+            Hand::Pointer(x, y, buttons) => {
+                self.0.ask(&format!("move {x} {y}"))?;
+                self.0.ask(if buttons == 0 { "up 1" } else { "down 1" })
+            }
+        }
+        .map(drop)
+    }
+
+    fn ask_for(&mut self, _: u16, _: u16) -> Result<()> {
+        bail!("vncdotool has no word for that")
+    }
+}
+
+#[test]
+fn vncdotool_shows_the_same_picture_in_all_encodings() -> Result<()> {
+    let test = "vncdotool_shows_the_same_picture_in_all_encodings";
+    let Some(module) = found(test) else { return Ok(()) };
+    let mut machine = Machine::at_a_path(PATTERN, SIZE)?;
+    for (number, ours) in ENCODINGS {
+        let mut script = Script(Eye::open(&mut look(module, &machine.address, number))?);
+        settle(&mut machine, Near::Same, |machine| script.picture(machine)).context(ours)?;
+        let viewer = machine.viewer()?;
+        ensure!(viewer["encoding"] == ours, "{number}: {viewer}");
+        drop(script);
+        machine.is_left()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn vncdotool_types_and_points_and_follows_what_is_drawn() -> Result<()> {
+    let Some(module) = found("vncdotool_types_and_points_and_follows_what_is_drawn") else {
+        return Ok(());
+    };
+    // Of CoRRE it cannot read a rectangle with others in it, which this picture has.
+    for (number, ours) in ENCODINGS.into_iter().filter(|it| it.1 != "corre") {
+        let mut machine = Machine::at_a_path(PAGE, SIZE)?;
+        let mut script = Script(Eye::open(&mut look(module, &machine.address, number))?);
+        // Of another size than the first it asks for the old one's part alone.
+        follows(&mut script, &mut machine, Near::Same, None).context(ours)?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -65,11 +127,11 @@ fn vncdotool_comes_in_with_a_password() -> Result<()> {
     let Some(module) = found("vncdotool_comes_in_with_a_password") else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     let words = format!(",password={}", text_file(folder.path(), "password", "secret")?);
-    let mut machine = Machine::at_a_port(PATTERN, "1280x800", &words)?;
+    let mut machine = Machine::at_a_port(PATTERN, SIZE, &words)?;
     let address = format!("localhost:{}", machine.port()?);
     let mut command = look(module, &address, 16);
-    let mut eye = Eye::open(command.env("VNC_PASSWORD", "secret"))?;
-    settle(&mut machine, Near::Same, |machine| picture(&mut eye, machine))?;
+    let mut script = Script(Eye::open(command.env("VNC_PASSWORD", "secret"))?);
+    settle(&mut machine, Near::Same, |machine| script.picture(machine))?;
     ensure!(machine.viewer()?["security"] == "vnc");
     Ok(())
 }

@@ -2,9 +2,9 @@
 //! Debian's.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -12,55 +12,133 @@ use anyhow::{Context, bail, ensure};
 use tempfile::TempDir;
 use vmm::screenshot::Picture;
 
-use crate::desk::{Key, NAME, PASSWORD, Sitter};
-use crate::program::PATIENCE;
+use crate::desk::{Key, PASSWORD, Sitter};
+use crate::program::{PATIENCE, Running, finish};
 use crate::sight::Sight;
 
 /// The monitor has room for what is looked at, and not much more.
 const MONITOR: (u32, u32) = (1400, 1060);
 
-/// A viewer, and the X server that it draws on.
-pub struct Viewer {
-    server: Child,
-    client: Option<Child>,
+/// What Debian calls it.
+const PROGRAM: &str = "xtigervncviewer";
+
+/// Whether all three programs are here.
+pub fn is_here() -> bool {
+    let here = |name: &&str| Path::new("/usr/bin").join(name).exists();
+    [PROGRAM, "Xvfb", "xdotool"].iter().all(here)
+}
+
+/// An X server, whose frame buffer is a file.
+pub struct Xvfb {
+    _server: Running,
     display: String,
     folder: TempDir,
-    /// The guest's picture is in the upper left corner.
+}
+
+impl Xvfb {
+    /// Starts one.
+    ///
+    /// # Errors
+    ///
+    /// When it is not here, or does not start.
+    pub fn new() -> anyhow::Result<Rc<Self>> {
+        let folder = tempfile::tempdir()?;
+        let screen = format!("{}x{}x24", MONITOR.0, MONITOR.1);
+        let mut command = Command::new("Xvfb");
+        // Without the last word it starts anew whenever the last program of its users ends, which
+        // is each hand of xdotool as long as the viewer has no window; and who comes then is lost.
+        command.args(["-displayfd", "1", "-screen", "0", &screen, "-nolisten", "tcp", "-noreset"]);
+        let server = Running::spawn(command.arg("-fbdir").arg(folder.path()));
+        let mut server = server.context("Xvfb, which is in the package xvfb")?;
+        server.says("\n", 1)?;
+        let display = format!(":{}", server.stdout.text().trim());
+        Ok(Rc::new(Self { _server: server, display, folder }))
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("DISPLAY", &self.display).env("HOME", self.folder.path());
+        command
+    }
+
+    /// The viewer, as it is called for a place: HOST:PORT, or the path of a socket.
+    pub fn viewer(&self, address: &str, words: &[&str]) -> Command {
+        let mut command = self.command(PROGRAM);
+        // No question is asked in a window.
+        command.args(["-AlertOnFatalError=0", "-ReconnectOnError=0", "-Shared", "-MenuKey="]);
+        command.args(["-Log=*:stderr:30"]).args(words);
+        // An address with a port in it has two colons.
+        command.arg(match address.rsplit_once(':') {
+            Some((host, port)) => format!("{host}::{port}"),
+            None => address.to_owned(),
+        });
+        command
+    }
+
+    fn hands(&self, words: &[&str]) -> anyhow::Result<String> {
+        let mut command = self.command("xdotool");
+        let ended = finish(command.args(words));
+        let ended = ended.context("xdotool, which is in a package of that name")?;
+        ensure!(ended.status == 0, "{words:?}: {ended:?}");
+        Ok(ended.stdout)
+    }
+
+    /// The upper left corner of all that is shown. The file is a dump of an X window
+    /// (`XWDFile.h`), whose header is big-endian.
+    fn corner(&self, (width, height): (u32, u32)) -> anyhow::Result<Vec<u8>> {
+        let file = self.folder.path().join("Xvfb_screen0");
+        let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
+        let number = |index: usize| {
+            let word = bytes.get(4 * index..4 * index + 4).context("a short dump")?;
+            anyhow::Ok(u32::from_be_bytes(word.try_into()?) as usize)
+        };
+        let (header, colours) = (number(0)?, number(19)?);
+        let (bits, stride) = (number(11)?, number(12)?);
+        ensure!(number(1)? == 7 && bits == 32, "no dump of 32 bits for each pixel");
+        ensure!(width <= MONITOR.0, "{width} pixels are wider than the monitor");
+        let mut pixels = Vec::with_capacity(4 * width as usize * height as usize);
+        let first = header + 12 * colours;
+        for line in 0..height as usize {
+            let at = first + line * stride;
+            let line = bytes.get(at..at + 4 * width as usize).context("a short dump")?;
+            pixels.extend(line);
+        }
+        Ok(pixels)
+    }
+}
+
+/// A viewer whose window is in the upper left corner of its X server; it ends when this is dropped.
+pub struct Viewer {
+    xvfb: Rc<Xvfb>,
+    client: Running,
+    window: String,
+    /// What of it is looked at.
     size: (u32, u32),
 }
 
 impl Viewer {
-    /// Starts it, with these further words, to look at a port of this host.
+    /// Starts it, with these further words, to look at a desk at a port of this host.
     ///
     /// # Errors
     ///
     /// When one of the programs is not here.
     pub fn new(port: u16, words: &[&str]) -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let screen = format!("{}x{}x24", MONITOR.0, MONITOR.1);
-        let mut command = Command::new("Xvfb");
-        command.args(["-displayfd", "1", "-screen", "0", &screen, "-fbdir"]);
-        command.arg(folder.path()).args(["-nolisten", "tcp", "-noreset"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut server = command.spawn().context("Xvfb, which is in the package xvfb")?;
-        let said = server.stdout.take().context("no output")?;
-        let mut viewer =
-            Self { server, client: None, display: String::new(), folder, size: MONITOR };
-        let mut line = String::new();
-        BufReader::new(said).read_line(&mut line)?;
-        ensure!(!line.trim().is_empty(), "Xvfb has no display");
-        viewer.display = format!(":{}", line.trim());
-        let log = fs::File::create(viewer.log())?;
-        let mut command = Command::new("xtigervncviewer");
-        // No question is asked in a window, and the guest's size is the guest's.
-        command.args(["-ReconnectOnError=0", "-AlertOnFatalError=0", "-RemoteResize=0"]);
-        command.args(["-Shared", "-MenuKey=", "-Log=*:stderr:30"]).args(words);
-        command.arg(format!("127.0.0.1::{port}"));
-        command.env("DISPLAY", &viewer.display).env("HOME", viewer.folder.path());
-        command.env("VNC_PASSWORD", PASSWORD).stdin(Stdio::null());
-        command.stdout(Stdio::null()).stderr(log);
-        let client = command.spawn().context("xtigervncviewer, of tigervnc-viewer")?;
-        viewer.client = Some(client);
+        let xvfb = Xvfb::new()?;
+        // The guest's size is the guest's.
+        let words = [&["-RemoteResize=0"], words].concat();
+        let mut command = xvfb.viewer(&format!("127.0.0.1:{port}"), &words);
+        Self::open(&xvfb, command.env("VNC_PASSWORD", PASSWORD))
+    }
+
+    /// Starts what [`Xvfb::viewer`] gave, and waits for its window.
+    ///
+    /// # Errors
+    ///
+    /// When it ends, or has no window in time.
+    pub fn open(xvfb: &Rc<Xvfb>, command: &mut Command) -> anyhow::Result<Self> {
+        let client = Running::spawn(command).context("it is of the package tigervnc-viewer")?;
+        let (xvfb, window) = (xvfb.clone(), String::new());
+        let mut viewer = Self { xvfb, client, window, size: MONITOR };
         viewer.sit_down()?;
         Ok(viewer)
     }
@@ -69,23 +147,25 @@ impl Viewer {
     /// its place. The pointer leaves it.
     fn sit_down(&mut self) -> anyhow::Result<()> {
         let end = Instant::now() + PATIENCE;
-        let window = loop {
+        // A window of one that ended just before may still be there.
+        let process = self.client.pid().as_raw_nonzero().to_string();
+        self.window = loop {
             self.is_there()?;
             // Nothing that is found is an error to it.
-            let found = self.hands(&["search", "--onlyvisible", "--name", NAME]);
+            let found = self.xvfb.hands(&["search", "--onlyvisible", "--pid", &process]);
             match found.as_ref().map(|it| it.split_whitespace().last()) {
                 Ok(Some(window)) => break window.to_owned(),
-                _ if Instant::now() < end => sleep(Duration::from_millis(50)),
+                _ if Instant::now() < end => sleep(Duration::from_millis(20)),
                 _ => bail!("no window: {found:?}, {}", self.said()),
             }
         };
-        self.hands(&["windowmove", &window, "0", "0", "windowfocus", &window])?;
+        let window = &self.window;
+        self.xvfb.hands(&["windowmove", window, "0", "0", "windowfocus", window])?;
         self.step_aside()
     }
 
     fn is_there(&mut self) -> anyhow::Result<()> {
-        let client = self.client.as_mut().context("no viewer")?;
-        ensure!(client.try_wait()?.is_none(), "the viewer ended: {}", self.said());
+        ensure!(self.client.wait(Duration::ZERO).is_err(), "the viewer ended: {}", self.said());
         Ok(())
     }
 
@@ -100,31 +180,55 @@ impl Viewer {
         self.size = (width, height);
     }
 
-    fn log(&self) -> PathBuf {
-        self.folder.path().join("log")
+    /// What is in its window, if that is where it belongs: its size and its pixels.
+    ///
+    /// # Errors
+    ///
+    /// When it ended.
+    pub fn inside(&mut self) -> anyhow::Result<Option<(Picture, Vec<u8>)>> {
+        self.is_there()?;
+        let said = self.hands(&["getwindowgeometry", "--shell", &self.window])?;
+        let number = |name: &str| -> anyhow::Result<u32> {
+            let line = said.lines().find_map(|line| line.strip_prefix(name));
+            Ok(line.with_context(|| said.clone())?.parse()?)
+        };
+        if (number("X=")?, number("Y=")?) != (0, 0) {
+            return Ok(None);
+        }
+        let (width, height) = (number("WIDTH=")?, number("HEIGHT=")?);
+        Ok(Some((Picture { width, height }, self.xvfb.corner((width, height))?)))
+    }
+
+    /// Makes its window larger or smaller.
+    ///
+    /// # Errors
+    ///
+    /// When it ended.
+    pub fn resize(&self, width: u16, height: u16) -> anyhow::Result<()> {
+        let [width, height] = [width, height].map(|it| it.to_string());
+        self.hands(&["windowsize", &self.window, &width, &height]).map(drop)
     }
 
     /// What it said.
     pub fn said(&self) -> String {
-        fs::read_to_string(self.log()).unwrap_or_default()
+        self.client.stderr.text()
     }
 
-    fn hands(&self, words: &[&str]) -> anyhow::Result<String> {
-        let mut command = Command::new("xdotool");
-        command.args(words).env("DISPLAY", &self.display).stdin(Stdio::null());
-        let output = command.output().context("xdotool, which is in a package of that name")?;
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{command:?}: {complaint}{}", self.said());
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    /// Moves, presses and types, in words of xdotool.
+    ///
+    /// # Errors
+    ///
+    /// When it did not understand.
+    pub fn hands(&self, words: &[&str]) -> anyhow::Result<String> {
+        self.xvfb.hands(words).with_context(|| self.said())
     }
 }
 
 impl Sitter for Viewer {
     fn see(&mut self) -> anyhow::Result<Sight> {
         self.is_there()?;
-        let file = self.folder.path().join("Xvfb_screen0");
-        let bytes = fs::read(&file).with_context(|| file.display().to_string())?;
-        dump(&bytes, self.size)
+        let (width, height) = self.size;
+        Sight::new(Picture { width, height }, self.xvfb.corner(self.size)?)
     }
 
     fn type_text(&mut self, text: &str) -> anyhow::Result<()> {
@@ -149,33 +253,4 @@ impl Sitter for Viewer {
         self.hands(&["sleep", "0.1", "mouseup", "1", "sleep", "0.1"])?;
         self.step_aside()
     }
-}
-
-impl Drop for Viewer {
-    fn drop(&mut self) {
-        for child in self.client.iter_mut().chain([&mut self.server]) {
-            // That it is gone already is fine.
-            child.kill().ok();
-            child.wait().ok();
-        }
-    }
-}
-
-/// The upper left corner of a dump of an X window (`XWDFile.h`), whose header is big-endian.
-fn dump(bytes: &[u8], (width, height): (u32, u32)) -> anyhow::Result<Sight> {
-    let number = |index: usize| {
-        let word = bytes.get(4 * index..4 * index + 4).context("a short dump")?;
-        anyhow::Ok(u32::from_be_bytes(word.try_into()?) as usize)
-    };
-    let (header, colours) = (number(0)?, number(19)?);
-    let (bits, stride) = (number(11)?, number(12)?);
-    ensure!(number(1)? == 7 && bits == 32, "no dump of 32 bits for each pixel");
-    let mut pixels = Vec::with_capacity(4 * width as usize * height as usize);
-    let first = header + 12 * colours;
-    for line in 0..height as usize {
-        let at = first + line * stride;
-        let line = bytes.get(at..at + 4 * width as usize).context("a short dump")?;
-        pixels.extend(line);
-    }
-    Sight::new(Picture { width, height }, pixels)
 }

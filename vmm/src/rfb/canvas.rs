@@ -7,13 +7,14 @@
 //! Threats: the guest chooses the mode at any moment. It is checked, taken once for each look, and
 //! a picture and the sets of tiles that belong to it change under one lock.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use devices::display::{Mode, PAGE, Scanout};
 use devices::input::{Hub, Lights};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
 
 use super::owed::Owed;
 use super::scroll::Scroll;
@@ -27,6 +28,8 @@ const NOTHING: (u16, u16) = (640, 480);
 const MOST: u32 = 8192;
 /// No display has more memory.
 const FARTHEST: u64 = 1 << 30;
+/// Who wants the picture as it is now waits no longer than that for it.
+const LATE: Duration = Duration::from_secs(1);
 /// More changed pages than this are copied on a thread of their own.
 const FEW_PAGES: u32 = 256;
 
@@ -97,6 +100,10 @@ pub struct Canvas {
     wanted: Arc<Notify>,
     /// Somebody did something, to which the guest may answer.
     hurry: Notify,
+    /// Looks that were begun.
+    begun: AtomicU64,
+    /// And the last one of them that is over.
+    over: watch::Sender<u64>,
 }
 
 /// What only looking needs.
@@ -155,6 +162,8 @@ impl Canvas {
             lights: Mutex::default(),
             wanted: Arc::default(),
             hurry: Notify::new(),
+            begun: AtomicU64::new(0),
+            over: watch::Sender::new(0),
         })
     }
 
@@ -207,6 +216,15 @@ impl Canvas {
         self.hurry.notify_one();
     }
 
+    /// Waits until the picture is as it is now, whether somebody waited for changes before or not.
+    pub async fn refresh(&self, viewer: &Viewer) {
+        let next = self.begun.load(Ordering::SeqCst) + 1;
+        let mut over = self.over.subscribe();
+        self.wait(viewer, true);
+        self.hurry();
+        timeout(LATE, over.wait_for(|last| *last >= next)).await.ok();
+    }
+
     /// Keeps the picture up to date, for as long as it is polled.
     pub async fn run(self: Arc<Self>) {
         let mut pace = Pace::new();
@@ -224,7 +242,9 @@ impl Canvas {
             }
             drop(viewers);
             let start = Instant::now();
+            let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
             pace.saw(self.clone().step().await);
+            self.over.send_replace(number);
             // However large the picture is, looking takes half of a processor at most.
             let sleep = pace.interval.saturating_sub(start.elapsed()).max(start.elapsed());
             tokio::select! {

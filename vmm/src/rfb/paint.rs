@@ -64,6 +64,7 @@ struct Told {
     codes: bool,
     buttons: bool,
     name: bool,
+    pointer: bool,
     lights: Option<Lights>,
 }
 
@@ -77,6 +78,14 @@ struct Plan {
     signs_count: u16,
     /// The pixels.
     job: Option<Job>,
+}
+
+impl Plan {
+    fn sign(&mut self, at: (u16, u16), size: (u16, u16), number: i32, data: &[u8]) {
+        rectangle(at, size, number, &mut self.signs);
+        self.signs.extend(data);
+        self.signs_count += 1;
+    }
 }
 
 /// An update's pixels.
@@ -126,6 +135,7 @@ impl Painter {
                 codes: false,
                 buttons: false,
                 name: false,
+                pointer: false,
                 lights: None,
             },
             coarse: Tiles::none(size.0, size.1),
@@ -136,6 +146,10 @@ impl Painter {
     /// Writes until the client is gone.
     pub(super) async fn run<W: AsyncWrite + Unpin>(mut self, mut writer: W) -> anyhow::Result<()> {
         loop {
+            if self.client.state(|state| std::mem::take(&mut state.anew)) {
+                // Who asks for all of it each time never waits for changes.
+                self.server.canvas.refresh(&self.client.viewer).await;
+            }
             let plan = self.plan();
             if plan.first.is_empty() && plan.signs.is_empty() && plan.job.is_none() {
                 self.wait().await;
@@ -183,6 +197,7 @@ impl Painter {
                 owed.set_copies(state.wishes.can.copy && self.told.size == size);
                 self.signs(lights, state, &mut plan);
                 self.pixels(owed, state, &mut plan);
+                self.pointer(state, &mut plan);
                 let asks = plan.job.is_none() && state.request.is_some();
                 canvas.wait(&client.viewer, asks || is_streaming(state));
                 plan
@@ -227,12 +242,7 @@ impl Painter {
     /// Tells the client what else it can know.
     fn signs(&mut self, lights: Option<Lights>, state: &mut State, plan: &mut Plan) {
         let (can, told, name) = (&state.wishes.can, &mut self.told, &self.client.rules.name);
-        let out = &mut plan.signs;
-        let mut sign = |x: u16, number: i32, data: &[u8]| {
-            rectangle((x, 0), (0, 0), number, out);
-            out.extend(data);
-            plan.signs_count += 1;
-        };
+        let mut sign = |x: u16, number: i32, data: &[u8]| plan.sign((x, 0), (0, 0), number, data);
         if can.codes && !std::mem::replace(&mut told.codes, can.codes) {
             sign(0, number::CODES, &[]);
         }
@@ -257,6 +267,25 @@ impl Painter {
             } else {
                 sign(0, number::VMWARE_LIGHTS, &u32::from(bits).to_be_bytes());
             }
+        }
+    }
+
+    /// The guest's pointer is in its picture, so the client shall show none of its own: it is given
+    /// one that cannot be seen. One without a size would not do: LibVNC tells its programs nothing
+    /// of it, gtk-vnc takes it for none at all, and vncdotool breaks. The pixel is in the client's
+    /// format, as those are that it goes with.
+    fn pointer(&mut self, state: &State, plan: &mut Plan) {
+        let can = &state.wishes.can;
+        let knows = can.cursor || can.alpha_cursor;
+        if plan.job.is_none() || !knows || std::mem::replace(&mut self.told.pointer, true) {
+            return;
+        }
+        if can.cursor {
+            // The pixel, and its mask.
+            plan.sign((0, 0), (1, 1), number::CURSOR, &vec![0; state.format.bytes() + 1]);
+        } else {
+            // The number of Raw, and the pixel, which has its own format.
+            plan.sign((0, 0), (1, 1), number::ALPHA_CURSOR, &[0; 8]);
         }
     }
 

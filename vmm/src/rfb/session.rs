@@ -61,6 +61,8 @@ pub(super) struct State {
     pub continuous: Option<Area>,
     /// It asked for what it may have already.
     pub again: bool,
+    /// It asked for it now, and the picture may be older.
+    pub anew: bool,
     /// Messages to be sent before anything else.
     pub replies: Vec<u8>,
     /// What it is to be told of the picture's size.
@@ -97,6 +99,7 @@ impl Default for State {
             continuous: None,
             // There is nothing that it has yet, but that is long ago.
             again: true,
+            anew: false,
             replies: Vec::new(),
             reports: VecDeque::new(),
             relative: false,
@@ -155,6 +158,7 @@ impl State {
             }
         }
         self.again |= !incremental;
+        self.anew |= !incremental;
         self.request = Some(self.request.map_or(area, |before| around(before, area)));
     }
 
@@ -436,6 +440,11 @@ impl Session {
             }
             _ => 3,
         };
-        self.client.state(|state| state.report(Report { reason: 1, status }));
+        self.client.state(|state| {
+            // Who does not know what an answer looks like would fall over it.
+            if state.wishes.can.screens {
+                state.report(Report { reason: 1, status });
+            }
+        });
     }
 }

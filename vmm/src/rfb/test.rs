@@ -162,6 +162,19 @@ async fn a_picture_and_its_changes_arrive_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -224]).await;
+    for seed in 2..12 {
+        bench.fake.paint(seed);
+        eye.ask(false).await;
+        timeout(LONG, eye.see()).await.unwrap().unwrap();
+        assert!(eye.pixels == bench.fake.pixels(), "an older one at {seed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sizes_reach_clients_and_their_wishes_the_display() {
     let bench = bench(rules(Passwords::default()));
     let (mut extended, mut plain, mut old) =
@@ -181,6 +194,11 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     let (_, place, _) = extended.signs.last().unwrap();
     assert_eq!(*place, [1, 4, 320, 200], "forwarded to the guest");
     assert_eq!(bench.fake.preferred(), Some((640, 480)));
+    // One that cannot be answered wishes all the same.
+    plain.say(&wish).await;
+    plain.ask(false).await;
+    plain.see().await.unwrap();
+    assert!(plain.signs.is_empty(), "{:?}", plain.signs);
     bench.fake.set(Some(Mode { width: 640, height: 480, stride: 2560, start: 0 }));
     bench.fake.paint(9);
     bench.sees_all(&mut extended).await;
@@ -251,6 +269,49 @@ async fn extensions_are_confirmed_and_answered() {
     }
     while eye.hear().await.unwrap() != Heard::Power(0) {}
     assert_eq!(*bench.power.lock().unwrap(), [Power::Off, Power::Reset]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
+    let bench = bench(rules(Passwords::default()));
+    let bytes = |count: usize| Some(vec![0; count]);
+    for (numbers, wanted) in [
+        (&[0, -224][..], [None, None]),
+        (&[0, -239, -314], [bytes(5), None]),
+        // Whose updates are counted.
+        (&[2, -314], [None, bytes(8)]),
+    ] {
+        let mut eye = bench.eye().await;
+        eye.encodings(numbers).await;
+        for seed in 0..3 {
+            bench.fake.paint(seed);
+            eye.ask(false).await;
+            bench.sees_all(&mut eye).await;
+        }
+        let content = |number: i32| {
+            let mut found = eye.signs.iter().filter(|it| it.0 == number);
+            let first = found.next();
+            assert!(found.next().is_none(), "once is enough");
+            first.map(|(_, place, content)| {
+                assert_eq!(*place, [0, 0, 1, 1]);
+                content.clone()
+            })
+        };
+        assert_eq!([-239, -314].map(content), wanted, "{numbers:?}");
+    }
+    // Its pixel is as all pixels are, whenever the client says how: two bytes of each.
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -239]).await;
+    let early = timeout(Duration::from_millis(100), eye.hear()).await;
+    assert!(early.is_err(), "it goes with pixels: {early:?}");
+    eye.say(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
+    eye.ask(false).await;
+    let mut start = [0; 4 + 12 + 3];
+    timeout(LONG, eye.stream.read_exact(&mut start)).await.unwrap().unwrap();
+    assert_eq!(start[4..], [0, 0, 0, 0, 0, 1, 0, 1, 0xff, 0xff, 0xff, 0x11, 0, 0, 0]);
+    let mut next = [0; 12];
+    timeout(LONG, eye.stream.read_exact(&mut next)).await.unwrap().unwrap();
+    assert_eq!(next[8..], [0; 4], "Raw follows");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -463,6 +524,7 @@ async fn over_tls(
     secure.write_all(format!("me{password}").as_bytes()).await.unwrap();
     secure.flush().await.unwrap();
     let result = secure.read_u32().await.unwrap();
+    assert_eq!(secure.get_ref().1.tls13_tickets_received(), 0, "TigerVNC stumbles over them");
     (shown, secure, result)
 }
 

@@ -381,6 +381,9 @@ impl Eye {
                 -261 => 1,
                 0x574d_5668 => 4,
                 -307 => self.stream.read_u32().await? as usize,
+                // Of one pixel: itself and its mask, or its encoding and itself.
+                -239 => 5,
+                -314 => 8,
                 -224 | -223 | -257 | -258 | -316 => 0,
                 other => anyhow::bail!("encoding {other}"),
             };

@@ -108,7 +108,12 @@ pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
         .context("TLS")?
         .with_no_client_auth();
     match builder.with_single_cert(chain, secret) {
-        Ok(config) => Ok(TlsAcceptor::from(Arc::new(config))),
+        Ok(mut config) => {
+            // Up to 1.12, TigerVNC's viewer takes a ticket for the end of what there is to read:
+            // what came together with it waits for ever.
+            config.send_tls13_tickets = 0;
+            Ok(TlsAcceptor::from(Arc::new(config)))
+        }
         Err(Error::InconsistentKeys(_)) => {
             bail!("tls-cert={} is not for tls-key={}", named(certificate), named(key))
         }

@@ -33,6 +33,10 @@ pub struct Abilities {
     pub buttons: bool,
     /// Extended Clipboard
     pub clipboard: bool,
+    /// Cursor
+    pub cursor: bool,
+    /// Cursor With Alpha
+    pub alpha_cursor: bool,
 }
 
 /// What a client wants.
@@ -54,6 +58,8 @@ pub mod number {
     pub const RESIZE: i32 = -223;
     /// LastRect
     pub const LAST_RECT: i32 = -224;
+    /// Cursor
+    pub const CURSOR: i32 = -239;
     /// QEMU Pointer Motion Change
     pub const MOTION: i32 = -257;
     /// QEMU Extended Key Event
@@ -70,6 +76,8 @@ pub mod number {
     pub const FENCE: i32 = -312;
     /// ContinuousUpdates
     pub const CONTINUOUS: i32 = -313;
+    /// Cursor With Alpha
+    pub const ALPHA_CURSOR: i32 = -314;
     /// ExtendedMouseButtons
     pub const BUTTONS: i32 = -316;
     /// VMware LED State
@@ -107,6 +115,8 @@ impl Wishes {
                 number::CONTINUOUS => can.continuous = true,
                 number::BUTTONS => can.buttons = true,
                 number::CLIPBOARD => can.clipboard = true,
+                number::CURSOR => can.cursor = true,
+                number::ALPHA_CURSOR => can.alpha_cursor = true,
                 other => wishes.encoding = wishes.encoding.or(Encoding::from_number(other)),
             }
         }

@@ -12,6 +12,8 @@ const LASTING = 5000;
 // Nobody needs to read what is over at once.
 const SOON = 700;
 const BETWEEN_KEYS = 12;
+// By then a window is as large as it will be.
+const SETTLED = 500;
 
 let rfb = null;
 let pause = FIRST_PAUSE;
@@ -104,6 +106,7 @@ async function connect() {
 function open(url) {
   const line = new WebSocket(url, ["binary"]);
   line.addEventListener("close", (event) => { farewell = event.reason; });
+  asked = null;
   rfb = new RFB($("screen"), line, { shared: true });
   rfb.viewOnly = looks;
   rfb.focusOnClick = !typing();
@@ -186,6 +189,29 @@ for (const key of ["size", "quality"]) {
   }));
 }
 $("drags").addEventListener("change", arrange);
+
+// noVNC asks for no size while the answer to another one is on its way, nor for the size that the picture
+// has; so the machine could be left with the wish for a window that is no more.
+let asked = null;
+let settled = 0;
+const { setDesktopSize } = RFB.messages;
+RFB.messages.setDesktopSize = (...words) => {
+  asked = words;
+  setDesktopSize(...words);
+};
+new ResizeObserver(() => {
+  clearTimeout(settled);
+  settled = setTimeout(() => {
+    const { clientWidth, clientHeight } = $("screen");
+    if (!rfb?.resizeSession || !asked) {
+      return;
+    }
+    const [line, width, height, ...rest] = asked;
+    if (width !== clientWidth || height !== clientHeight) {
+      RFB.messages.setDesktopSize(line, clientWidth, clientHeight, ...rest);
+    }
+  }, SETTLED);
+}).observe($("screen"));
 
 $("full").addEventListener("click", () => {
   const end = document.fullscreenElement;
