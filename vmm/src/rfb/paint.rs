@@ -23,7 +23,7 @@ use super::owed::Owed;
 use super::picture::{Area, Move, View};
 use super::session::{Report, State, milestone};
 use super::tiles::Tiles;
-use super::wishes::number;
+use super::wishes::{Pointer, number};
 use super::{BUDGET, Client, Server};
 
 /// Pixels that are encoded at once; one row of tiles can be a little more. Without compression they
@@ -275,18 +275,17 @@ impl Painter {
     /// of it, gtk-vnc takes it for none at all, and vncdotool breaks. The pixel is in the client's
     /// format, as those are that it goes with.
     fn pointer(&mut self, state: &State, plan: &mut Plan) {
-        let can = &state.wishes.can;
-        let knows = can.cursor || can.alpha_cursor;
-        if plan.job.is_none() || !knows || std::mem::replace(&mut self.told.pointer, true) {
+        let Some(kind) = state.wishes.can.pointer.filter(|_| plan.job.is_some()) else { return };
+        if std::mem::replace(&mut self.told.pointer, true) {
             return;
         }
-        if can.cursor {
+        let (number, pixel) = match kind {
             // The pixel, and its mask.
-            plan.sign((0, 0), (1, 1), number::CURSOR, &vec![0; state.format.bytes() + 1]);
-        } else {
+            Pointer::Masked => (number::CURSOR, vec![0; state.format.bytes() + 1]),
             // The number of Raw, and the pixel, which has its own format.
-            plan.sign((0, 0), (1, 1), number::ALPHA_CURSOR, &[0; 8]);
-        }
+            Pointer::Alpha => (number::ALPHA_CURSOR, vec![0; 8]),
+        };
+        plan.sign((0, 0), (1, 1), number, &pixel);
     }
 
     /// Takes the tiles that the client waits for.

@@ -33,10 +33,17 @@ pub struct Abilities {
     pub buttons: bool,
     /// Extended Clipboard
     pub clipboard: bool,
-    /// Cursor
-    pub cursor: bool,
+    /// Which kind of pointer it draws.
+    pub pointer: Option<Pointer>,
+}
+
+/// A kind of pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pointer {
+    /// Cursor: pixels as in the picture, and a mask.
+    Masked,
     /// Cursor With Alpha
-    pub alpha_cursor: bool,
+    Alpha,
 }
 
 /// What a client wants.
@@ -115,8 +122,8 @@ impl Wishes {
                 number::CONTINUOUS => can.continuous = true,
                 number::BUTTONS => can.buttons = true,
                 number::CLIPBOARD => can.clipboard = true,
-                number::CURSOR => can.cursor = true,
-                number::ALPHA_CURSOR => can.alpha_cursor = true,
+                number::CURSOR => can.pointer = Some(Pointer::Masked),
+                number::ALPHA_CURSOR => can.pointer = can.pointer.or(Some(Pointer::Alpha)),
                 other => wishes.encoding = wishes.encoding.or(Encoding::from_number(other)),
             }
         }
