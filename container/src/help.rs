@@ -47,7 +47,7 @@ pub fn table(width: usize) -> String {
             let mut head = format!("  {}", names(variable).join(", "));
             let (accepts, default) = (variable.kind().accepts, variable.default);
             if !accepts.is_empty() {
-                write!(head, "  {accepts}").expect("a string takes all");
+                write!(head, ": {accepts}").expect("a string takes all");
             }
             if !default.is_empty() {
                 write!(head, " [{default}]").expect("a string takes all");

@@ -64,9 +64,8 @@ impl Plan {
         Some(Failure::new(
             Status::Download,
             format!(
-                "VERSION={}: {} would have to be downloaded, which cannot be done yet: mount its \
-                 ISO as /custom.iso, or set VERSION=probe to see the machine without it",
-                version.show(),
+                "VERSION: {} would have to be downloaded, which cannot be done yet: mount its ISO \
+                 as /custom.iso, or set VERSION=probe to see the machine without it",
                 version.name()
             ),
         ))
@@ -207,13 +206,13 @@ pub fn json(plan: &anyhow::Result<Plan>) -> String {
                 Source::Medium(_) => "medium",
                 Source::Download(_) => "download",
             };
-            let disks = [&[plan.sizes.disk][..], &plan.sizes.more].concat();
             let missing = plan.missing().map(|error| format!("{error:#}"));
             json!({
                 "settings": settings,
                 "processors": plan.sizes.processors,
                 "memory": plan.sizes.memory,
-                "disks": disks,
+                "disk": plan.sizes.disk,
+                "more_disks": plan.sizes.more,
                 "source": { "kind": kind, "is": runs(&plan.source) },
                 "warnings": plan.warnings,
                 "missing": missing,

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 
 use super::variable::{Fate, Variable};
-use super::{Settings, list, near, value};
+use super::{Settings, list, near, value, version};
 use crate::status::Failure;
 
 /// Variables, by name.
@@ -61,9 +61,9 @@ fn take(
     };
     let kind = variable.kind();
     // Of a file nothing is shown, and a password is what it is, with all its quotes.
-    let shown = |text: &str| match kind.secret || name.ends_with("_FILE") {
-        true => name.clone(),
-        false => format!("{name}={}", value::quote(text)),
+    let shown = |text: &str| match kind.shown && !name.ends_with("_FILE") {
+        true => format!("{name}={}", value::quote(&version::without_secrets(text))),
+        false => name.clone(),
     };
     let text = if kind.secret { text.as_str() } else { value::strip(&text) };
     if text.is_empty() {
@@ -290,6 +290,16 @@ mod test {
                 }
             }
         }
+    }
+
+    #[test]
+    fn errors_show_no_secret_that_stands_beside_the_mistake() {
+        let (_, link) = refusal(&[("VERSION", "https://me:hush@example.com/a b?sig=hush")]);
+        assert!(link.starts_with("VERSION=https://***@example.com/a b?***: "), "{link}");
+        let words = "-fw_cfg name=opt/x,string=hush -object secret,data=hush -qmp stdio";
+        let (_, options) = refusal(&[("ARGUMENTS", words)]);
+        assert!(options.starts_with("ARGUMENTS: -qmp is refused"), "{options}");
+        assert!(!format!("{link}{options}").contains("hush"));
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub struct Host {
     pub zfs: bool,
     /// Room on the volume in bytes, if there is one.
     pub room: Option<u64>,
+    /// The same for /storage2 to /storage6: nothing where that is not mounted.
+    pub rooms: [Option<u64>; 5],
 }
 
 impl Host {
@@ -29,6 +31,7 @@ impl Host {
             memory: free.unwrap_or(0).min(limits.memory.unwrap_or(u64::MAX)),
             zfs: root.join("proc/spl/kstat/zfs/arcstats").exists(),
             room: room(volume),
+            rooms: [2, 3, 4, 5, 6].map(|number| room(&root.join(format!("storage{number}")))),
         }
     }
 }
@@ -296,6 +299,9 @@ mod test {
     #[test]
     fn the_volume_has_room() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(Host::read(Path::new("/"), folder.path()).room.is_some());
+        fs::create_dir(folder.path().join("storage3")).unwrap();
+        let host = Host::read(folder.path(), folder.path());
+        assert!(host.room.is_some());
+        assert_eq!(host.rooms.map(|room| room.is_some()), [false, true, false, false, false]);
     }
 }

@@ -18,8 +18,8 @@ pub struct Sizes {
     pub memory: u64,
     /// Bytes of the first disk.
     pub disk: u64,
-    /// Bytes of the second to the sixth.
-    pub more: [u64; 5],
+    /// Bytes of the second to the sixth, where their folder is mounted.
+    pub more: [Option<u64>; 5],
 }
 
 /// Sizes, and what there is to say of them.
@@ -36,15 +36,27 @@ pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> 
     let processors = processors(settings, host, &mut notes);
     let memory = memory(settings, host, &mut notes)?;
     let disk = disk(settings, host)?;
-    let each = settings.storage.more.each_ref();
-    let more = each.map(|own| own.as_ref().map_or(disk, |own| share_of_room(own.0, host)));
+    let mut more = [None; 5];
+    let folders = settings.storage.more.iter().zip(host.rooms);
+    for (size, (own, room)) in more.iter_mut().zip(folders) {
+        let own = own.map_or(settings.storage.size.0, |own| own.0);
+        *size = room.filter(|_| !settings.disk.disable).map(|room| share_of_room(own, room));
+    }
     Ok((Sizes { processors, memory, disk, more }, notes))
 }
 
 fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 {
-    let there = host.processors;
+    let there = host.processors.max(1);
     if let Some(topology) = &settings.processor.topology {
-        return u32::from(topology.count);
+        let count = u32::from(topology.count);
+        if count > there {
+            notes.push(format!(
+                "SMP={}: the pod may use {there} processors, and the guest will stutter: say as \
+                 many",
+                topology.show()
+            ));
+        }
+        return count;
     }
     let usable = there.min(host.quota.unwrap_or(u32::MAX));
     let wanted = match settings.processor.cores.0 {
@@ -133,8 +145,7 @@ fn in_mib(bytes: u64) -> String {
 /// What must stay free on the volume.
 const ROOM_LEFT: u64 = GIB;
 
-fn share_of_room(share: Share<Size>, host: &Host) -> u64 {
-    let room = host.room.unwrap_or(0);
+fn share_of_room(share: Share<Size>, room: u64) -> u64 {
     match share {
         Share::Exactly(size) => size.0 / MIB * MIB,
         Share::Half => room / 2 / MIB * MIB,
@@ -147,7 +158,7 @@ fn disk(settings: &Settings, host: &Host) -> anyhow::Result<u64> {
         return Ok(0);
     }
     let said = settings.storage.size.show();
-    let size = share_of_room(settings.storage.size.0, host);
+    let size = share_of_room(settings.storage.size.0, host.room.unwrap_or(0));
     let (_, needs) = settings.windows.version.needs();
     let least = settings.storage.minimum.map_or(needs, |least| least.0);
     if size < least {
@@ -238,7 +249,8 @@ mod test {
     /// Eight processors, 16 GiB free, room for 100 GiB.
     fn host() -> Host {
         let room = Some(100 * GIB);
-        Host { processors: 8, quota: None, memory: 16 * GIB, zfs: false, room }
+        let rooms = [room, room, room, None, None];
+        Host { processors: 8, quota: None, memory: 16 * GIB, zfs: false, room, rooms }
     }
 
     fn settled(words: &[(&str, &str)], host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
@@ -258,7 +270,7 @@ mod test {
     #[test]
     fn nothing_said_is_the_reference_machine() {
         let (sizes, notes) = settled(&[], &host()).unwrap();
-        let more = [64 * GIB; 5];
+        let more = [Some(64 * GIB), Some(64 * GIB), Some(64 * GIB), None, None];
         assert_eq!(sizes, Sizes { processors: 2, memory: 4 * GIB, disk: 64 * GIB, more });
         assert_eq!(notes, [""; 0]);
     }
@@ -266,15 +278,19 @@ mod test {
     #[test]
     fn shares_are_of_what_the_host_has() {
         let half = [("CPU_CORES", "half"), ("RAM_SIZE", "Half"), ("DISK_SIZE", "HALF")];
-        let more = [50 * GIB; 5];
+        let more = [Some(50 * GIB), Some(50 * GIB), Some(50 * GIB), None, None];
         let wanted = Sizes { processors: 4, memory: 8 * GIB, disk: 50 * GIB, more };
         assert_eq!(sizes(&half, &host()), wanted);
         let max = [("CPU_CORES", "max"), ("RAM_SIZE", "max"), ("DISK_SIZE", "max")];
         let memory = 16 * GIB - 1536 * MIB;
-        let wanted = Sizes { processors: 8, memory, disk: 99 * GIB, more: [99 * GIB; 5] };
+        let more = [Some(99 * GIB), Some(99 * GIB), Some(99 * GIB), None, None];
+        let wanted = Sizes { processors: 8, memory, disk: 99 * GIB, more };
         assert_eq!(sizes(&max, &host()), wanted);
         let second = sizes(&[("DISK2_SIZE", "10"), ("DISK3_SIZE", "max")], &host());
-        assert_eq!(second.more, [10, 99, 64, 64, 64].map(|gib| gib * GIB));
+        assert_eq!(
+            second.more.map(|it| it.map(|it| it / GIB)).to_vec(),
+            [Some(10), Some(99), Some(64), None, None]
+        );
     }
 
     #[test]
@@ -349,6 +365,8 @@ mod test {
         assert!(notes[0].contains("set CPU_CORES=3"), "{notes:?}");
         assert_eq!(sizes(&[("CPU_CORES", "0")], &host()).processors, 1);
         assert_eq!(sizes(&[("SMP", "6,sockets=2"), ("CPU_CORES", "1")], &host()).processors, 6);
+        let (sixteen, notes) = settled(&[("SMP", "16")], &host()).unwrap();
+        assert_eq!((sixteen.processors, notes.len()), (16, 1));
     }
 
     #[test]

@@ -13,6 +13,9 @@ pub trait Value: Sized {
     const FILE: bool = false;
     /// Whether nobody may see it.
     const SECRET: bool = false;
+    /// Whether an error may show the text: not if it says itself which part is wrong, and other
+    /// parts may be secret.
+    const SHOWN: bool = true;
 
     /// Reads a text that is not empty.
     ///
@@ -57,6 +60,7 @@ impl<T: Value> Value for Option<T> {
     const ACCEPTS: &'static str = T::ACCEPTS;
     const FILE: bool = T::FILE;
     const SECRET: bool = T::SECRET;
+    const SHOWN: bool = T::SHOWN;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         T::read(text).map(Some)
@@ -352,4 +356,109 @@ shares! {
     }, "give a size with its unit, like 8G or 4096M, or half, or max";
     Disk "size, half, max" |text| Size::with_unit(text, |_| GIB),
         "give a size with its unit, like 64G, or half, or max";
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn shown<T: Value>(text: &str) -> Option<String> {
+        T::read(text).ok().map(|value| value.show())
+    }
+
+    #[test]
+    fn switches_have_the_words_of_the_reference_image() {
+        for text in ["y", "YES", "True", "1", "on", "enable", "Enabled"] {
+            assert_eq!(switch(text), Some(true), "{text}");
+        }
+        for text in ["n", "No", "none", "false", "0", "OFF", "disable", "disabled"] {
+            assert_eq!(switch(text), Some(false), "{text}");
+        }
+        for text in ["", "yep", "nope", "2", "-1", "y n", "\u{130}"] {
+            assert_eq!(switch(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn quotes_go_in_pairs() {
+        for (text, bare) in [
+            (" a ", "a"),
+            ("\" a\"", "a"),
+            ("'a'", "a"),
+            ("\"a'", "\"a'"),
+            ("\"", "\""),
+            ("''", ""),
+            ("\"'a'\"", "'a'"),
+        ] {
+            assert_eq!(strip(text), bare, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_fits_a_line() {
+        assert_eq!(quote("a\u{1b}[2J\n\u{202e}"), "a\\u{1b}[2J\\n\\u{202e}");
+        assert_eq!(quote("it's \"é\" \\"), "it's \"é\" \\");
+        assert_eq!(quote(&"x".repeat(500)).chars().count(), 121);
+    }
+
+    #[test]
+    fn sizes_are_binary_and_have_units() {
+        for (text, wanted) in [
+            ("512M", Some("512M")),
+            ("1.5g", Some("1536M")),
+            ("8 GiB", Some("8G")),
+            ("2tb", Some("2T")),
+            ("1024", Some("1K")),
+            ("1000B", Some("1000B")),
+            ("0", Some("0B")),
+            ("", None),
+            ("G", None),
+            ("-1G", None),
+            ("+1G", None),
+            ("1e3", None),
+            ("0x10", None),
+            ("1.2.3G", None),
+            ("8X", None),
+            ("8GG", None),
+            ("999999999999T", None),
+            ("٣G", None),
+        ] {
+            assert_eq!(shown::<Size>(text).as_deref(), wanted, "{text}");
+        }
+        assert_eq!(shown::<Ram>("129.5").as_deref(), Some("132608M"));
+        assert_eq!(shown::<Ram>("130").as_deref(), Some("130M"));
+        assert_eq!(shown::<Disk>("130").as_deref(), Some("130G"));
+        assert_eq!(shown::<Disk>("MAX").as_deref(), Some("max"));
+        assert_eq!(shown::<Size>("max"), None);
+    }
+
+    #[test]
+    fn numbers_are_digits_within_their_limits() {
+        assert_eq!(shown::<Within<5, 9>>("007").as_deref(), Some("7"));
+        for text in ["4", "10", "+5", "-5", "5.0", " 5", "", "99999999999999999999"] {
+            assert_eq!(shown::<Within<5, 9>>(text), None, "{text}");
+        }
+        for text in ["-1", "inf", "NaN", "1e3", ".", "10001", ""] {
+            assert_eq!(shown::<Decimal>(text), None, "{text}");
+        }
+        assert_eq!(shown::<Cores>("half").as_deref(), Some("half"));
+        assert_eq!(shown::<Cores>("1.5"), None);
+    }
+
+    #[test]
+    fn addresses_are_those_of_machines() {
+        assert!(shown::<Ipv4Addr>("10.0.0.2").is_some());
+        for text in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0", "::1"] {
+            assert_eq!(shown::<Ipv4Addr>(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let secret = Secret::read("hush").unwrap();
+        assert_eq!(format!("{secret:?} {}", secret.show()), "*** ***");
+        assert!(Secret::read(&"é".repeat(127)).is_ok());
+        assert!(Secret::read(&"x".repeat(128)).is_err());
+        assert!(Secret::read("a\tb").is_err());
+    }
 }

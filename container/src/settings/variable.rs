@@ -59,17 +59,20 @@ pub struct Kind {
     pub file: bool,
     /// Whether nobody may see the value.
     pub secret: bool,
+    /// Whether an error may show it.
+    pub shown: bool,
 }
 
 /// The kind of a place, by its type.
 pub(super) fn kind_of<T: Value>(_: fn(&Settings) -> &T) -> Kind {
-    Kind { accepts: T::ACCEPTS, file: T::FILE, secret: T::SECRET }
+    let shown = T::SHOWN && !T::SECRET;
+    Kind { accepts: T::ACCEPTS, file: T::FILE, secret: T::SECRET, shown }
 }
 
 impl Variable {
     /// The kind of its value; of what is not kept, nothing is known.
     pub fn kind(&self) -> Kind {
-        let nothing = Kind { accepts: "", file: false, secret: false };
+        let nothing = Kind { accepts: "", file: false, secret: false, shown: true };
         self.slot.as_ref().map_or(nothing, |slot| (slot.kind)())
     }
 

@@ -216,10 +216,10 @@ fn url(text: &str) -> anyhow::Result<Version> {
     Ok(Version::Url(text.to_owned()))
 }
 
-/// An address without what opens it: name and password before the host, and the query, where
+/// A text, and if that is an address, without what opens it: name and password before the host, and the query, where
 /// signed links have their signature.
-fn without_secrets(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+pub(super) fn without_secrets(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let (path, query) = path.split_at(path.find(['?', '#']).unwrap_or(path.len()));
     let shown = host.rsplit_once('@').map_or(host.to_owned(), |(_, host)| format!("***@{host}"));

@@ -120,7 +120,8 @@ impl Value for Interface {
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
-        let fits = text.len() <= 15 && text.bytes().all(plain) && text != "." && text != "..";
+        let named = !["", ".", ".."].contains(&text);
+        let fits = named && text.len() <= 15 && text.bytes().all(plain);
         ensure!(fits, "an interface's name has at most 15 letters, digits and - _ .");
         Ok(Self(text.to_owned()))
     }
@@ -347,5 +348,95 @@ impl Value for Zone {
     }
     fn show(&self) -> String {
         self.0.clone()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn shown<T: Value>(text: &str) -> Option<String> {
+        T::read(text).ok().map(|value| value.show())
+    }
+
+    /// Each of these is refused.
+    fn refuses<T: Value>(texts: &[&str]) {
+        for text in texts {
+            assert_eq!(shown::<T>(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn mac_addresses_come_in_three_spellings() {
+        for text in ["02aabbccddee", "02:AA:bb:CC:dd:EE", "02-aa-bb-cc-dd-ee"] {
+            assert_eq!(shown::<Mac>(text).as_deref(), Some("02:AA:BB:CC:DD:EE"));
+        }
+        refuses::<Mac>(&[
+            "",
+            "02:aa:bb:cc:dd",
+            "02:aa:bb:cc:dd:e",
+            "02:aa-bb:cc-dd:ee",
+            "+2:aa:bb:cc:dd:ee",
+            "01:aa:bb:cc:dd:ee",
+            "000000000000",
+            "zzzzzzzzzzzz",
+            "éééééé",
+            "02:aa:bb:cc:dd:éa",
+        ]);
+    }
+
+    #[test]
+    fn masks_are_ones_before_zeroes() {
+        assert_eq!(shown::<Mask>("255.255.240.0").as_deref(), Some("255.255.240.0"));
+        assert_eq!(shown::<Mask>("/16").as_deref(), Some("255.255.0.0"));
+        refuses::<Mask>(&["255.255.255.128", "255.0.0.0", "255.255.0.255", "/33", "24", "/-1", ""]);
+    }
+
+    #[test]
+    fn ports_are_a_list() {
+        let ports = "3389/tcp,3389/udp, 22 80,,80/TCP,";
+        assert_eq!(shown::<Ports>(ports).as_deref(), Some("3389,3389/udp,22,80"));
+        refuses::<Ports>(&[
+            "0",
+            "65536",
+            "22/sctp",
+            "22/",
+            "/tcp",
+            "+22",
+            "a",
+            "22-25",
+            "22/tcp/udp",
+        ]);
+    }
+
+    #[test]
+    fn names_are_what_windows_and_linux_take() {
+        refuses::<Interface>(&["", "an interface", "abcdefghijklmnop", "a/b", "..", "é"]);
+        refuses::<FileName>(&["../x", "a/b", ".x", "a\\b", "a\nb"]);
+        refuses::<HostName>(&["-a", "a-", "123", "a_b", "abcdefghijklmnop", "é"]);
+        refuses::<Workgroup>(&["a/b", "abcdefghijklmnop", "a\u{7}"]);
+        refuses::<Domain>(&["", ".", "a..b", "a b", "é.com"]);
+        refuses::<UserName>(&["a/b", "a.", "a%b", "a\nb", "a;b"]);
+        for name in ["me@x", "NONE", "Guest", "a name of more than twenty"] {
+            assert!(UserName::read(name).unwrap().check_local().is_err(), "{name}");
+        }
+        assert!(UserName::read("Jürgen Müller").unwrap().check_local().is_ok());
+        assert_eq!(format!("{:?}", UserName::read("me").unwrap()), "***");
+    }
+
+    #[test]
+    fn identities_have_their_forms() {
+        refuses::<ProductKey>(&["", "ABCDE", "ABCDE-ABCDE-ABCDE-ABCDE-ABCD", "ABCD!-A-A-A-A"]);
+        let key = ProductKey::read("abcde-abcde-abcde-abcde-abcde").unwrap();
+        assert_eq!((key.0.as_str(), key.show().as_str()), ("ABCDE-ABCDE-ABCDE-ABCDE-ABCDE", "***"));
+        assert_eq!(format!("{key:?}"), "***");
+        refuses::<Uuid>(&["", "1", "123e4567e89b12d3a456426614174000"]);
+        refuses::<Edition>(&["", " ", "a;b", "é"]);
+        assert_eq!(
+            shown::<Edition>("Datacenter  Azure_Edition").as_deref(),
+            Some("datacenter-azure-edition")
+        );
+        refuses::<Zone>(&["../x", "a b", "Europe/Zürich"]);
+        assert!(Zone::read("CET-1CEST,M3.5.0,M10.5.0/3").is_ok());
     }
 }

@@ -223,6 +223,7 @@ fn option(word: &str) -> Option<String> {
 
 impl Value for Arguments {
     const ACCEPTS: &'static str = "options of QEMU";
+    const SHOWN: bool = false;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let mut arguments = Self::default();
