@@ -15,7 +15,7 @@ struct Verb {
     name: &'static str,
     usage: &'static str,
     help: &'static str,
-    run: fn(Vec<String>) -> anyhow::Result<u8>,
+    run: fn(&[String]) -> anyhow::Result<u8>,
 }
 
 const VERBS: &[Verb] = &[
@@ -47,7 +47,7 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
     });
     let mut words: Vec<_> = words.collect::<anyhow::Result<_>>()?;
     if words.is_empty() {
-        return explain(words);
+        return explain(&[]);
     }
     let name = match words.remove(0).as_str() {
         "-h" | "--help" => "help".to_owned(),
@@ -58,9 +58,9 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
         return Err(usage(format!("there is no command {name}: `transom help` lists them")));
     };
     if words.iter().any(|word| word == "--help" || word == "-h") {
-        return explain(vec![verb.name.to_owned()]);
+        return explain(&[verb.name.to_owned()]);
     }
-    (verb.run)(words)
+    (verb.run)(&words)
 }
 
 fn usage(sentence: impl Into<String>) -> anyhow::Error {
@@ -73,7 +73,7 @@ fn print(text: &str) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn show_plan(words: Vec<String>) -> anyhow::Result<u8> {
+fn show_plan(words: &[String]) -> anyhow::Result<u8> {
     let json = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => false,
         ["--json"] => true,
@@ -88,11 +88,11 @@ fn show_plan(words: Vec<String>) -> anyhow::Result<u8> {
     }
 }
 
-fn version(_: Vec<String>) -> anyhow::Result<u8> {
+fn version(_: &[String]) -> anyhow::Result<u8> {
     print(concat!("transom ", env!("CARGO_PKG_VERSION"), "\n"))
 }
 
-fn explain(words: Vec<String>) -> anyhow::Result<u8> {
+fn explain(words: &[String]) -> anyhow::Result<u8> {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => print(&overview()),
         ["env"] => print(&help::table(help::width())),

@@ -216,8 +216,8 @@ fn url(text: &str) -> anyhow::Result<Version> {
     Ok(Version::Url(text.to_owned()))
 }
 
-/// A text, and if that is an address, without what opens it: name and password before the host, and the query, where
-/// signed links have their signature.
+/// A text, and if that is an address, without what opens it: name and password before the host,
+/// and the query, where signed links have their signature.
 pub(super) fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));

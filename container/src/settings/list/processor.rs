@@ -18,7 +18,8 @@ pub(super) const PROCESSOR: &[Variable] = variables! {
     refused "KVM" = "Y": NoKvm
         => "the machine runs on KVM alone: leave it out, and give the pod /dev/kvm";
     /// The guest may run virtual machines itself, as WSL 2 and Hyper-V do.
-    ignored "VMX" = "N" => "nested virtualization is off: WSL 2 and Hyper-V do not run in the guest";
+    ignored "VMX" = "N"
+        => "nested virtualization is off: WSL 2 and Hyper-V do not run in the guest";
     /// The guest is offered what Hyper-V offers, which Windows is faster with.
     done "HV" = "Y" (processor.hyperv);
     /// The size of memory; `half` and `max` are of what is free in the pod and on its host.

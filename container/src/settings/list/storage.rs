@@ -6,8 +6,8 @@ use crate::settings::variable::{Variable, variables};
 pub(super) const STORAGE: &[Variable] = variables! {
     /// The folder of the volume, where all is that shall last.
     done "STORAGE" = "/storage" (storage.folder): Storage;
-    /// The size of the disk; `half` and `max` are of what is free on the volume. A larger size makes
-    /// an existing disk longer, a smaller one is passed over.
+    /// The size of the disk; `half` and `max` are of what is free on the volume. A larger size
+    /// makes an existing disk longer, a smaller one is passed over.
     done "DISK_SIZE" = "64G" (storage.size): Disk;
     /// A smaller disk than this is an error; else it depends on the version.
     done "DISK_MINIMUM" = "" (storage.minimum): Disk;
@@ -50,7 +50,8 @@ pub(super) const STORAGE: &[Variable] = variables! {
     /// How a qcow2 image is made.
     ignored "DISK_FLAGS" = "" => "images are made as they are fastest: leave it out";
     /// Further options of QEMU's disks.
-    ignored "DISK_OPTIONS" = "" => "they are QEMU's: say what is needed by DISK_TYPE and DISK_CACHE";
+    ignored "DISK_OPTIONS" = ""
+        => "they are QEMU's: say what is needed by DISK_TYPE and DISK_CACHE";
     /// The name of the disk's file, without its end.
     done "DISK_NAME" = "data" (storage.name): Disk;
     /// PCI slots that are left free before the disks.
