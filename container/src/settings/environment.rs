@@ -69,6 +69,13 @@ fn take(
     if text.is_empty() {
         return Ok(());
     }
+    // Kubernetes sets this name itself where a service is called web or vnc.
+    if name.ends_with("_PORT") && (text.starts_with("tcp://") || text.starts_with("udp://")) {
+        let sentence = "is the link to a service of the cluster, and has no effect: give that \
+                        service another name, or set enableServiceLinks to false";
+        said.warnings.push(format!("{name} {sentence}"));
+        return Ok(());
+    }
     said.names.insert(variable.name);
     if name.ends_with("_FILE") {
         said.files.insert(variable.name);
@@ -324,6 +331,14 @@ mod test {
             assert_eq!(said(&[(name, "x")]).warnings, [""; 0], "{name}");
         }
         assert!(said(&[("RAM_SIZE_FILE", "/x")]).warnings[0].contains("set RAM_SIZE itself"));
+    }
+
+    #[test]
+    fn a_service_that_is_called_web_does_no_harm() {
+        let linked = said(&[("WEB_PORT", "tcp://10.0.0.1:80"), ("VNC_PORT", "udp://10.0.0.2:1")]);
+        assert_eq!(linked.settings, Settings::unsaid());
+        assert_eq!(linked.warnings.len(), 2);
+        assert!(linked.warnings.iter().all(|it| it.contains("enableServiceLinks")));
     }
 
     #[test]
