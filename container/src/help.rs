@@ -1,0 +1,177 @@
+//! The variables, for people: `transom help env`, and the paper that is made of it.
+
+use std::fmt::Write as _;
+
+use crate::settings::list::SECTIONS;
+use crate::settings::variable::{Fate, Variable};
+
+/// How wide the terminal is; 100 columns where there is none.
+pub fn width() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    let columns = size.map_or(0, |size| usize::from(size.ws_col));
+    match columns {
+        0 => 100,
+        columns => columns.clamp(40, 160),
+    }
+}
+
+/// What a variable means, with what became of it.
+fn meaning(variable: &Variable) -> String {
+    let meaning = variable.meaning.split_whitespace().collect::<Vec<_>>().join(" ");
+    match variable.fate {
+        Fate::Done => meaning,
+        Fate::Translated => format!("{meaning} QEMU's words are translated."),
+        Fate::Ignored(instead) => format!("{meaning} No effect: {instead}."),
+        Fate::Refused(instead) => format!("{meaning} Refused: {instead}."),
+    }
+}
+
+/// All names: with aliases, and that of the file.
+fn names(variable: &Variable) -> Vec<String> {
+    let mut names: Vec<String> = variable.names().map(str::to_owned).collect();
+    names.extend(variable.kind().file.then(|| format!("{}_FILE", variable.name)));
+    names
+}
+
+/// The table for a terminal of this width.
+pub fn table(width: usize) -> String {
+    let mut text = String::from(
+        "Variables of the environment. Blanks and quotes around a value do not count, and what is \
+         set to nothing is not set. A switch is Y or N, in any of the usual words. NAME_FILE \
+         names a file that has the value.\n",
+    );
+    text = wrap(&text, 0, width);
+    for section in SECTIONS {
+        write!(text, "\n{}\n", section.title.to_uppercase()).expect("a string takes all");
+        for variable in section.variables {
+            let mut head = format!("  {}", names(variable).join(", "));
+            let (accepts, default) = (variable.kind().accepts, variable.default);
+            if !accepts.is_empty() {
+                write!(head, ": {accepts}").expect("a string takes all");
+            }
+            if !default.is_empty() {
+                write!(head, " [{default}]").expect("a string takes all");
+            }
+            text.push_str(&wrap(&head, 4, width));
+            text.push_str(&wrap(&format!("      {}", meaning(variable)), 6, width));
+        }
+    }
+    text
+}
+
+/// Breaks a paragraph into lines; those after the first begin with blanks.
+fn wrap(text: &str, indent: usize, width: usize) -> String {
+    let first = text.len() - text.trim_start().len();
+    let mut lines = " ".repeat(first);
+    let mut column = first;
+    for (index, word) in text.split_whitespace().enumerate() {
+        let length = word.chars().count();
+        if index > 0 && column + 1 + length > width {
+            write!(lines, "\n{}", " ".repeat(indent)).expect("a string takes all");
+            column = indent;
+        } else if index > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += length;
+    }
+    lines.push('\n');
+    lines
+}
+
+/// The paper.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "# Variables of the container\n\nMade by `transom help env --markdown`.\n\n\
+         Blanks and quotes around a value do not count (but in passwords), and what is set to \
+         nothing is not set. A switch is `Y` or `N`, or yes, true, 1, on, enable, enabled and \
+         their opposites. Sizes are binary: `8G`, `8GB` and `8192M` are the same. `NAME_FILE` \
+         names a file that has the value, where the table says so: a line feed at its end does \
+         not count. A variable that is not known but nearly is one of these gets a question in \
+         the log.\n",
+    );
+    for section in SECTIONS {
+        write!(text, "\n## {}\n\n", section.title).expect("a string takes all");
+        text.push_str("| variable | value | default | meaning |\n|---|---|---|---|\n");
+        for variable in section.variables {
+            let names: Vec<_> = names(variable).iter().map(|name| format!("`{name}`")).collect();
+            let accepts = variable.kind().accepts.replace('|', "\\|");
+            let default = match variable.default {
+                "" => String::new(),
+                default => format!("`{default}`"),
+            };
+            let meaning = meaning(variable).replace('|', "\\|");
+            writeln!(text, "| {} | {accepts} | {default} | {meaning} |", names.join(", "))
+                .expect("a string takes all");
+        }
+    }
+    text.push_str(STATUSES);
+    text
+}
+
+const STATUSES: &str = "
+## Exit statuses
+
+Those of the reference image, where it has one.
+
+| status | meaning |
+|---|---|
+| 0 | all is well |
+| 1 | something that was asked for cannot be done |
+| 2 | a variable or the command line is wrong |
+| 13 | `STORAGE` is missing or cannot be written |
+| 15 | `CPU_CORES` |
+| 16 | `RAM_SIZE` |
+| 24 | the network |
+| 28 | a MAC address or a mask |
+| 29 | a kind of network that cannot be served |
+| 33 | `BOOT_MODE` |
+| 55 | a device that is not there |
+| 58 | `VERSION` |
+| 62 | `LANGUAGE` |
+| 64 | the ISO that was given |
+| 68 | what is to be downloaded cannot be had |
+| 73 | the size or kind of a disk |
+| 88 | no KVM |
+";
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_paper_is_what_the_program_prints() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/variables.md");
+        let kept = std::fs::read_to_string(path).unwrap_or_default();
+        let hint = "please run: cargo run -p container -- help env --markdown > docs/variables.md";
+        assert!(kept == markdown(), "{hint}");
+    }
+
+    #[test]
+    fn the_table_fits_the_terminal() {
+        for width in [40, 80, 100] {
+            let table = table(width);
+            let long = |line: &&str| {
+                // A word alone may be longer than a narrow line.
+                line.chars().count() > width && line.trim().contains(' ')
+            };
+            assert_eq!(table.lines().find(long), None);
+            for variable in crate::settings::list::all() {
+                assert!(table.contains(variable.name), "{}", variable.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_variable_is_explained_in_a_sentence() {
+        for variable in crate::settings::list::all() {
+            let meaning = meaning(variable);
+            let end = meaning.ends_with('.') && !meaning.ends_with("..");
+            assert!(end && meaning.len() > 12, "{}: {meaning}", variable.name);
+            let known = variable.slot.is_some();
+            let kept = matches!(variable.fate, Fate::Done | Fate::Translated);
+            assert_eq!(known, kept, "{}", variable.name);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The entry point of the container image: what the environment says, and what becomes of it.
+#![forbid(unsafe_code)]
+
+pub mod command;
+pub mod help;
+pub mod plan;
+pub mod settings;
+pub mod status;

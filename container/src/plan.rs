@@ -1,0 +1,325 @@
+//! What the pod would do: settings, sizes and source, from the environment and the host.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::settings::Settings;
+use crate::settings::environment::{self, Environment, Said};
+use crate::settings::host::Host;
+use crate::settings::list;
+use crate::settings::settle::{Sizes, settle};
+use crate::settings::value::{self, MIB, Size, Value as _};
+use crate::settings::version::Version;
+use crate::status::{Failure, Status};
+
+/// What the pod would do.
+#[derive(Debug)]
+pub struct Plan {
+    /// What was said.
+    pub said: Said,
+    /// How large the machine is.
+    pub sizes: Sizes,
+    /// What it runs.
+    pub source: Source,
+    /// What there is to say about it, a sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// What the machine runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The guest that is built in.
+    Probe,
+    /// The disk, which Windows has started from before.
+    Disk(PathBuf),
+    /// A medium that is there.
+    Medium(PathBuf),
+    /// A medium that must be downloaded first.
+    Download(Version),
+}
+
+impl Plan {
+    /// Makes the plan from the environment and from the host below `root`.
+    ///
+    /// # Errors
+    ///
+    /// When a variable makes no sense, or the machine cannot be made.
+    pub fn make(environment: &Environment, root: &Path) -> anyhow::Result<Self> {
+        let said = environment::read(environment)?;
+        let volume = below(root, &said.settings.storage.folder);
+        let host = Host::read(root, &volume);
+        let (sizes, notes) = settle(&said, &host)?;
+        let source = source(&said.settings, root)?;
+        let warnings = said.warnings.iter().cloned().chain(notes).collect();
+        Ok(Self { said, sizes, source, warnings })
+    }
+
+    /// What is missing to do it, if something is.
+    pub fn missing(&self) -> Option<anyhow::Error> {
+        let Source::Download(version) = &self.source else { return None };
+        Some(Failure::new(
+            Status::Download,
+            format!(
+                "VERSION: {} would have to be downloaded, which cannot be done yet: mount its ISO \
+                 as /custom.iso, or set VERSION=probe to see the machine without it",
+                version.name()
+            ),
+        ))
+    }
+}
+
+/// A whole path as it is below another root.
+fn below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// What there is to run: the probe, the disk that has Windows, a medium, or nothing yet.
+fn source(settings: &Settings, root: &Path) -> anyhow::Result<Source> {
+    if settings.windows.version == Version::Probe {
+        return Ok(Source::Probe);
+    }
+    let volume = below(root, &settings.storage.folder);
+    // A medium that the user gives goes first, but not over a disk that already has Windows.
+    let app = settings.pod.app.0.to_lowercase();
+    let name = &settings.storage.name.0;
+    let disks = ["img", "qcow2"].map(|end| volume.join(format!("{name}.{end}")));
+    let disk = disks.into_iter().find(|path| path.metadata().is_ok_and(|it| it.len() > 0));
+    let disk = disk.filter(|path| written(path));
+    if let Some(disk) = disk.clone().filter(|_| volume.join(format!("{app}.boot")).exists()) {
+        return Ok(Source::Disk(disk));
+    }
+    let mut media: Vec<PathBuf> = Vec::new();
+    for folder in [root, volume.as_path()] {
+        for name in ["custom.iso", "boot.iso"] {
+            media.extend(named(folder, name));
+        }
+    }
+    if let Some(folder) = media.iter().find(|path| path.is_dir()) {
+        let sentence = "is a folder, as engines make it of a file that is not there: check the \
+                        path that is mounted";
+        return Err(Failure::new(Status::Iso, format!("{} {sentence}", folder.display())));
+    }
+    if let Some(medium) = media.into_iter().next() {
+        return Ok(Source::Medium(medium));
+    }
+    // Whatever is on it, it is somebody's: nothing is installed over it.
+    if let Some(disk) = disk {
+        return Ok(Source::Disk(disk));
+    }
+    match &settings.windows.version {
+        Version::File(name) => {
+            let path = volume.join(name);
+            if !path.is_file() {
+                let shown = value::quote(name);
+                let sentence = format!("VERSION={shown}: there is no such file on the volume");
+                let out = "copy it there, or mount it as /custom.iso";
+                return Err(Failure::new(Status::Version, format!("{sentence}: {out}")));
+            }
+            Ok(Source::Medium(path))
+        }
+        version => Ok(Source::Download(version.clone())),
+    }
+}
+
+/// Whether something was written where every partition table begins. What cannot be read is taken
+/// for written.
+fn written(disk: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = File::open(disk).and_then(|file| file.take(100 << 10).read_to_end(&mut start));
+    read.is_err() || start.iter().any(|byte| *byte != 0)
+}
+
+/// The entry of a folder with this name, in any case.
+fn named(folder: &Path, name: &str) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let mut fitting: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().eq_ignore_ascii_case(name))
+        .map(|entry| entry.path())
+        .collect();
+    // The order of a folder is chance.
+    fitting.sort();
+    fitting.into_iter().next_back()
+}
+
+/// Settings that are not what they are when nothing is said: their names and how they show.
+fn changed(said: &Said) -> Vec<(&'static str, String)> {
+    let unsaid = Settings::unsaid();
+    let mut changed = Vec::new();
+    for variable in list::all() {
+        let Some(slot) = &variable.slot else { continue };
+        if !(slot.same)(&said.settings, &unsaid) {
+            let hidden = said.files.contains(variable.name);
+            let shown = if hidden { "***".into() } else { (slot.show)(&said.settings) };
+            changed.push((variable.name, shown));
+        }
+    }
+    changed
+}
+
+/// The words for a source.
+fn runs(source: &Source) -> String {
+    match source {
+        Source::Probe => "the probe".into(),
+        Source::Disk(path) => format!("the disk {}", path.show()),
+        Source::Medium(path) => format!("the medium {}", path.show()),
+        Source::Download(version) => format!("{}, after a download", version.name()),
+    }
+}
+
+/// The plan for people; an error is told elsewhere.
+pub fn text(plan: &anyhow::Result<Plan>) -> String {
+    let Ok(plan) = plan else { return String::new() };
+    let mut text = String::new();
+    for (name, shown) in changed(&plan.said) {
+        writeln!(text, "{name}={shown}").expect("a string takes all");
+    }
+    let Sizes { processors, memory, disk, .. } = plan.sizes;
+    let of = |bytes: u64| Size(bytes / MIB * MIB).show();
+    let processors = match processors {
+        1 => "1 processor".to_owned(),
+        processors => format!("{processors} processors"),
+    };
+    let (memory, disk) = (of(memory), if disk == 0 { "no".into() } else { of(disk) });
+    writeln!(text, "machine: {processors}, {memory} of memory, {disk} disk")
+        .expect("a string takes all");
+    writeln!(text, "runs: {}", runs(&plan.source)).expect("a string takes all");
+    for warning in &plan.warnings {
+        writeln!(text, "warning: {warning}").expect("a string takes all");
+    }
+    text
+}
+
+/// The plan for programs, or the error.
+pub fn json(plan: &anyhow::Result<Plan>) -> String {
+    let value = match plan {
+        Ok(plan) => {
+            let changed = changed(&plan.said).into_iter();
+            let settings: Map<String, Value> =
+                changed.map(|(name, shown)| (name.to_owned(), shown.into())).collect();
+            let kind = match &plan.source {
+                Source::Probe => "probe",
+                Source::Disk(_) => "disk",
+                Source::Medium(_) => "medium",
+                Source::Download(_) => "download",
+            };
+            let missing = plan.missing().map(|error| format!("{error:#}"));
+            json!({
+                "settings": settings,
+                "processors": plan.sizes.processors,
+                "memory": plan.sizes.memory,
+                "disk": plan.sizes.disk,
+                "more_disks": plan.sizes.more,
+                "source": { "kind": kind, "is": runs(&plan.source) },
+                "warnings": plan.warnings,
+                "missing": missing,
+            })
+        }
+        Err(error) => json!({
+            "error": format!("{error:#}"),
+            "status": Failure::status(error).code(),
+        }),
+    };
+    format!("{value:#}\n")
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs;
+
+    use super::*;
+
+    /// A host with 16 GiB and a volume with these files.
+    fn plan(words: &[(&str, &str)], files: &[&str]) -> anyhow::Result<Plan> {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["proc", "storage"] {
+            fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        let cpus = "processor: 0\nprocessor: 1\nprocessor: 2\nprocessor: 3\n";
+        fs::write(root.path().join("proc/cpuinfo"), cpus).unwrap();
+        fs::write(root.path().join("proc/meminfo"), "MemAvailable: 16777216 kB\n").unwrap();
+        for file in files {
+            match file.strip_suffix('/') {
+                Some(folder) => fs::create_dir_all(root.path().join(folder)).unwrap(),
+                None => fs::write(root.path().join(file), "x").unwrap(),
+            }
+        }
+        let environment = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+        Plan::make(&environment, root.path())
+    }
+
+    fn end(path: &Source) -> &str {
+        let (Source::Disk(path) | Source::Medium(path)) = path else { return "" };
+        path.file_name().unwrap().to_str().unwrap()
+    }
+
+    #[test]
+    fn what_is_there_is_run_and_what_is_not_is_missing() {
+        let missing = plan(&[], &[]).unwrap();
+        let error = missing.missing().unwrap();
+        assert_eq!(Failure::status(&error), Status::Download);
+        assert!(error.to_string().contains("Windows 11 Pro"), "{error}");
+        assert!(error.to_string().contains("/custom.iso"), "{error}");
+
+        let probe = plan(&[("VERSION", "probe")], &["custom.iso"]).unwrap();
+        assert_eq!(probe.source, Source::Probe);
+        assert!(probe.missing().is_none());
+
+        for file in ["custom.iso", "Boot.ISO", "storage/CUSTOM.iso", "storage/boot.iso"] {
+            let medium = plan(&[], &[file]).unwrap().source;
+            assert_eq!(end(&medium), file.trim_start_matches("storage/"));
+        }
+        let named = [("VERSION", "my.iso")];
+        assert_eq!(end(&plan(&named, &["storage/my.iso"]).unwrap().source), "my.iso");
+        assert_eq!(Failure::status(&plan(&named, &[]).unwrap_err()), Status::Version);
+        assert_eq!(Failure::status(&plan(&[], &["custom.iso/"]).unwrap_err()), Status::Iso);
+    }
+
+    #[test]
+    fn a_disk_with_windows_is_never_installed_over() {
+        let installed = ["storage/data.img", "storage/windows.boot", "custom.iso"];
+        assert_eq!(end(&plan(&[], &installed).unwrap().source), "data.img");
+        // Without the mark nobody knows: the medium is booted, which asks before it writes.
+        let unmarked = plan(&[], &["storage/data.qcow2", "custom.iso"]).unwrap();
+        assert_eq!(end(&unmarked.source), "custom.iso");
+        let alone = plan(&[], &["storage/data.qcow2"]).unwrap();
+        assert_eq!(end(&alone.source), "data.qcow2");
+    }
+
+    #[test]
+    fn shows_what_differs_and_no_secret() {
+        let words = [
+            ("PASSWORD", "hush"),
+            ("KEY", "HUSHH-11111-11111-11111-11111"),
+            ("CPU_CORES", "3"),
+            ("RAM_SIZE", "8192M"),
+            ("NETWORK", "Y"),
+            ("GPU", "Y"),
+            ("VERSION", "probe"),
+        ];
+        let plan = plan(&words, &[]);
+        let shown = text(&plan);
+        assert_eq!(
+            shown,
+            "VERSION=probe\nKEY=***\nPASSWORD=***\nCPU_CORES=3\nRAM_SIZE=8G\nmachine: 3 \
+             processors, 8G of memory, 64G disk\nruns: the probe\nwarning: GPU has no effect: no \
+             graphics card is lent to the guest: leave it out\n"
+        );
+        let json: Value = serde_json::from_str(&json(&plan)).unwrap();
+        assert_eq!(json["settings"]["PASSWORD"], "***");
+        assert_eq!(json["memory"], 8_u64 << 30);
+        assert!(!format!("{json} {plan:?}").to_lowercase().contains("hush"));
+    }
+
+    #[test]
+    fn an_error_has_its_status_in_json_too() {
+        let wrong = plan(&[("CPU_CORES", "x")], &[]);
+        let json: Value = serde_json::from_str(&json(&wrong)).unwrap();
+        assert_eq!(json["status"], 15);
+        assert!(json["error"].as_str().unwrap().starts_with("CPU_CORES=x: "));
+        assert_eq!(text(&wrong), "");
+    }
+}

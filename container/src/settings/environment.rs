@@ -1,0 +1,377 @@
+//! Reads the environment, once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+
+use super::variable::{Fate, Variable};
+use super::{Settings, list, near, value, version};
+use crate::status::Failure;
+
+/// Variables, by name.
+pub type Environment = BTreeMap<OsString, OsString>;
+
+/// What the environment says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Said {
+    /// With types.
+    pub settings: Settings,
+    /// Names of the list that were set to something.
+    pub names: BTreeSet<&'static str>,
+    /// Those of them that a file had, whose content nobody may see.
+    pub files: BTreeSet<&'static str>,
+    /// What there is to say about it, a sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Reads every variable of the list, and the files that `NAME_FILE` names.
+///
+/// # Errors
+///
+/// With the variable's exit status: one sentence with its name, its value unless that is secret,
+/// the reason and the way out.
+pub fn read(environment: &Environment) -> anyhow::Result<Said> {
+    let mut said = Said { settings: Settings::unsaid(), ..Said::default() };
+    for variable in list::all() {
+        take(variable, environment, &mut said)?;
+    }
+    if let Some(old) = said.settings.pod.timeout_old {
+        said.settings.pod.timeout = old;
+    }
+    let unknown = environment.keys().filter_map(|name| slip(name.to_str()?));
+    said.warnings.extend(unknown);
+    Ok(said)
+}
+
+/// Takes one variable into the settings.
+fn take(
+    variable: &'static Variable,
+    environment: &Environment,
+    said: &mut Said,
+) -> anyhow::Result<()> {
+    let fail = |sentence: String| Failure::new(variable.status, sentence);
+    let Some((name, text)) =
+        text_of(variable, environment).map_err(|it| fail(format!("{it:#}")))?
+    else {
+        return Ok(());
+    };
+    let kind = variable.kind();
+    // Of a file nothing is shown, and a password is what it is, with all its quotes.
+    let shown = |text: &str| match kind.shown && !name.ends_with("_FILE") {
+        true => format!("{name}={}", value::quote(&version::without_secrets(text))),
+        false => name.clone(),
+    };
+    let text = if kind.secret { text.as_str() } else { value::strip(&text) };
+    if text.is_empty() {
+        return Ok(());
+    }
+    // Kubernetes sets this name itself where a service is called web or vnc.
+    if name.ends_with("_PORT") && (text.starts_with("tcp://") || text.starts_with("udp://")) {
+        let sentence = "is the link to a service of the cluster, and has no effect: give that \
+                        service another name, or set enableServiceLinks to false";
+        said.warnings.push(format!("{name} {sentence}"));
+        return Ok(());
+    }
+    said.names.insert(variable.name);
+    if name.ends_with("_FILE") {
+        said.files.insert(variable.name);
+    }
+    let usual = is_usual(variable, text);
+    match variable.fate {
+        Fate::Ignored(_) | Fate::Refused(_) if usual => return Ok(()),
+        Fate::Ignored(instead) => {
+            said.warnings.push(format!("{name} has no effect: {instead}"));
+            return Ok(());
+        }
+        Fate::Refused(instead) => return Err(fail(format!("{name} is refused: {instead}"))),
+        Fate::Done | Fate::Translated => {}
+    }
+    let Some(slot) = &variable.slot else { return Ok(()) };
+    let stored = (slot.store)(&mut said.settings, text);
+    stored.map_err(|error| fail(format!("{}: {error:#}", shown(text))))?;
+    if !usual {
+        let notes = (slot.notes)(&said.settings).into_iter();
+        said.warnings.extend(notes.map(|note| format!("{name}: {note}")));
+    }
+    Ok(())
+}
+
+/// Whether a text says what is so anyway.
+fn is_usual(variable: &Variable, text: &str) -> bool {
+    let switch = value::switch(text);
+    let off = variable.default.is_empty() && switch == Some(false);
+    let same = switch.is_some() && switch == value::switch(variable.default);
+    off || same || text.eq_ignore_ascii_case(variable.default)
+}
+
+/// The text of a variable, with the name that it came by. What is set to nothing is not set.
+fn text_of(
+    variable: &Variable,
+    environment: &Environment,
+) -> anyhow::Result<Option<(String, String)>> {
+    let get = |name: &str| environment.get(OsStr::new(name)).filter(|text| !text.is_empty());
+    for name in variable.names() {
+        let file_name = format!("{name}_FILE");
+        let file = get(&file_name).filter(|_| variable.kind().file);
+        let text = get(name);
+        ensure!(
+            text.is_none() || file.is_none(),
+            "{name} and {file_name} are both set: leave one of them out"
+        );
+        if let Some(path) = file {
+            let text = secret_of(Path::new(path));
+            let text = text.with_context(|| format!("{file_name}={}", path.display()))?;
+            return Ok(Some((file_name, text)));
+        }
+        if let Some(text) = text {
+            let text = text.to_str().with_context(|| {
+                format!("{name}: it is not text: write it in UTF-8, or leave it out")
+            })?;
+            return Ok(Some((name.to_owned(), text.to_owned())));
+        }
+    }
+    Ok(None)
+}
+
+/// What is in a file, without the line feed at its end.
+fn secret_of(path: &Path) -> anyhow::Result<String> {
+    // Secrets are short; whatever is longer is another file.
+    const LONGEST: u64 = 4096;
+    let file = File::open(path).context("it cannot be read: mount the secret there")?;
+    let mut bytes = Vec::new();
+    file.take(LONGEST + 1).read_to_end(&mut bytes).context("it cannot be read")?;
+    ensure!(bytes.len() as u64 <= LONGEST, "it has more than {LONGEST} bytes: is it the secret?");
+    // The error would show the bytes.
+    let text = String::from_utf8(bytes).ok().context("it is not text: write it in UTF-8")?;
+    let text = text.strip_suffix('\n').map_or(&*text, |it| it.strip_suffix('\r').unwrap_or(it));
+    ensure!(!text.is_empty(), "it is empty: write the secret into it");
+    Ok(text.to_owned())
+}
+
+/// A question about a name that is nearly one of ours. Kubernetes sets names for every service, and
+/// shells and images have their own.
+fn slip(name: &str) -> Option<String> {
+    const OTHERS: &[&str] = &[
+        "PATH",
+        "HOME",
+        "HOSTNAME",
+        "TERM",
+        "USER",
+        "SHELL",
+        "LANG",
+        "LOGNAME",
+        "MAIL",
+        "PAGER",
+        "EDITOR",
+        "VISUAL",
+        "SHLVL",
+        "COLUMNS",
+        "LINES",
+        "HOSTTYPE",
+        "LANGUAGES",
+    ];
+    let ours = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    let service = name.contains("_SERVICE_") || name.contains("_PORT_") || name.ends_with("_PORT");
+    let foreign = OTHERS.contains(&name) || name.starts_with("LC_") || service;
+    // WEB_POTR is a slip all the same, but FOO_PORT is a service that is called foo.
+    if foreign || !name.bytes().all(ours) {
+        return None;
+    }
+    let plain = name.strip_suffix("_FILE").unwrap_or(name);
+    if let Some(variable) = list::find(plain) {
+        let strange = name != plain && !variable.kind().file;
+        return strange.then(|| format!("{name} has no effect: set {plain} itself"));
+    }
+    let known: Vec<&str> = list::all().flat_map(Variable::names).collect();
+    let near = near::nearest(name, &known)?;
+    Some(format!("{name} is not known: did you mean {near}?"))
+}
+
+#[cfg(test)]
+mod test {
+    use super::super::host::Host;
+    use super::super::settle::settle;
+    use super::*;
+    use crate::status::Status;
+
+    fn environment(words: &[(&str, &str)]) -> Environment {
+        words.iter().map(|(name, text)| (name.into(), text.into())).collect()
+    }
+
+    fn said(words: &[(&str, &str)]) -> Said {
+        read(&environment(words)).unwrap()
+    }
+
+    fn refusal(words: &[(&str, &str)]) -> (Status, String) {
+        let error = read(&environment(words)).unwrap_err();
+        (Failure::status(&error), format!("{error:#}"))
+    }
+
+    #[test]
+    fn nothing_said_is_what_the_list_says() {
+        let nothing = said(&[]);
+        assert_eq!(nothing.settings, Settings::unsaid());
+        assert_eq!(nothing.warnings, [""; 0]);
+        assert_eq!(said(&[("RAM_SIZE", ""), ("DISPLAY", " \"\" ")]), nothing);
+    }
+
+    #[test]
+    fn what_the_default_says_is_no_reason_to_warn() {
+        for variable in list::all().filter(|variable| !variable.default.is_empty()) {
+            let said = said(&[(variable.name, variable.default)]);
+            assert_eq!(said.warnings, [""; 0], "{}", variable.name);
+            assert_eq!(said.settings, Settings::unsaid(), "{}", variable.name);
+        }
+    }
+
+    #[test]
+    fn quotes_and_blanks_around_a_value_go() {
+        let quoted = said(&[("CPU_CORES", " \"3\" "), ("RAM_SIZE", "'6G'")]);
+        assert_eq!(quoted.settings, said(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
+        let password = said(&[("PASSWORD", " \"x\" ")]).settings.account.password;
+        assert_eq!(password.0, " \"x\" ");
+    }
+
+    #[test]
+    fn an_alias_is_the_variable_and_the_name_goes_first() {
+        let alias = said(&[("VM_NET_IP", "10.0.0.9")]);
+        assert_eq!(alias.settings, said(&[("IP", "10.0.0.9")]).settings);
+        assert!(alias.names.contains("IP"));
+        let both = said(&[("VM_NET_IP", "10.0.0.9"), ("IP", "10.0.0.8")]);
+        assert_eq!(both.settings.network.address, Some([10, 0, 0, 8].into()));
+    }
+
+    #[test]
+    fn secrets_come_from_files_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        let file = path.to_str().unwrap();
+        for (content, password) in [("a b\n", "a b"), ("a\r\n", "a"), ("a\n\n", "")] {
+            std::fs::write(&path, content).unwrap();
+            let read = read(&environment(&[("PASSWORD_FILE", file)]));
+            match password {
+                "" => assert!(read.is_err(), "a line feed in the middle is a control character"),
+                _ => assert_eq!(read.unwrap().settings.account.password.0, password),
+            }
+        }
+        std::fs::write(&path, "me\n").unwrap();
+        assert_eq!(said(&[("USERNAME_FILE", file)]).settings.account.user.0, "me");
+        let (_, both) = refusal(&[("PASSWORD_FILE", file), ("PASSWORD", "x")]);
+        assert!(both.contains("both set"), "{both}");
+        for content in ["", "\n", &"x".repeat(5000)] {
+            std::fs::write(&path, content).unwrap();
+            refusal(&[("PASS_FILE", file)]);
+        }
+        std::fs::write(&path, b"hush\xff").unwrap();
+        assert!(!refusal(&[("KEY_FILE", file)]).1.contains("hush"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(refusal(&[("KEY_FILE", file)]).1.contains("mount the secret there"));
+    }
+
+    #[test]
+    fn no_secret_is_ever_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        let file = path.to_str().unwrap();
+        for variable in list::all().filter(|variable| variable.kind().file) {
+            let fits =
+                if variable.name == "KEY" { "HUSHH-11111-11111-11111-11111" } else { "hushh" };
+            for text in [fits, "hushh\u{7}", "HUSHH/\u{7}"] {
+                std::fs::write(&path, text).unwrap();
+                let file_name = format!("{}_FILE", variable.name);
+                for words in [[(variable.name, text)], [(&*file_name, file)]] {
+                    // It is no secret where it stands in the environment.
+                    if words[0].0 == "USERNAME" {
+                        continue;
+                    }
+                    let shown = match read(&environment(&words)) {
+                        Ok(said) => format!("{said:?} {:?}", settle(&said, &Host::default())),
+                        Err(error) => format!("{error:#} {error:?}"),
+                    };
+                    let shown = shown.to_lowercase();
+                    assert!(!shown.contains("hushh"), "{}: {shown}", words[0].0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn errors_show_no_secret_that_stands_beside_the_mistake() {
+        let (_, link) = refusal(&[("VERSION", "https://me:hush@example.com/a b?sig=hush")]);
+        assert!(link.starts_with("VERSION=https://***@example.com/a b?***: "), "{link}");
+        let words = "-fw_cfg name=opt/x,string=hush -object secret,data=hush -qmp stdio";
+        let (_, options) = refusal(&[("ARGUMENTS", words)]);
+        assert!(options.starts_with("ARGUMENTS: -qmp is refused"), "{options}");
+        assert!(!format!("{link}{options}").contains("hush"));
+    }
+
+    #[test]
+    fn slips_are_asked_about_and_strangers_are_not() {
+        let slips = [("RAM_SIEZ", "RAM_SIZE"), ("DISKSIZE", "DISK_SIZE"), ("PASWORD_FILE", "")];
+        for (name, near) in slips {
+            let warnings = said(&[(name, "1")]).warnings;
+            let asked = warnings.first().is_some_and(|it| it.contains("did you mean"));
+            assert!(near.is_empty() || asked && warnings[0].contains(near), "{warnings:?}");
+        }
+        for name in [
+            "KUBERNETES_SERVICE_HOST",
+            "KUBERNETES_PORT_443_TCP_PROTO",
+            "WEBS_PORT",
+            "HOSTNAME",
+            "LANG",
+            "http_proxy",
+            "ram_siez",
+            "PS1",
+            "IPS",
+        ] {
+            assert_eq!(said(&[(name, "x")]).warnings, [""; 0], "{name}");
+        }
+        assert!(said(&[("RAM_SIZE_FILE", "/x")]).warnings[0].contains("set RAM_SIZE itself"));
+    }
+
+    #[test]
+    fn a_service_that_is_called_web_does_no_harm() {
+        let linked = said(&[("WEB_PORT", "tcp://10.0.0.1:80"), ("VNC_PORT", "udp://10.0.0.2:1")]);
+        assert_eq!(linked.settings, Settings::unsaid());
+        assert_eq!(linked.warnings.len(), 2);
+        assert!(linked.warnings.iter().all(|it| it.contains("enableServiceLinks")));
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_where_it_matters() {
+        use std::os::unix::ffi::OsStringExt as _;
+        let bytes = OsString::from_vec(vec![0xff]);
+        let mut words: Environment = [("VERSION".into(), bytes.clone())].into();
+        let error = read(&words).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Version);
+        words = [("ELSEWHERE".into(), bytes.clone()), (bytes.clone(), bytes)].into();
+        assert_eq!(read(&words).unwrap().warnings, [""; 0]);
+    }
+
+    #[test]
+    fn an_error_names_variable_value_reason_and_way_out() {
+        for (name, text, status, out) in [
+            ("CPU_CORES", "many", Status::Processors, "give a whole number"),
+            ("RAM_SIZE", "8X", Status::Memory, "give a size"),
+            ("DISK_SIZE", "-1", Status::Disk, "give a size"),
+            ("NETWORK", "cloud", Status::Network, "give nat"),
+            ("MAC", "02:11", Status::Address, "give a MAC address"),
+            ("MASK", "255.0.255.0", Status::Address, "give a mask"),
+            ("BOOT_MODE", "windows_legacy", Status::Boot, "give one of"),
+            ("LANGUAGE", "klingon", Status::Language, "give a language"),
+            ("VERSION", "13", Status::Version, "give a version"),
+            ("DHCP", "maybe", Status::Unsupported, "say Y or N"),
+            ("KVM", "N", Status::NoKvm, "leave it out"),
+            ("VNC_PORT", "80", Status::Usage, "5900"),
+        ] {
+            let (own, sentence) = refusal(&[(name, text)]);
+            assert_eq!(own, status, "{sentence}");
+            let value = if name == "KVM" { name.into() } else { format!("{name}={text}: ") };
+            assert!(sentence.starts_with(&value) && sentence.contains(out), "{sentence}");
+        }
+    }
+}

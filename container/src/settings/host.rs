@@ -1,0 +1,307 @@
+//! What the host has for the pod: processors, memory, room on the volume.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What there is, read once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    /// Processors that the pod may run on.
+    pub processors: u32,
+    /// Processors' worth of time that it gets, if that is limited: rounded up.
+    pub quota: Option<u32>,
+    /// Memory that is free for the pod, in bytes.
+    pub memory: u64,
+    /// Its file system's cache, which counts as used, gives way by itself.
+    pub zfs: bool,
+    /// Room on the volume in bytes, if there is one.
+    pub room: Option<u64>,
+    /// The same for /storage2 to /storage6: nothing where that is not mounted.
+    pub rooms: [Option<u64>; 5],
+}
+
+impl Host {
+    /// Looks at the host whose file systems are below `root`, and at the volume there.
+    pub fn read(root: &Path, volume: &Path) -> Self {
+        let limits = Limits::read(root);
+        let free = meminfo(&root.join("proc/meminfo"), "MemAvailable");
+        Self {
+            processors: processors(root, &limits).max(1),
+            quota: limits.quota,
+            memory: free.unwrap_or(0).min(limits.memory.unwrap_or(u64::MAX)),
+            zfs: root.join("proc/spl/kstat/zfs/arcstats").exists(),
+            room: room(volume),
+            rooms: [2, 3, 4, 5, 6].map(|number| room(&root.join(format!("storage{number}")))),
+        }
+    }
+}
+
+/// Bytes that we may write below a folder.
+fn room(folder: &Path) -> Option<u64> {
+    let space = rustix::fs::statvfs(folder).ok()?;
+    space.f_bavail.checked_mul(space.f_frsize)
+}
+
+/// A line of `/proc/meminfo`, in bytes.
+fn meminfo(path: &Path, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Processors that we may run on: those of the host, without those that are denied to us.
+fn processors(root: &Path, limits: &Limits) -> u32 {
+    let text = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let online = text.lines().filter(|line| line.starts_with("processor")).count();
+    let online = u32::try_from(online).unwrap_or(u32::MAX);
+    let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let allowed = allowed.and_then(|list| set(list.trim()));
+    online.min(allowed.unwrap_or(u32::MAX)).min(limits.set.unwrap_or(u32::MAX))
+}
+
+/// How many a list like `0-3,8` has; nothing if it is empty or none.
+fn set(list: &str) -> Option<u32> {
+    let mut count = 0_u32;
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+/// What control groups leave us.
+#[derive(Debug, Default)]
+struct Limits {
+    memory: Option<u64>,
+    quota: Option<u32>,
+    set: Option<u32>,
+}
+
+/// Numbers from here on mean that there is no limit: version 1 says the largest page number.
+const UNLIMITED: u64 = 1 << 60;
+
+impl Limits {
+    fn read(root: &Path) -> Self {
+        let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+        let top = root.join("sys/fs/cgroup");
+        let mut limits = Self::default();
+        for line in groups.lines() {
+            let mut fields = line.splitn(3, ':');
+            let (Some(_), Some(kinds), Some(own)) = (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            if kinds.is_empty() {
+                let tops = [top.join("unified"), top.clone()];
+                let top = tops.iter().find(|top| top.join("cgroup.controllers").exists());
+                for group in top.iter().flat_map(|top| chain(top, own)) {
+                    limits.version2(&group);
+                }
+            }
+            for kind in kinds.split(',').filter(|kind| ["memory", "cpu", "cpuset"].contains(kind)) {
+                // The folder has the names of all controllers that share it, or a link has one.
+                let top = [top.join(kinds), top.join(kind)].into_iter().find(|top| top.exists());
+                for group in top.iter().flat_map(|top| chain(top, own)) {
+                    limits.version1(&group);
+                }
+            }
+        }
+        limits
+    }
+
+    fn version2(&mut self, group: &Path) {
+        let memory = number(&group.join("memory.max")).map(|limit| {
+            let used = number(&group.join("memory.current")).unwrap_or(0);
+            limit.saturating_sub(used.saturating_sub(cache(group, "inactive_file")))
+        });
+        self.lower(memory);
+        let text = fs::read_to_string(group.join("cpu.max")).unwrap_or_default();
+        let mut words = text.split_whitespace().map(|word| word.parse().ok());
+        self.time(words.next().flatten(), words.next().flatten());
+        self.members(&group.join("cpuset.cpus.effective"));
+    }
+
+    fn version1(&mut self, group: &Path) {
+        let memory = number(&group.join("memory.limit_in_bytes"));
+        let memory = memory.filter(|limit| *limit < UNLIMITED).map(|limit| {
+            let used = number(&group.join("memory.usage_in_bytes")).unwrap_or(0);
+            limit.saturating_sub(used.saturating_sub(cache(group, "total_inactive_file")))
+        });
+        self.lower(memory);
+        // Without a limit it is -1, which is no number of ours.
+        let quota = number(&group.join("cpu.cfs_quota_us"));
+        self.time(quota, number(&group.join("cpu.cfs_period_us")));
+        self.members(&group.join("cpuset.effective_cpus"));
+        self.members(&group.join("cpuset.cpus"));
+    }
+
+    fn lower(&mut self, memory: Option<u64>) {
+        self.memory = self.memory.into_iter().chain(memory).min();
+    }
+
+    fn time(&mut self, quota: Option<u64>, period: Option<u64>) {
+        let (Some(quota), Some(period)) = (quota, period) else { return };
+        let Some(quota) = (period != 0).then(|| quota.div_ceil(period)) else { return };
+        let quota = u32::try_from(quota).unwrap_or(u32::MAX).max(1);
+        self.quota = self.quota.into_iter().chain([quota]).min();
+    }
+
+    fn members(&mut self, file: &Path) {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        self.set = self.set.into_iter().chain(set(text.trim())).min();
+    }
+}
+
+/// Our group and those above it, as each may have a limit. In a container the mount is often our
+/// own group although the path is the host's: then it is all that we see.
+fn chain(top: &Path, own: &str) -> Vec<PathBuf> {
+    let own = own.trim_start_matches('/');
+    let plain = !Path::new(own).components().any(|part| part.as_os_str() == "..");
+    let below = top.join(own);
+    if own.is_empty() || !plain || !below.is_dir() {
+        return vec![top.to_owned()];
+    }
+    below.ancestors().take_while(|group| group.starts_with(top)).map(Path::to_owned).collect()
+}
+
+/// A file with one number; `max` is none.
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// What of a group's memory is files that nobody has asked for lately: it gives way by itself, and
+/// after a large download it is most of what is used.
+fn cache(group: &Path, name: &str) -> u64 {
+    let text = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let found = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    found.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// A host of eight processors and 16 GiB, with these files besides.
+    fn host(files: &[(&str, &str)]) -> Host {
+        let root = tempfile::tempdir().unwrap();
+        let cpuinfo: String = (0..8).map(|n| format!("processor\t: {n}\nmodel\t: x\n\n")).collect();
+        let usual = [
+            ("proc/cpuinfo", cpuinfo.as_str()),
+            ("proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable:   16777216 kB\n"),
+        ];
+        for (path, text) in usual.iter().chain(files) {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        Host::read(root.path(), Path::new("/does/not/exist"))
+    }
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn without_groups_all_is_ours() {
+        let free = host(&[]);
+        assert_eq!((free.processors, free.quota, free.memory), (8, None, 16 * GIB));
+        assert!(!free.zfs && free.room.is_none());
+        assert!(host(&[("proc/spl/kstat/zfs/arcstats", "")]).zfs);
+    }
+
+    #[test]
+    fn version_2_limits_memory_time_and_processors() {
+        let limited = host(&[
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/cgroup.controllers", "cpu memory\n"),
+            ("sys/fs/cgroup/memory.max", "8589934592\n"),
+            ("sys/fs/cgroup/memory.current", "5368709120\n"),
+            ("sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 4294967296\nactive_file 9\n"),
+            ("sys/fs/cgroup/cpu.max", "250000 100000\n"),
+            ("sys/fs/cgroup/cpuset.cpus.effective", "0-1,4\n"),
+        ]);
+        assert_eq!(limited.memory, 7 * GIB);
+        assert_eq!((limited.processors, limited.quota), (3, Some(3)));
+    }
+
+    #[test]
+    fn version_2_without_limits_says_max() {
+        let free = host(&[
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/cgroup.controllers", ""),
+            ("sys/fs/cgroup/memory.max", "max\n"),
+            ("sys/fs/cgroup/memory.current", "5368709120\n"),
+            ("sys/fs/cgroup/cpu.max", "max 100000\n"),
+        ]);
+        assert_eq!((free.processors, free.quota, free.memory), (8, None, 16 * GIB));
+    }
+
+    #[test]
+    fn the_narrowest_of_nested_groups_counts() {
+        let nested = host(&[
+            ("proc/self/cgroup", "0::/pods/one/container\n"),
+            ("sys/fs/cgroup/cgroup.controllers", ""),
+            ("sys/fs/cgroup/pods/memory.max", "4294967296\n"),
+            ("sys/fs/cgroup/pods/memory.current", "1073741824\n"),
+            ("sys/fs/cgroup/pods/cpu.max", "50000 100000\n"),
+            ("sys/fs/cgroup/pods/one/memory.max", "max\n"),
+            ("sys/fs/cgroup/pods/one/container/memory.max", "8589934592\n"),
+            ("sys/fs/cgroup/pods/one/container/cpu.max", "800000 100000\n"),
+        ]);
+        assert_eq!((nested.memory, nested.quota), (3 * GIB, Some(1)));
+    }
+
+    #[test]
+    fn a_path_that_is_not_there_is_the_mount_itself() {
+        for own in ["0::/kubepods/x\n", "0::/../x\n"] {
+            let own = host(&[
+                ("proc/self/cgroup", own),
+                ("sys/fs/cgroup/cgroup.controllers", ""),
+                ("sys/fs/cgroup/memory.max", "1073741824\n"),
+            ]);
+            assert_eq!(own.memory, GIB);
+        }
+    }
+
+    #[test]
+    fn version_1_has_a_folder_for_each_controller() {
+        let cgroup = "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n3:cpuset:/\n1:name=systemd:/\n";
+        let limited = host(&[
+            ("proc/self/cgroup", cgroup),
+            ("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "2147483648\n"),
+            ("sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes", "1073741824\n"),
+            ("sys/fs/cgroup/memory/docker/x/memory.stat", "total_inactive_file 536870912\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us", "150000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/cpuset/cpuset.cpus", "0-3\n"),
+        ]);
+        assert_eq!(limited.memory, GIB + GIB / 2);
+        assert_eq!((limited.processors, limited.quota), (4, Some(2)));
+    }
+
+    #[test]
+    fn unlimited_numbers_and_nonsense_are_no_limits() {
+        let free = host(&[
+            ("proc/self/cgroup", "4:memory:/\nnonsense\n0::\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("sys/fs/cgroup/cgroup.controllers", ""),
+            ("sys/fs/cgroup/cpu.max", "x y\n"),
+            ("sys/fs/cgroup/cpuset.cpus.effective", "\n"),
+            ("proc/self/status", "Name: x\nCpus_allowed_list:\t0-3\n"),
+        ]);
+        assert_eq!((free.processors, free.quota, free.memory), (4, None, 16 * GIB));
+    }
+
+    #[test]
+    fn the_volume_has_room() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("storage3")).unwrap();
+        let host = Host::read(folder.path(), folder.path());
+        assert!(host.room.is_some());
+        assert_eq!(host.rooms.map(|room| room.is_some()), [false, true, false, false, false]);
+    }
+}

@@ -1,0 +1,85 @@
+//! The machine, and the life of the pod.
+
+use crate::settings::variable::{Variable, variables};
+
+/// The machine.
+pub(super) const MACHINE: &[Variable] = variables! {
+    /// The kind of machine.
+    translated "MACHINE" = "q35" (machine.kind);
+    /// The firmware: `windows` (UEFI), `windows_secure` (with Secure Boot and a TPM), and uefi and
+    /// secure, which are the same.
+    done "BOOT_MODE" = "windows" (machine.boot): Boot;
+    /// A firmware of one's own.
+    refused "BIOS" = "": Boot
+        => "the machine has UEFI firmware of its own, and no BIOS: leave it out, or say \
+        BOOT_MODE=windows_secure for Secure Boot";
+    /// The machine has system management mode; else as BOOT_MODE needs it.
+    done "SMM" = "" (machine.smm);
+    /// The machine has a TPM; else as BOOT_MODE needs it.
+    done "TPM" = "" (machine.tpm);
+    /// A picture while the firmware starts.
+    ignored "LOGO" = "N" => "the firmware is unchanged and shows its own: leave it out";
+    /// The firmware forgets its settings at every start.
+    done "CLEAR" = "N" (machine.clear);
+    /// An image that other containers boot.
+    ignored "BOOT" = "" => "name the medium by VERSION, or mount it as /boot.iso";
+    /// The place of the install medium in the boot order.
+    ignored "BOOT_INDEX" = "9" => "the medium is booted until the disk has Windows: leave it out";
+    /// The bus of PCI devices.
+    ignored "PCI_BUS" = "pcie.0" => "devices have places of their own: leave it out";
+    /// The USB controller, or N for none.
+    translated "USB" = "qemu-xhci,id=xhci,p2=7,p3=7" (machine.usb);
+    /// The pointer.
+    translated "MOUSE" = "usb-tablet" (machine.mouse);
+    /// The guest gets random numbers from the host.
+    done "RNG" = "Y" (machine.rng);
+    /// The identity of the machine; else one that is made of its card's address.
+    done "UUID" = "" (machine.uuid);
+    /// The serial number of the machine, or QEMU's words for what SMBIOS says.
+    translated "SM_BIOS" = "" (machine.smbios);
+    /// The machine has a high precision event timer.
+    done "HPET" = "N" (machine.hpet);
+    /// A port of VMware's.
+    ignored "VMPORT" = "N" => "the machine has no such port: leave it out";
+    /// The first serial port.
+    translated "SERIAL" = "mon:stdio" (machine.serial);
+    /// The time zone of the clock.
+    done "TZ" = "" (machine.zone);
+    /// Options of QEMU's command line: those that have a meaning here are translated, every other
+    /// one gets a line that says what to use instead.
+    translated "ARGUMENTS" = "" (machine.arguments);
+};
+
+/// How the pod starts, stops and speaks.
+pub(super) const POD: &[Variable] = variables! {
+    /// The name of what runs, for messages and pages; in small letters, how the names of its files
+    /// on the volume begin.
+    done "APP" = "Windows" (pod.app);
+    /// What the image was made for.
+    ignored "PLATFORM" = "x64" => "this image is for x64: leave it out";
+    /// Where users find help.
+    ignored "SUPPORT" = "" => "pages have no such link: leave it out";
+    /// The guest is asked to shut down when the pod stops.
+    done "SHUTDOWN" = "Y" (pod.shutdown);
+    /// Seconds that the pod has to stop, all in all.
+    done "TIMEOUT" = "105" (pod.timeout);
+    /// An old name of TIMEOUT, which goes over it.
+    done "QEMU_TIMEOUT" = "" (pod.timeout_old);
+    /// `dockur` brings back what the reference image does and this one holds unsafe: a screen
+    /// without a password.
+    done "COMPAT" = "none" (pod.compat);
+    /// A monitor of QEMU's.
+    refused "MONITOR" = ""
+        => "whoever reaches a monitor owns the machine: use `transom` in the container, or the \
+        API at the web port";
+    /// A control socket of QEMU's.
+    refused "QMP" = ""
+        => "whoever reaches a control socket owns the machine: use `transom` in the container, \
+        or the API at the web port";
+    /// More messages.
+    done "DEBUG" = "N" (pod.debug);
+    /// All messages.
+    done "TRACE" = "N" (pod.trace);
+    /// Which engine runs the container: Podman sets it.
+    done "container" = "" (pod.engine);
+};

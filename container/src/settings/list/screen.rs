@@ -1,0 +1,42 @@
+//! The screen, in a browser and by VNC.
+
+use crate::settings::variable::{Variable, variables};
+
+/// The screen.
+pub(super) const SCREEN: &[Variable] = variables! {
+    /// Where the screen is seen: `web` (browsers and VNC), `vnc`, `disabled` (a display that nobody
+    /// sees) or `none` (no display).
+    translated "DISPLAY" = "web" (screen.display);
+    /// The display that the guest sees.
+    translated "VGA" = "virtio" (screen.adapter);
+    /// The port for VNC viewers.
+    done "VNC_PORT" = "5900" (screen.vnc_port);
+    /// Browsers are served.
+    done "WEB" = "Y" (screen.web);
+    /// The port for browsers.
+    done "WEB_PORT" = "8006" (screen.web_port);
+    /// The screen asks for USERNAME and PASSWORD. It does if nothing is said, unless COMPAT is
+    /// dockur; N opens it to all who reach its port.
+    done "PROTECT" = "" (screen.protect);
+    /// The password of the screen, where it is not PASSWORD.
+    done "PASS" = "" (screen.pass);
+    /// Pictures may lose a little sharpness where that saves bandwidth.
+    done "LOSSY" = "N" (screen.lossy);
+    /// Pictures are drawn by a graphics card of the host.
+    ignored "GPU" = "N" => "no graphics card is lent to the guest: leave it out";
+    /// Which graphics card.
+    ignored "RENDERNODE" = "" => "no graphics card is lent to the guest: leave it out";
+    /// What the container engine gives of NVIDIA's drivers.
+    ignored "NVIDIA_DRIVER_CAPABILITIES" = ""
+        => "no graphics card is lent to the guest: leave it out";
+    /// Sound in the browser.
+    ignored "AUDIO" = "N" => "the browser has no sound: listen through a remote desktop";
+    /// Which sound card.
+    ignored "SOUND" = "" => "the machine has no sound card: listen through a remote desktop";
+    /// A socket inside of the container.
+    ignored "WSS_SOCKET" = "" => "the viewer needs no socket of its own: leave it out";
+    /// A port of old versions.
+    ignored "WSS_PORT" = "" => "the viewer is at WEB_PORT, below /websockify: leave it out";
+    /// A port of old versions.
+    ignored "WSD_PORT" = "" => "the status is at WEB_PORT, below /status: leave it out";
+};

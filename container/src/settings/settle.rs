@@ -1,0 +1,408 @@
+//! From settings and host to sizes: what `half` and `max` are here, what must be at least, and what
+//! does not go together. A function of its arguments alone.
+
+use std::net::Ipv4Addr;
+
+use super::environment::Said;
+use super::host::Host;
+use super::value::{GIB, MIB, Secret, Share, Size, Value};
+use super::{Settings, Way};
+use crate::status::{Failure, Status};
+
+/// How large the machine is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Processors.
+    pub processors: u32,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes of the first disk.
+    pub disk: u64,
+    /// Bytes of the second to the sixth, where their folder is mounted.
+    pub more: [Option<u64>; 5],
+}
+
+/// Sizes, and what there is to say of them.
+///
+/// # Errors
+///
+/// With the exit status of the reference image, when something is too small, or two settings
+/// exclude one another.
+pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
+    let settings = &said.settings;
+    check_account(said)?;
+    check_network(settings)?;
+    let mut notes = Vec::new();
+    let processors = processors(settings, host, &mut notes);
+    let memory = memory(settings, host, &mut notes)?;
+    let disk = disk(settings, host)?;
+    let mut more = [None; 5];
+    let folders = settings.storage.more.iter().zip(host.rooms);
+    for (size, (own, room)) in more.iter_mut().zip(folders) {
+        let own = own.map_or(settings.storage.size.0, |own| own.0);
+        *size = room.filter(|_| !settings.disk.disable).map(|room| share_of_room(own, room));
+    }
+    Ok((Sizes { processors, memory, disk, more }, notes))
+}
+
+fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 {
+    let there = host.processors.max(1);
+    if let Some(topology) = &settings.processor.topology {
+        let count = u32::from(topology.count);
+        if count > there {
+            notes.push(format!(
+                "SMP={}: the pod may use {there} processors, and the guest will stutter: say as \
+                 many",
+                topology.show()
+            ));
+        }
+        return count;
+    }
+    let usable = there.min(host.quota.unwrap_or(u32::MAX));
+    let wanted = match settings.processor.cores.0 {
+        Share::Max => usable,
+        Share::Half => usable / 2,
+        Share::Exactly(count) => count.0,
+    };
+    let wanted = wanted.max(1);
+    if wanted > there {
+        notes.push(format!(
+            "CPU_CORES={wanted}: the pod may use {there} processors, and the machine gets as many"
+        ));
+        return there;
+    }
+    if let Some(quota) = host.quota.filter(|quota| wanted > *quota) {
+        notes.push(format!(
+            "CPU_CORES={wanted}: the pod gets the time of {quota}, and the guest will stutter: \
+             raise its limit, or set CPU_CORES={quota}"
+        ));
+    }
+    wanted
+}
+
+/// What stays free when the machine takes all.
+const SPARE: u64 = 1536 * MIB;
+const SPARE_LITTLE: u64 = 512 * MIB;
+/// What must be left beside the machine.
+const MARGIN: u64 = 500 * MIB;
+
+/// All memory that can be had, as the reference image counts it.
+fn all_of(available: u64) -> u64 {
+    let taken = match available {
+        0..GIB => available / 2,
+        _ if available.saturating_sub(SPARE) < 3 * GIB => available.saturating_sub(SPARE_LITTLE),
+        _ => available - SPARE,
+    };
+    taken / MIB * MIB
+}
+
+fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Result<u64> {
+    let said = settings.memory.size.show();
+    let fail = |sentence: String| Failure::new(Status::Memory, sentence);
+    let free = host.memory;
+    let mut wanted = match settings.memory.size.0 {
+        Share::Max => all_of(free),
+        Share::Half => free / 2 / MIB * MIB,
+        Share::Exactly(size) => size.0 / MIB * MIB,
+    };
+    let short = wanted.saturating_add(MARGIN) > free;
+    let exact = matches!(settings.memory.size.0, Share::Exactly(_));
+    if exact && short && settings.memory.check && !host.zfs {
+        let less = all_of(free);
+        if less < wanted {
+            notes.push(format!(
+                "RAM_SIZE={said}: only {} are free, and the machine gets {}",
+                in_mib(free),
+                in_mib(less)
+            ));
+            wanted = less;
+        }
+    } else if exact && wanted.saturating_add(SPARE) > free {
+        notes.push(format!(
+            "RAM_SIZE={said}: {} are free, so that little is left for the host: take less if it \
+             swaps",
+            in_mib(free)
+        ));
+    }
+    let (needs, _) = settings.windows.version.needs();
+    let least = settings.memory.minimum.map_or(needs, |least| least.0);
+    if wanted < least {
+        let name = settings.windows.version.name();
+        return Err(fail(format!(
+            "RAM_SIZE={said}: {name} needs {} at least, and {} are what it would get: give it \
+             more, free memory on the host, or lower RAM_MINIMUM",
+            in_mib(least),
+            in_mib(wanted)
+        )));
+    }
+    Ok(wanted)
+}
+
+fn in_mib(bytes: u64) -> String {
+    Size(bytes / MIB * MIB).show()
+}
+
+/// What must stay free on the volume.
+const ROOM_LEFT: u64 = GIB;
+
+fn share_of_room(share: Share<Size>, room: u64) -> u64 {
+    match share {
+        Share::Exactly(size) => size.0 / MIB * MIB,
+        Share::Half => room / 2 / MIB * MIB,
+        Share::Max => room.saturating_sub(ROOM_LEFT) / MIB * MIB,
+    }
+}
+
+fn disk(settings: &Settings, host: &Host) -> anyhow::Result<u64> {
+    if settings.disk.disable {
+        return Ok(0);
+    }
+    let said = settings.storage.size.show();
+    let size = share_of_room(settings.storage.size.0, host.room.unwrap_or(0));
+    let (_, needs) = settings.windows.version.needs();
+    let least = settings.storage.minimum.map_or(needs, |least| least.0);
+    if size < least {
+        let name = settings.windows.version.name();
+        return Err(Failure::new(
+            Status::Disk,
+            format!(
+                "DISK_SIZE={said}: {name} needs {} at least, and {} are what it would get: give \
+                 it more, make room on the volume, or lower DISK_MINIMUM",
+                in_mib(least),
+                in_mib(size)
+            ),
+        ));
+    }
+    Ok(size)
+}
+
+fn check_account(said: &Said) -> anyhow::Result<()> {
+    let account = &said.settings.account;
+    let refuse = |sentence: &str| Err(Failure::new(Status::Usage, sentence));
+    let Some(domain) = &account.domain else {
+        if account.unit.is_some() {
+            return refuse("DOMAIN_OU is a place in a domain: set DOMAIN too, or leave it out");
+        }
+        return account.user.check_local().map_err(|error| {
+            let file = said.files.contains("USERNAME");
+            let shown = if file { "_FILE".into() } else { format!("={}", account.user.show()) };
+            Failure::new(Status::Usage, format!("USERNAME{shown}: {error}"))
+        });
+    };
+    if account.workgroup.is_some() {
+        return refuse("DOMAIN and WORKGROUP exclude one another: leave one of them out");
+    }
+    let usual = account.password == Secret("admin".into());
+    if !said.names.contains("USERNAME") || !said.names.contains("PASSWORD") || usual {
+        return Err(Failure::new(
+            Status::Usage,
+            format!(
+                "DOMAIN={}: joining it needs an account there: set USERNAME and PASSWORD",
+                domain.show()
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn check_network(settings: &Settings) -> anyhow::Result<()> {
+    let (network, screen) = (&settings.network, &settings.screen);
+    if network.dhcp && network.kind != Way::Nat {
+        return Err(Failure::new(
+            Status::Unsupported,
+            format!(
+                "DHCP=Y goes with NETWORK=nat, not with NETWORK={}: leave one of them out",
+                network.kind.show()
+            ),
+        ));
+    }
+    if let Some(address) = network.address.filter(|own| is_edge(*own, network.mask.0)) {
+        return Err(Failure::new(
+            Status::Network,
+            format!("IP={address} is no machine's address in its network: give one inside of it"),
+        ));
+    }
+    if screen.web && screen.vnc_port.0 == screen.web_port.0 {
+        return Err(Failure::new(
+            Status::Usage,
+            format!(
+                "VNC_PORT and WEB_PORT are both {}: give one of them another port",
+                screen.web_port.0
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether an address is the first of its network, which is the network, or the last, which is all.
+fn is_edge(address: Ipv4Addr, bits: u8) -> bool {
+    let inside = u32::MAX.checked_shr(u32::from(bits)).unwrap_or(0);
+    let own = u32::from(address) & inside;
+    own == 0 || own == inside
+}
+
+#[cfg(test)]
+mod test {
+    use super::super::environment::read;
+    use super::*;
+
+    /// Eight processors, 16 GiB free, room for 100 GiB.
+    fn host() -> Host {
+        let room = Some(100 * GIB);
+        let rooms = [room, room, room, None, None];
+        Host { processors: 8, quota: None, memory: 16 * GIB, zfs: false, room, rooms }
+    }
+
+    fn settled(words: &[(&str, &str)], host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
+        let environment = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+        settle(&read(&environment).unwrap(), host)
+    }
+
+    fn sizes(words: &[(&str, &str)], host: &Host) -> Sizes {
+        settled(words, host).unwrap().0
+    }
+
+    fn refusal(words: &[(&str, &str)], host: &Host) -> (Status, String) {
+        let error = settled(words, host).unwrap_err();
+        (Failure::status(&error), format!("{error:#}"))
+    }
+
+    #[test]
+    fn nothing_said_is_the_reference_machine() {
+        let (sizes, notes) = settled(&[], &host()).unwrap();
+        let more = [Some(64 * GIB), Some(64 * GIB), Some(64 * GIB), None, None];
+        assert_eq!(sizes, Sizes { processors: 2, memory: 4 * GIB, disk: 64 * GIB, more });
+        assert_eq!(notes, [""; 0]);
+    }
+
+    #[test]
+    fn shares_are_of_what_the_host_has() {
+        let half = [("CPU_CORES", "half"), ("RAM_SIZE", "Half"), ("DISK_SIZE", "HALF")];
+        let more = [Some(50 * GIB), Some(50 * GIB), Some(50 * GIB), None, None];
+        let wanted = Sizes { processors: 4, memory: 8 * GIB, disk: 50 * GIB, more };
+        assert_eq!(sizes(&half, &host()), wanted);
+        let max = [("CPU_CORES", "max"), ("RAM_SIZE", "max"), ("DISK_SIZE", "max")];
+        let memory = 16 * GIB - 1536 * MIB;
+        let more = [Some(99 * GIB), Some(99 * GIB), Some(99 * GIB), None, None];
+        let wanted = Sizes { processors: 8, memory, disk: 99 * GIB, more };
+        assert_eq!(sizes(&max, &host()), wanted);
+        let second = sizes(&[("DISK2_SIZE", "10"), ("DISK3_SIZE", "max")], &host());
+        assert_eq!(
+            second.more.map(|it| it.map(|it| it / GIB)).to_vec(),
+            [Some(10), Some(99), Some(64), None, None]
+        );
+    }
+
+    #[test]
+    fn the_largest_memory_leaves_less_where_there_is_little() {
+        assert_eq!(all_of(16 * GIB), 16 * GIB - 1536 * MIB);
+        assert_eq!(all_of(4 * GIB), 4 * GIB - 512 * MIB);
+        assert_eq!(all_of(600 * MIB), 300 * MIB);
+        assert_eq!(all_of(0), 0);
+    }
+
+    #[test]
+    fn bare_numbers_have_the_unit_that_people_mean() {
+        for (text, bytes) in [
+            ("8", 8 * GIB),
+            ("129", 14848 * MIB),
+            ("4096", 4 * GIB),
+            ("2.5g", 2560 * MIB),
+            ("8 GB", 8 * GIB),
+            ("3GiB", 3 * GIB),
+        ] {
+            assert_eq!(sizes(&[("RAM_SIZE", text)], &host()).memory, bytes, "{text}");
+        }
+        assert_eq!(sizes(&[("DISK_SIZE", "200")], &host()).disk, 200 * GIB);
+        assert_eq!(sizes(&[("DISK_SIZE", "1T")], &host()).disk, 1024 * GIB);
+    }
+
+    #[test]
+    fn memory_that_is_not_free_is_not_taken() {
+        let (less, notes) = settled(&[("RAM_SIZE", "32G")], &host()).unwrap();
+        assert_eq!(less.memory, 16 * GIB - 1536 * MIB);
+        assert!(notes[0].contains("RAM_SIZE=32G: only 16G are free"), "{notes:?}");
+        let unchecked = [("RAM_SIZE", "32G"), ("RAM_CHECK", "N")];
+        let (all, notes) = settled(&unchecked, &host()).unwrap();
+        assert_eq!((all.memory, notes.len()), (32 * GIB, 1));
+        let zfs = Host { zfs: true, ..host() };
+        assert_eq!(sizes(&[("RAM_SIZE", "32G")], &zfs).memory, 32 * GIB);
+        let (near, notes) = settled(&[("RAM_SIZE", "15G")], &host()).unwrap();
+        assert_eq!(near.memory, 15 * GIB);
+        assert!(notes[0].contains("little is left"), "{notes:?}");
+    }
+
+    #[test]
+    fn too_little_is_an_error_that_says_how_much() {
+        let (status, sentence) = refusal(&[("RAM_SIZE", "1G")], &host());
+        assert_eq!(status, Status::Memory);
+        assert!(sentence.contains("Windows 11 Pro needs 2G at least"), "{sentence}");
+        let small = Host { memory: 2 * GIB, ..host() };
+        assert_eq!(refusal(&[], &small).0, Status::Memory);
+        let lowered = [("RAM_SIZE", "1G"), ("RAM_MINIMUM", "1G")];
+        assert_eq!(sizes(&lowered, &host()).memory, GIB);
+        assert_eq!(sizes(&[("RAM_SIZE", "1G"), ("VERSION", "2012")], &host()).memory, GIB);
+        assert_eq!(refusal(&[("RAM_SIZE", "0")], &host()).0, Status::Memory);
+
+        assert_eq!(refusal(&[("DISK_SIZE", "16G")], &host()).0, Status::Disk);
+        assert_eq!(sizes(&[("DISK_SIZE", "16G"), ("VERSION", "10")], &host()).disk, 16 * GIB);
+        let lowered = [("DISK_SIZE", "9G"), ("DISK_MINIMUM", "9G")];
+        assert_eq!(sizes(&lowered, &host()).disk, 9 * GIB);
+        let full = Host { room: Some(GIB / 2), ..host() };
+        assert_eq!(refusal(&[("DISK_SIZE", "max")], &full).0, Status::Disk);
+        assert_eq!(sizes(&[("DISK_SIZE", "1G"), ("DISK_DISABLE", "Y")], &host()).disk, 0);
+    }
+
+    #[test]
+    fn processors_are_at_most_those_of_the_pod() {
+        let (all, notes) = settled(&[("CPU_CORES", "64")], &host()).unwrap();
+        assert_eq!((all.processors, notes.len()), (8, 1));
+        let limited = Host { quota: Some(3), ..host() };
+        assert_eq!(sizes(&[("CPU_CORES", "max")], &limited).processors, 3);
+        assert_eq!(sizes(&[("CPU_CORES", "half")], &limited).processors, 1);
+        let (four, notes) = settled(&[("CPU_CORES", "4")], &limited).unwrap();
+        assert_eq!(four.processors, 4);
+        assert!(notes[0].contains("set CPU_CORES=3"), "{notes:?}");
+        assert_eq!(sizes(&[("CPU_CORES", "0")], &host()).processors, 1);
+        assert_eq!(sizes(&[("SMP", "6,sockets=2"), ("CPU_CORES", "1")], &host()).processors, 6);
+        let (sixteen, notes) = settled(&[("SMP", "16")], &host()).unwrap();
+        assert_eq!((sixteen.processors, notes.len()), (16, 1));
+    }
+
+    #[test]
+    fn a_domain_needs_an_account_and_excludes_a_workgroup() {
+        let account = [("USERNAME", "me@corp"), ("PASSWORD", "x"), ("DOMAIN", "corp.example.com")];
+        sizes(&account, &host());
+        for words in [
+            &[("DOMAIN", "corp")][..],
+            &[("DOMAIN", "corp"), ("USERNAME", "me"), ("PASSWORD", "admin")],
+            &[("DOMAIN_OU", "OU=x")],
+            &[("DOMAIN", "corp"), ("WORKGROUP", "x")],
+            &[("USERNAME", "me@corp")],
+            &[("USERNAME", "Administrator")],
+            &[("USERNAME", "a name of more than twenty letters")],
+        ] {
+            assert_eq!(refusal(words, &host()).0, Status::Usage, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn ports_and_networks_do_not_collide() {
+        let ports = [("VNC_PORT", "8006")];
+        assert!(refusal(&ports, &host()).1.contains("both 8006"));
+        sizes(&[("VNC_PORT", "8006"), ("WEB", "N")], &host());
+        let status = refusal(&[("DHCP", "Y"), ("NETWORK", "user")], &host()).0;
+        assert_eq!(status, Status::Unsupported);
+        for edge in ["172.30.0.0", "172.30.0.255"] {
+            assert_eq!(refusal(&[("IP", edge)], &host()).0, Status::Network);
+        }
+        sizes(&[("IP", "172.30.0.255"), ("MASK", "255.255.0.0")], &host());
+    }
+
+    #[test]
+    fn the_probe_needs_little() {
+        let small = Host { memory: GIB, room: None, ..host() };
+        let probe = [("VERSION", "probe"), ("RAM_SIZE", "64M"), ("DISK_SIZE", "max")];
+        assert_eq!(sizes(&probe, &small).memory, 64 * MIB);
+    }
+}

@@ -1,0 +1,71 @@
+//! `CPU_FLAGS`: features of processors in QEMU's words.
+
+use super::options::Options;
+use super::table::{self, Becomes, Place};
+use crate::settings::value::{Value, quote};
+
+/// What flags became: nothing but sentences, as features are always the host's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Flags {
+    /// The flags, as they were said.
+    said: Vec<String>,
+    /// What has no meaning here.
+    notes: Vec<String>,
+}
+
+impl Value for Flags {
+    const ACCEPTS: &'static str = "+feature, -feature, with commas";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let text = String::read(text)?;
+        let options = Options::read(&text);
+        let mut flags = Self::default();
+        let first = Some((options.first, None)).filter(|(word, _)| !word.is_empty());
+        for (word, value) in first.into_iter().chain(options.rest) {
+            let (name, on) = match (word.split_at_checked(1), value.as_deref()) {
+                (Some(("+", name)), _) => (name, true),
+                (Some(("-", name)), _) => (name, false),
+                (_, Some("off")) => (word.as_str(), false),
+                _ => (word.as_str(), true),
+            };
+            // QEMU takes both spellings of most features.
+            let name = name.to_lowercase().replace('_', "-");
+            let key = format!("{}{name}", if on { '+' } else { '-' });
+            let group = name.split('-').next().unwrap_or_default();
+            let group = format!("{}{group}-*", if on { '+' } else { '-' });
+            let found = table::find(Place::Flag, &key).or(table::find(Place::Flag, &group));
+            let why = match found {
+                Some(Becomes::Already) => None,
+                Some(Becomes::Not(why)) => Some(why),
+                _ => Some("the guest's processors have what the host's have"),
+            };
+            let note = why.map(|why| format!("{} has no effect: {why}", quote(&key)));
+            flags.notes.extend(note);
+            flags.said.push(key);
+        }
+        Ok(flags)
+    }
+    fn show(&self) -> String {
+        quote(&self.said.join(","))
+    }
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn every_flag_is_known_or_named_in_a_sentence() {
+        let flags = Flags::read("-hypervisor,kvm=off,+invtsc,hv_relaxed,-hv-evmcs,+zzz").unwrap();
+        assert_eq!(flags.show(), "-hypervisor,-kvm,+invtsc,+hv-relaxed,-hv-evmcs,+zzz");
+        let notes = flags.notes.join("\n");
+        for word in ["-hypervisor", "-kvm", "-hv-evmcs", "+zzz"] {
+            assert!(notes.contains(&format!("{word} has")), "{word} in {notes}");
+        }
+        assert!(!notes.contains("relaxed"), "{notes}");
+        assert!(Flags::read("+a\u{1b}[0m").is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! The grammar of QEMU's options: `word,key=value,switch`, where `,,` is a comma.
+
+use crate::settings::value::quote;
+
+/// Keys that say where QEMU puts a thing, or what it calls it: nothing is lost without them.
+const QUIET: &[&str] =
+    &["id", "bus", "addr", "p2", "p3", "romfile", "netdev", "bootindex", "channel", "lun"];
+
+/// An option, taken apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The first word, if it has no `=`.
+    pub first: String,
+    /// The others; a switch has no value.
+    pub rest: Vec<(String, Option<String>)>,
+}
+
+impl Options {
+    /// Takes a text apart; any text is one.
+    pub fn read(text: &str) -> Self {
+        let mut options = Self::default();
+        for (index, word) in words(text).into_iter().enumerate() {
+            match word.split_once('=') {
+                None if index == 0 => options.first = word,
+                None if word.is_empty() => {}
+                None => options.rest.push((word, None)),
+                Some((key, value)) => options.rest.push((key.to_owned(), Some(value.to_owned()))),
+            }
+        }
+        options
+    }
+
+    /// The value of a key; the last counts, as in QEMU.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let found = self.rest.iter().rev().find(|(own, _)| own == key);
+        found.and_then(|(_, value)| value.as_deref())
+    }
+
+    /// Whether a switch is on: `key`, `key=on`.
+    pub fn on(&self, key: &str) -> bool {
+        let found = self.rest.iter().rev().find(|(own, _)| own == key);
+        found.is_some_and(|(_, value)| value.as_deref().is_none_or(|value| value == "on"))
+    }
+
+    /// Sentences on keys that have no meaning here, all but the quiet ones. Values are not told:
+    /// they may be secret.
+    pub fn without_meaning(&self) -> Vec<String> {
+        let keys = self.rest.iter().map(|(key, _)| key.as_str());
+        let keys = keys.filter(|key| !QUIET.contains(key));
+        keys.map(|key| format!("its option {} has no meaning here", quote(key))).collect()
+    }
+}
+
+/// The words between single commas, with doubled commas as one.
+fn words(text: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        let doubled = letter == ',' && letters.next_if_eq(&',').is_some();
+        match words.last_mut() {
+            Some(word) if letter != ',' || doubled => word.push(letter),
+            _ => words.push(String::new()),
+        }
+    }
+    words
+}
+
+/// Splits a line into words as a shell would: blanks, quotes, backslashes; nothing is expanded.
+///
+/// # Errors
+///
+/// When a quote is not closed.
+pub fn split(line: &str) -> anyhow::Result<Vec<String>> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quote = None;
+    let mut letters = line.chars();
+    while let Some(letter) = letters.next() {
+        match (quote, letter) {
+            (Some(open), close) if open == close => quote = None,
+            (None, '"' | '\'') => {
+                quote = Some(letter);
+                word.get_or_insert_default();
+            }
+            (None, blank) if blank.is_whitespace() => words.extend(word.take()),
+            (None | Some('"'), '\\') => {
+                let next = letters.next();
+                let word = word.get_or_insert_default();
+                // Inside quotes a backslash is one, unless it hides what would end them.
+                if quote.is_some() && !matches!(next, Some('"' | '\\' | '$' | '`')) {
+                    word.push('\\');
+                }
+                word.extend(next.filter(|next| *next != '\n'));
+            }
+            (_, letter) => word.get_or_insert_default().push(letter),
+        }
+    }
+    anyhow::ensure!(quote.is_none(), "a quote is not closed: add the second one");
+    words.extend(word);
+    Ok(words)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn takes_options_apart() {
+        let options = Options::read("usb-host,vendorid=0x1,,2,switch,a=b=c,a=d,,,x=off");
+        assert_eq!(options.first, "usb-host");
+        assert_eq!(options.get("vendorid"), Some("0x1,2"));
+        assert_eq!(options.get("a"), Some("d,"));
+        assert!(options.on("switch") && !options.on("x") && !options.on("none"));
+        assert_eq!(Options::read("type=1").first, "");
+        assert_eq!(Options::read(""), Options::default());
+        assert_eq!(words(",,,"), [",", ""]);
+    }
+
+    #[test]
+    fn splits_as_a_shell_does() {
+        let line = r#"-device  usb-host -name "a b"'c d' x\ y "q\"\n" '' tail"#;
+        let words = ["-device", "usb-host", "-name", "a bc d", "x y", "q\"\\n", "", "tail"];
+        assert_eq!(split(line).unwrap(), words);
+        assert!(split("-name 'a b").is_err());
+        assert_eq!(split(" \n").unwrap(), [""; 0]);
+        assert_eq!(split("a\\").unwrap(), ["a"]);
+    }
+
+    #[test]
+    fn says_no_value_of_what_it_does_not_take() {
+        let notes = Options::read("secret,id=a,data=hush").without_meaning();
+        assert_eq!(notes, ["its option data has no meaning here"]);
+    }
+}

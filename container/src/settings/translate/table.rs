@@ -1,0 +1,335 @@
+//! The table of translations: one row for words of QEMU at a place.
+
+use super::arguments::Arguments;
+use super::options::Options;
+
+/// Where words stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// `DISK_TYPE` and `MEDIA_TYPE`.
+    Bus,
+    /// `DISK_CACHE`.
+    Cache,
+    /// `DISK_IO`.
+    Engine,
+    /// `ADAPTER`.
+    Adapter,
+    /// `VGA`.
+    Screen,
+    /// `DISPLAY`.
+    Display,
+    /// `MACHINE`.
+    Kind,
+    /// `USB`.
+    Usb,
+    /// `MOUSE`.
+    Pointer,
+    /// `CPU_MODEL`.
+    Model,
+    /// `SERIAL`.
+    Serial,
+    /// `CPU_FLAGS`.
+    Flag,
+    /// `ARGUMENTS`: options of the command line.
+    Option,
+    /// `ARGUMENTS`: `-device`.
+    Device,
+    /// `ARGUMENTS`: `-object`.
+    Object,
+}
+
+/// What words become.
+#[derive(Clone, Copy)]
+pub enum Becomes {
+    /// This word of ours.
+    Is(&'static str),
+    /// This word of ours, which is not quite the same: why.
+    Near(&'static str, &'static str),
+    /// What the machine has or does anyway.
+    Already,
+    /// What there is a function for.
+    Take(fn(&mut Arguments, &Options) -> anyhow::Result<()>),
+    /// What the words of another place say.
+    Below(Place),
+    /// Nothing: what to use instead.
+    Not(&'static str),
+    /// An error, as going on would be unsafe or wrong: what to use instead.
+    Never(&'static str),
+}
+
+/// A row of the table.
+pub struct Row {
+    /// Where the words stand.
+    pub place: Place,
+    /// The words, in small letters; `*` at the end stands for any ending.
+    pub words: &'static [&'static str],
+    /// What they become.
+    pub becomes: Becomes,
+}
+
+macro_rules! rows {
+    ($($place:ident $($word:literal)+ => $becomes:expr;)+) => {
+        &[$(Row { place: Place::$place, words: &[$($word),+], becomes: $becomes }),+]
+    };
+}
+
+use Becomes::{Already, Below, Is, Near, Never, Not, Take};
+
+const DOOR: &str = "whoever reaches it owns the machine: use `transom` in the container, or the \
+                    API at the web port";
+const VIEWER: &str = "the screen is at WEB_PORT and VNC_PORT: set DISPLAY";
+const OLD_CARD: &str = "Windows needs its virtio driver, which the installation brings";
+const NO_CARD: &str = "cards of the host are not lent to the guest";
+const NO_SOUND: &str = "the machine has no sound card: listen through a remote desktop";
+const USB_HOST: &str = "USB devices of the host are not passed on: use the redirection of a \
+                        remote desktop, or usbip";
+const SHARES: &str = "there is no share of our own: copy files through a remote desktop";
+const NETWORKS: &str = "the network is set by NETWORK, IP, MAC, MTU and USER_PORTS";
+const CONTROLLER: &str = "disks bring their controllers: set DISK_TYPE";
+
+/// All rows. The first that fits counts.
+#[rustfmt::skip]
+pub const TABLE: &[Row] = rows! {
+    Bus "scsi" "virtio-scsi" "virtio-scsi-pci" => Is("scsi");
+    Bus "blk" "virtio-blk" "virtio-blk-pci" "virtio" => Is("blk");
+    Bus "ide" "sata" "ahci" => Is("ide");
+    Bus "nvme" => Is("nvme");
+    Bus "usb" => Is("usb");
+    Bus "auto" => Is("auto");
+    Bus "none" => Is("none");
+
+    Cache "none" "directsync" => Is("none");
+    Cache "writeback" => Is("writeback");
+    Cache "writethrough" => Near("none", "what the guest flushes is on the disk with both");
+    Cache "unsafe" => Near("writeback", "what the guest flushes is never only pretended");
+
+    Engine "native" "io_uring" => Is("native");
+    Engine "threads" => Near("native", "which way is fastest is found out at the start");
+
+    Adapter "virtio" "virtio-net" "virtio-net-pci" "virtio-net-pci-non-transitional"
+        "virtio-net-pci-transitional" => Is("virtio");
+    Adapter "e1000" "e1000e" "e1000-*" "rtl8139" "pcnet" "ne2k_*" "vmxnet3" "i82*" "igb"
+        "usb-net" "tulip" => Near("virtio", OLD_CARD);
+
+    Screen "virtio" "std" "vga" "bochs-display" "virtio-vga" "virtio-gpu" => Is("std");
+    Screen "none" "n" "no" "off" => Is("none");
+    Screen "qxl" "cirrus" "vmware" "virtio-vga-gl" "virtio-gpu-gl" "ramfb" "tcx" "cg3" "xenfb"
+        => Near("std", "the display is one that every Windows has a driver for");
+
+    Display "web" ":*" => Is("web");
+    Display "vnc" "vnc=*" => Is("vnc");
+    Display "disabled" "disable" "headless" => Is("disabled");
+    Display "none" "n" "no" "off" => Is("none");
+    Display "gtk" "sdl" "cocoa" "curses" "spice-app" "dbus" "egl-headless"
+        => Near("web", "a container has no window");
+
+    Kind "q35" "pc-q35-*" => Is("q35");
+    Kind "pc" "pc-i440fx-*" "isapc" "microvm" "virt"
+        => Never("the machine is a Q35: leave MACHINE out, or say q35");
+
+    Usb "qemu-xhci" "xhci" "nec-usb-xhci" "y" "yes" "true" "1" "on" => Is("xhci");
+    Usb "n" "no" "none" "off" "false" "0" "disable" "disabled" => Is("none");
+    Usb "usb-ehci" "ich9-usb-*" "piix3-usb-uhci" "piix4-usb-uhci" "pci-ohci" "vt82c686b-usb-uhci"
+        => Near("xhci", "every Windows that is taken has a driver for USB 3");
+
+    Pointer "usb-tablet" "tablet" => Is("tablet");
+    Pointer "usb-mouse" "mouse" "ps2" "virtio-mouse-pci" "virtio-tablet-pci" "usb-wacom-tablet"
+        => Near("tablet", "it needs no driver, and is where the viewer's pointer is");
+
+    Model "host" "max" => Is("host");
+    Model "*" => Near("host", "KVM runs the host's processors as they are");
+
+    Serial "mon:stdio" "stdio" "y" => Is("stdio");
+    Serial "none" "null" "n" => Is("none");
+    Serial "tcp:*" "telnet:*" "udp:*" "websocket:*" "unix:*" "chardev:*" "mon:*"
+        => Never("whoever reaches it is at the machine's console: set SERIAL=stdio and read the \
+            log, or SERIAL=none");
+    Serial "file:*" "pipe:*" "pty" "vc" "vc:*" "/dev/*" => Near("stdio",
+        "what the guest says there is in the log of the container");
+
+    Flag "+hypervisor" "-vmx" "-svm" "+hv-*" "+kvm" "+kvm-*" "-migratable" "+l3-cache"
+        "+invtsc" "+x2apic" "+tsc-deadline" "+topoext" => Already;
+    Flag "-hypervisor" "-kvm" "-kvm-*" => Not("the guest always sees that it is in a virtual \
+        machine");
+    Flag "-hv-*" => Not("Hyper-V's enlightenments are switched together: set HV=N");
+    Flag "+vmx" "+svm" => Not("nested virtualization is off: WSL 2 and Hyper-V do not run in the \
+        guest");
+
+    Option "-drive" => Take(Arguments::drive);
+    Option "-cdrom" => Take(Arguments::cdrom);
+    Option "-hda" "-hdb" "-hdc" "-hdd" => Take(Arguments::hard_disk);
+    Option "-smbios" => Take(Arguments::smbios);
+    Option "-uuid" => Take(Arguments::uuid);
+    Option "-fw_cfg" => Take(Arguments::file);
+    Option "-rtc" => Take(Arguments::clock);
+    Option "-mem-prealloc" => Take(Arguments::prealloc);
+    Option "-device" => Below(Place::Device);
+    Option "-object" => Below(Place::Object);
+    Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Never(DOOR);
+    Option "-gdb" "-s" => Never("whoever reaches it owns the machine: leave it out, and use \
+        `transom` in the container");
+    Option "-vnc" "-spice" => Never("it would be a screen without our password: set VNC_PORT, \
+        WEB_PORT and PASSWORD");
+    Option "-incoming" => Never("a machine is not taken over from elsewhere: leave it out, and \
+        use the disk that is on the volume");
+    Option "-serial" "-parallel" "-chardev" "-debugcon" => Not("set SERIAL for the serial port");
+    Option "-m" => Not("set RAM_SIZE");
+    Option "-smp" => Not("set CPU_CORES or SMP");
+    Option "-cpu" => Not("set CPU_FLAGS");
+    Option "-machine" "-M" => Not("the machine is a Q35: see BOOT_MODE, SMM and HPET");
+    Option "-vga" => Not("set VGA");
+    Option "-display" "-nographic" "-full-screen" => Not(VIEWER);
+    Option "-k" => Not("set KEYBOARD");
+    Option "-bios" "-pflash" "-kernel" "-initrd" "-append" "-option-rom" =>
+        Not("the firmware is our own: see BOOT_MODE");
+    Option "-boot" => Not("the disk is booted, and the medium until the disk has Windows");
+    Option "-snapshot" => Never("the disk would forget what is written: leave it out, and make a \
+        copy of the volume to use instead");
+    Option "-fda" "-fdb" => Not("the machine has no floppy drive: use an ISO");
+    Option "-net" "-netdev" "-nic" => Not(NETWORKS);
+    Option "-usb" "-enable-kvm" "-accel" "-nodefaults" "-no-user-config" "-name" "-no-hpet"
+        "-no-fd-bootchk" => Already;
+    Option "-usbdevice" => Not(USB_HOST);
+    Option "-audio" "-audiodev" "-soundhw" => Not(NO_SOUND);
+    Option "-virtfs" "-fsdev" => Not(SHARES);
+    Option "-tpmdev" => Not("set TPM=Y, or BOOT_MODE=windows_secure");
+    Option "-watchdog" "-watchdog-action" => Not("a guest that hangs is restarted by a liveness \
+        probe at /healthz");
+    Option "-mem-path" => Not("memory is the container's: limit and hugepages are set there");
+    Option "-numa" => Not("the machine has one node of memory");
+    Option "-global" => Not("it sets what is inside of QEMU");
+    Option "-blockdev" => Not("say -drive with file=, format= and if=virtio");
+    Option "-acpitable" => Not("tables are our own");
+    Option "-pidfile" "-daemonize" "-msg" "-overcommit" "-D" "-d" "-trace"
+        "-sandbox" "-runas" "-run-with" "-compat" "-action" "-no-reboot" "-no-shutdown" =>
+        Not("the life of the machine is the container's: see SHUTDOWN, TIMEOUT and DEBUG");
+    Option "-loadvm" "-S" => Not("the machine starts at once, from its disk");
+
+    Device "virtio-rng" "virtio-rng-pci" "virtio-rng-device" => Already;
+    Device "qemu-xhci" "nec-usb-xhci" "usb-tablet" "usb-kbd" "pcie-root-port" "pci-bridge"
+        "ioh3420" "usb-hub" "vmgenid" => Already;
+    Device "virtio-blk" "virtio-blk-pci" "nvme" "usb-storage" "usb-uas" "usb-bot" "scsi-hd"
+        "scsi-disk" "scsi-block" "scsi-cd" "ide-hd" "ide-cd" => Take(Arguments::connect);
+    Device "virtio-scsi" "virtio-scsi-pci" "ich9-ahci" "ahci" "lsi" "lsi53c895a" "megasas"
+        "pvscsi" "sdhci-pci" => Not(CONTROLLER);
+    Device "usb-host" "usb-redir" => Not(USB_HOST);
+    Device "vfio-pci" "vfio-*" => Not(NO_CARD);
+    Device "virtio-balloon" "virtio-balloon-pci" => Not("set BALLOONING=Y");
+    Device "e1000" "e1000e" "rtl8139" "pcnet" "virtio-net" "virtio-net-pci" "vmxnet3" "igb"
+        => Not("the machine has one network card: it is set by NETWORK, MAC and MTU");
+    Device "ivshmem-*" "ivshmem" => Not("no memory is shared with other programs");
+    Device "virtio-9p*" "vhost-user-fs*" "virtio-fs*" => Not(SHARES);
+    Device "tpm-*" => Not("set TPM=Y, or BOOT_MODE=windows_secure");
+    Device "qxl*" "vga" "virtio-vga*" "virtio-gpu*" "bochs-display" "ramfb" => Not("set VGA");
+    Device "usb-mouse" "usb-wacom-tablet" "virtio-mouse*" "virtio-tablet*" "virtio-keyboard*"
+        "virtio-input*" => Not("set MOUSE");
+    Device "intel-hda" "ich9-intel-hda" "hda-*" "ac97" "usb-audio" "virtio-sound*" =>
+        Not(NO_SOUND);
+    Device "virtio-serial*" "virtserialport" "virtconsole" "isa-serial" "pci-serial*" =>
+        Not("a port of its own for the guest's agent is there; set SERIAL for the serial port");
+    Device "vhost-vsock*" => Not("the guest is reached by the network");
+    Device "isa-debugcon" "pvpanic*" "i6300esb" "edu" "intel-iommu" "virtio-iommu*" =>
+        Not("the machine has no such device");
+
+    Object "rng-random" "rng-builtin" "rng-egd" "iothread" => Already;
+    Object "memory-backend-*" => Not("memory is set by RAM_SIZE");
+    Object "secret" "tls-creds-*" => Not("certificates and passwords are our own: set PASSWORD");
+};
+
+/// What a word becomes at a place; small letters but for options, where `-M` is not `-m`.
+pub fn find(place: Place, word: &str) -> Option<Becomes> {
+    let fits = |own: &&str| match own.strip_suffix('*') {
+        Some(start) => word.starts_with(start),
+        None => word == *own,
+    };
+    let rows = TABLE.iter().filter(|row| row.place == place);
+    rows.filter(|row| row.words.iter().any(fits)).map(|row| row.becomes).next()
+}
+
+/// Options of QEMU that take no value.
+const SWITCHES: &[&str] = &[
+    "-s",
+    "-S",
+    "-usb",
+    "-snapshot",
+    "-enable-kvm",
+    "-nodefaults",
+    "-no-user-config",
+    "-daemonize",
+    "-no-fd-bootchk",
+    "-no-hpet",
+    "-no-reboot",
+    "-no-shutdown",
+    "-mem-prealloc",
+    "-nographic",
+    "-full-screen",
+];
+
+/// Whether an option takes no value.
+pub fn is_switch(option: &str) -> bool {
+    SWITCHES.contains(&option)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::settings::translate::{
+        Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Usb,
+    };
+    use crate::settings::value::Value;
+
+    fn takes(place: Place, word: &str) -> bool {
+        match place {
+            Place::Bus => Bus::read(word).is_ok(),
+            Place::Cache => Cache::read(word).is_ok(),
+            Place::Engine => Engine::read(word).is_ok(),
+            Place::Adapter => Adapter::read(word).is_ok(),
+            Place::Screen => Screen::read(word).is_ok(),
+            Place::Display => Display::read(word).is_ok(),
+            Place::Kind => Kind::read(word).is_ok(),
+            Place::Usb => Usb::read(word).is_ok(),
+            Place::Pointer => Pointer::read(word).is_ok(),
+            Place::Model => Model::read(word).is_ok(),
+            Place::Serial => Serial::read(word).is_ok(),
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn every_row_is_one_that_its_place_takes() {
+        for row in TABLE {
+            assert!(!row.words.is_empty());
+            match row.becomes {
+                Is(own) | Near(own, _) => assert!(takes(row.place, own), "{:?}", row.words),
+                Already | Not(_) | Never(_) => {}
+                Take(_) => assert!(matches!(row.place, Place::Option | Place::Device)),
+                Below(_) => assert_eq!(row.place, Place::Option),
+            }
+            if let Near(_, why) | Not(why) | Never(why) = row.becomes {
+                assert!(why.len() >= 7 && !why.ends_with('.'), "{:?}: {why}", row.words);
+            }
+        }
+    }
+
+    #[test]
+    fn no_word_stands_below_another_that_takes_it() {
+        for row in TABLE {
+            for word in row.words.iter().filter(|word| !word.ends_with('*')) {
+                let first = TABLE.iter().find(|other| {
+                    let fits = |own: &&str| match own.strip_suffix('*') {
+                        Some(start) => word.starts_with(start),
+                        None => word == own,
+                    };
+                    other.place == row.place && other.words.iter().any(fits)
+                });
+                assert!(first.is_some_and(|first| std::ptr::eq(first, row)), "{word}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_and_large_options_differ() {
+        assert!(matches!(find(Place::Option, "-m"), Some(Not("set RAM_SIZE"))));
+        assert!(matches!(find(Place::Option, "-M"), Some(Not(why)) if why.contains("Q35")));
+    }
+}

@@ -1,0 +1,123 @@
+//! `SMP`: how processors are arranged.
+
+use anyhow::{Context, bail, ensure};
+
+use super::options::Options;
+use crate::settings::value::{Value, quote};
+
+/// How processors are arranged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    /// All of them.
+    pub count: u16,
+    /// Sockets.
+    pub sockets: u16,
+    /// Cores of a socket.
+    pub cores: u16,
+    /// Threads of a core.
+    pub threads: u16,
+    /// What has no meaning here.
+    pub notes: Vec<String>,
+}
+
+impl Value for Topology {
+    const ACCEPTS: &'static str = "N,sockets=S,cores=C,threads=T";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let options = Options::read(text);
+        let mut count = (!options.first.is_empty()).then(|| number(&options.first)).transpose()?;
+        let (mut sockets, mut cores, mut threads) = (None, None, None);
+        let (mut inner, mut notes) = (1_u16, Vec::new());
+        for (key, value) in &options.rest {
+            let value = number(value.as_deref().unwrap_or_default())?;
+            match key.as_str() {
+                "cpus" => count = Some(value),
+                "sockets" => sockets = Some(value),
+                "cores" => cores = Some(value),
+                "threads" => threads = Some(value),
+                "dies" | "clusters" | "modules" | "books" | "drawers" => {
+                    inner = inner.checked_mul(value).context("no machine has as many")?;
+                }
+                "maxcpus" => notes.push("processors are not plugged in later: no maxcpus".into()),
+                _ => bail!("{} is none of sockets, cores and threads", quote(key)),
+            }
+        }
+        if inner > 1 {
+            notes.push("cores of all dies of a socket are one group here".into());
+        }
+        let of = |part: Option<u16>| u32::from(part.unwrap_or(1));
+        let said = of(sockets) * of(threads);
+        let whole = count.map(u32::from);
+        // What is not said are cores, as people expect it of Windows, which counts sockets.
+        let cores = match (cores, whole) {
+            (Some(cores), _) => u32::from(cores) * u32::from(inner),
+            (None, Some(count)) => count.checked_div(said).unwrap_or(0),
+            (None, None) => u32::from(inner),
+        };
+        let product = said.checked_mul(cores).filter(|product| (1..=1024).contains(product));
+        let product = product.context("give 1 to 1024 processors")?;
+        ensure!(
+            whole.is_none_or(|whole| whole == product),
+            "sockets, cores and threads make {product} processors: make them as many as are said"
+        );
+        let small = |number: u32| u16::try_from(number).context("no machine has as many");
+        Ok(Self {
+            count: small(product)?,
+            sockets: small(of(sockets))?,
+            cores: small(cores)?,
+            threads: small(of(threads))?,
+            notes,
+        })
+    }
+    fn show(&self) -> String {
+        let Self { count, sockets, cores, threads, .. } = self;
+        format!("{count},sockets={sockets},cores={cores},threads={threads}")
+    }
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+}
+
+/// A whole number of at most 1024.
+fn number(text: &str) -> anyhow::Result<u16> {
+    let plain = text.bytes().all(|digit| digit.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| plain && (1..=1024).contains(number));
+    number.context("give numbers from 1 to 1024, like 4,sockets=1,cores=2,threads=2")
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_are_cores() {
+        for (text, shown) in [
+            ("4", "4,sockets=1,cores=4,threads=1"),
+            ("8,sockets=1,dies=1,cores=4,threads=2", "8,sockets=1,cores=4,threads=2"),
+            ("8,sockets=2", "8,sockets=2,cores=4,threads=1"),
+            ("cpus=4,dies=2,cores=2", "4,sockets=1,cores=4,threads=1"),
+            ("sockets=2,cores=3", "6,sockets=2,cores=3,threads=1"),
+        ] {
+            assert_eq!(Topology::read(text).unwrap().show(), shown, "{text}");
+        }
+        assert!(!Topology::read("2,maxcpus=4").unwrap().notes.is_empty());
+    }
+
+    #[test]
+    fn refuses_what_does_not_add_up() {
+        for bad in [
+            "0",
+            "4,cores=3",
+            "x",
+            "4,cores",
+            "3,sockets=2",
+            "1024,sockets=1024,cores=9",
+            "65536",
+            "+4",
+            "4,apples=4",
+            "dies=1024,modules=1024",
+        ] {
+            assert!(Topology::read(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! What a variable's text can be: a type for each kind of value, which reads it and shows it.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail, ensure};
+
+/// A value that a text of the environment stands for.
+pub trait Value: Sized {
+    /// What is accepted, in a few words for the table.
+    const ACCEPTS: &'static str;
+    /// Whether the text may come from a file, named by the variable with `_FILE` at its end.
+    const FILE: bool = false;
+    /// Whether nobody may see it.
+    const SECRET: bool = false;
+    /// Whether an error may show the text: not if it says itself which part is wrong, and other
+    /// parts may be secret.
+    const SHOWN: bool = true;
+
+    /// Reads a text that is not empty.
+    ///
+    /// # Errors
+    ///
+    /// The reason, and what would be right; without the text itself, which the caller shows.
+    fn read(text: &str) -> anyhow::Result<Self>;
+
+    /// The value as people write it; `***` for what nobody may see.
+    fn show(&self) -> String;
+
+    /// What there is to say about it: words that became something else, or nothing.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// Takes blanks and one pair of quotes from around a text, as environment files often have them.
+pub fn strip(text: &str) -> &str {
+    let text = text.trim();
+    let quoted = |quote| text.strip_prefix(quote)?.strip_suffix(quote);
+    quoted('"').or_else(|| quoted('\'')).map_or(text, str::trim)
+}
+
+/// A text that is safe to show in one line of a message: short, without control characters.
+pub fn quote(text: &str) -> String {
+    const LONGEST: usize = 120;
+    let mut shown: String = text.chars().take(LONGEST).flat_map(calm).collect();
+    if text.chars().nth(LONGEST).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// A character, or how it is written where it would move the cursor.
+fn calm(letter: char) -> Vec<char> {
+    let quiet = letter == '"' || letter == '\'' || letter == '\\';
+    if quiet { vec![letter] } else { letter.escape_debug().collect() }
+}
+
+impl<T: Value> Value for Option<T> {
+    const ACCEPTS: &'static str = T::ACCEPTS;
+    const FILE: bool = T::FILE;
+    const SECRET: bool = T::SECRET;
+    const SHOWN: bool = T::SHOWN;
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        T::read(text).map(Some)
+    }
+    fn show(&self) -> String {
+        self.as_ref().map_or_else(String::new, T::show)
+    }
+    fn notes(&self) -> Vec<String> {
+        self.as_ref().map_or_else(Vec::new, T::notes)
+    }
+}
+
+const YES: &[&str] = &["y", "yes", "true", "1", "on", "enable", "enabled"];
+const NO: &[&str] = &["n", "no", "none", "false", "0", "off", "disable", "disabled"];
+
+/// Reads a switch; nothing if the text is none.
+pub fn switch(text: &str) -> Option<bool> {
+    let is = |word: &&str| word.eq_ignore_ascii_case(text);
+    if YES.iter().any(is) {
+        return Some(true);
+    }
+    NO.iter().any(is).then_some(false)
+}
+
+impl Value for bool {
+    const ACCEPTS: &'static str = "Y or N";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        switch(text).context("this is a switch: say Y or N")
+    }
+    fn show(&self) -> String {
+        if *self { "Y".into() } else { "N".into() }
+    }
+}
+
+/// A whole number from `MIN` to `MAX`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Within<const MIN: u32, const MAX: u32>(pub u32);
+
+impl<const MIN: u32, const MAX: u32> Value for Within<MIN, MAX> {
+    const ACCEPTS: &'static str = "number";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let number = digits(text).and_then(|digits| digits.parse().ok());
+        let number = number.filter(|number| (MIN..=MAX).contains(number));
+        number.map(Self).with_context(|| format!("give a whole number from {MIN} to {MAX}"))
+    }
+    fn show(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// The text if it is digits alone: `parse` would take a sign too.
+fn digits(text: &str) -> Option<&str> {
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
+}
+
+/// A TCP or UDP port.
+pub type Port = Within<1, 65535>;
+
+/// A number that may have a fraction, from 0 to 10000.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Decimal(pub f64);
+
+impl Value for Decimal {
+    const ACCEPTS: &'static str = "decimal number";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let number = plain_decimal(text).filter(|number| *number <= 10_000.0);
+        number.map(Self).context("give a number from 0 to 10000, like 0.5")
+    }
+    fn show(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// Digits with at most one dot: no sign, no exponent, no infinity.
+pub(super) fn plain_decimal(text: &str) -> Option<f64> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    text.parse().ok().filter(|_| plain)
+}
+
+/// A text of one line.
+impl Value for String {
+    const ACCEPTS: &'static str = "text";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        Ok(text.to_owned())
+    }
+    fn show(&self) -> String {
+        quote(self)
+    }
+}
+
+/// A path from the root.
+impl Value for PathBuf {
+    const ACCEPTS: &'static str = "path";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        ensure!(text.starts_with('/'), "give a whole path, which starts with /");
+        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        Ok(Self::from(text))
+    }
+    fn show(&self) -> String {
+        quote(&self.display().to_string())
+    }
+}
+
+impl Value for Ipv4Addr {
+    const ACCEPTS: &'static str = "IPv4 address";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let address: Self = text.parse().ok().context("give an IPv4 address, like 172.30.0.2")?;
+        let guest = !address.is_unspecified() && !address.is_multicast() && !address.is_broadcast();
+        ensure!(guest && !address.is_loopback(), "no machine can have this address: give its own");
+        Ok(address)
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// What nobody may see: it is `***` wherever it would be printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Value for Secret {
+    const ACCEPTS: &'static str = "secret text";
+    const FILE: bool = true;
+    const SECRET: bool = true;
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let length = text.chars().count();
+        ensure!(length <= 127, "it is {length} characters long: 127 are the most");
+        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        "***".into()
+    }
+}
+
+/// A closed set of words, as an enum whose values each have a name and more words for it.
+macro_rules! choices {
+    ($(#[doc = $doc:literal])+ $name:ident: $($(#[$what:meta])+
+        $variant:ident $word:literal $(or $($alias:literal),+)?;)+) => {
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $name { $($(#[$what])+ $variant),+ }
+
+        impl $crate::settings::value::Value for $name {
+            const ACCEPTS: &'static str = $crate::settings::value::choices!(@list $($word)+);
+
+            fn read(text: &str) -> anyhow::Result<Self> {
+                let text = text.to_ascii_lowercase();
+                match text.as_str() {
+                    $($word $($(| $alias)+)? => Ok(Self::$variant),)+
+                    _ => anyhow::bail!("give one of: {}", Self::ACCEPTS),
+                }
+            }
+            fn show(&self) -> String {
+                match self { $(Self::$variant => $word.into()),+ }
+            }
+        }
+    };
+    (@list $first:literal $($word:literal)*) => { concat!($first $(, ", ", $word)*) };
+}
+pub(crate) use choices;
+
+/// A size in bytes: `512M`, `1.5G`, `8GB`, or a number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+/// Bytes of a kibibyte, and so on: sizes are binary whatever they are called, as in QEMU.
+pub const MIB: u64 = 1 << 20;
+/// Bytes of a gibibyte.
+pub const GIB: u64 = 1 << 30;
+
+impl Size {
+    /// Reads a size whose bare numbers are of the unit that `bare` says.
+    fn with_unit(text: &str, bare: impl Fn(f64) -> u64) -> anyhow::Result<Self> {
+        let upper = text.to_ascii_uppercase().replace(' ', "");
+        let end = upper.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(upper.len());
+        let (number, unit) = upper.split_at(end);
+        let number = plain_decimal(number).context("give a size, like 512M or 8G")?;
+        let scale = match unit {
+            "" => bare(number),
+            "B" => 1,
+            "K" | "KB" | "KIB" => 1 << 10,
+            "M" | "MB" | "MIB" => MIB,
+            "G" | "GB" | "GIB" => GIB,
+            "T" | "TB" | "TIB" => 1 << 40,
+            _ => bail!("its unit is not known: give a size, like 512M or 8G"),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "units are powers of two")]
+        let bytes = number * scale as f64;
+        ensure!(bytes <= 1e18, "no host has that much: give a size, like 512M or 8G");
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1e18")]
+        Ok(Self(bytes as u64))
+    }
+}
+
+impl Value for Size {
+    const ACCEPTS: &'static str = "size";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        Self::with_unit(text, |_| 1)
+    }
+    fn show(&self) -> String {
+        for (unit, letter) in [(1 << 40, "T"), (GIB, "G"), (MIB, "M"), (1 << 10, "K")] {
+            if self.0 != 0 && self.0.is_multiple_of(unit) {
+                return format!("{}{letter}", self.0 / unit);
+            }
+        }
+        format!("{}B", self.0)
+    }
+}
+
+/// So much, or a share of what the host has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share<T> {
+    /// As said.
+    Exactly(T),
+    /// Half of what there is.
+    Half,
+    /// All that can be had.
+    Max,
+}
+
+impl<T: Default> Default for Share<T> {
+    fn default() -> Self {
+        Self::Exactly(T::default())
+    }
+}
+
+impl<T: Value> Share<T> {
+    fn read_with(text: &str, read: impl Fn(&str) -> anyhow::Result<T>) -> anyhow::Result<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "half" => Ok(Self::Half),
+            "max" => Ok(Self::Max),
+            _ => read(text).map(Self::Exactly),
+        }
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            Self::Exactly(value) => value.show(),
+            Self::Half => "half".into(),
+            Self::Max => "max".into(),
+        }
+    }
+}
+
+/// A number of processors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cores(pub Share<Within<0, 65535>>);
+
+/// The size of memory: bare numbers below 130 are GiB, others MiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ram(pub Share<Size>);
+
+/// The size of a disk: bare numbers are GiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disk(pub Share<Size>);
+
+/// A type that is a share of something, with its own rule for the number.
+macro_rules! shares {
+    ($($name:ident $accepts:literal $read:expr, $help:literal;)+) => {$(
+        impl Value for $name {
+            const ACCEPTS: &'static str = $accepts;
+
+            fn read(text: &str) -> anyhow::Result<Self> {
+                Share::read_with(text, $read).map(Self).map_err(|_| anyhow::anyhow!($help))
+            }
+            fn show(&self) -> String {
+                self.0.shown()
+            }
+        }
+    )+};
+}
+
+shares! {
+    Cores "number, half, max" Within::read, "give a whole number, half or max";
+    Ram "size, half, max" |text| {
+        Size::with_unit(text, |number| if number < 130.0 { GIB } else { MIB })
+    }, "give a size with its unit, like 8G or 4096M, or half, or max";
+    Disk "size, half, max" |text| Size::with_unit(text, |_| GIB),
+        "give a size with its unit, like 64G, or half, or max";
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn shown<T: Value>(text: &str) -> Option<String> {
+        T::read(text).ok().map(|value| value.show())
+    }
+
+    #[test]
+    fn switches_have_the_words_of_the_reference_image() {
+        for text in ["y", "YES", "True", "1", "on", "enable", "Enabled"] {
+            assert_eq!(switch(text), Some(true), "{text}");
+        }
+        for text in ["n", "No", "none", "false", "0", "OFF", "disable", "disabled"] {
+            assert_eq!(switch(text), Some(false), "{text}");
+        }
+        for text in ["", "yep", "nope", "2", "-1", "y n", "\u{130}"] {
+            assert_eq!(switch(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn quotes_go_in_pairs() {
+        for (text, bare) in [
+            (" a ", "a"),
+            ("\" a\"", "a"),
+            ("'a'", "a"),
+            ("\"a'", "\"a'"),
+            ("\"", "\""),
+            ("''", ""),
+            ("\"'a'\"", "'a'"),
+        ] {
+            assert_eq!(strip(text), bare, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_fits_a_line() {
+        assert_eq!(quote("a\u{1b}[2J\n\u{202e}"), "a\\u{1b}[2J\\n\\u{202e}");
+        assert_eq!(quote("it's \"é\" \\"), "it's \"é\" \\");
+        assert_eq!(quote(&"x".repeat(500)).chars().count(), 121);
+    }
+
+    #[test]
+    fn sizes_are_binary_and_have_units() {
+        for (text, wanted) in [
+            ("512M", Some("512M")),
+            ("1.5g", Some("1536M")),
+            ("8 GiB", Some("8G")),
+            ("2tb", Some("2T")),
+            ("1024", Some("1K")),
+            ("1000B", Some("1000B")),
+            ("0", Some("0B")),
+            ("", None),
+            ("G", None),
+            ("-1G", None),
+            ("+1G", None),
+            ("1e3", None),
+            ("0x10", None),
+            ("1.2.3G", None),
+            ("8X", None),
+            ("8GG", None),
+            ("999999999999T", None),
+            ("٣G", None),
+        ] {
+            assert_eq!(shown::<Size>(text).as_deref(), wanted, "{text}");
+        }
+        assert_eq!(shown::<Ram>("129.5").as_deref(), Some("132608M"));
+        assert_eq!(shown::<Ram>("130").as_deref(), Some("130M"));
+        assert_eq!(shown::<Disk>("130").as_deref(), Some("130G"));
+        assert_eq!(shown::<Disk>("MAX").as_deref(), Some("max"));
+        assert_eq!(shown::<Size>("max"), None);
+    }
+
+    #[test]
+    fn numbers_are_digits_within_their_limits() {
+        assert_eq!(shown::<Within<5, 9>>("007").as_deref(), Some("7"));
+        for text in ["4", "10", "+5", "-5", "5.0", " 5", "", "99999999999999999999"] {
+            assert_eq!(shown::<Within<5, 9>>(text), None, "{text}");
+        }
+        for text in ["-1", "inf", "NaN", "1e3", ".", "10001", ""] {
+            assert_eq!(shown::<Decimal>(text), None, "{text}");
+        }
+        assert_eq!(shown::<Cores>("half").as_deref(), Some("half"));
+        assert_eq!(shown::<Cores>("1.5"), None);
+    }
+
+    #[test]
+    fn addresses_are_those_of_machines() {
+        assert!(shown::<Ipv4Addr>("10.0.0.2").is_some());
+        for text in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0", "::1"] {
+            assert_eq!(shown::<Ipv4Addr>(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let secret = Secret::read("hush").unwrap();
+        assert_eq!(format!("{secret:?} {}", secret.show()), "*** ***");
+        assert!(Secret::read(&"é".repeat(127)).is_ok());
+        assert!(Secret::read(&"x".repeat(128)).is_err());
+        assert!(Secret::read("a\tb").is_err());
+    }
+}

@@ -1,0 +1,442 @@
+//! Values with a grammar of their own: addresses, ports, names, keys, cultures.
+
+use anyhow::{Context, bail, ensure};
+
+use super::value::{Value, quote};
+
+/// The address of a network card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mac(pub [u8; 6]);
+
+impl Value for Mac {
+    const ACCEPTS: &'static str = "MAC address";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let reason = "give a MAC address of six bytes, like 02:11:22:33:44:55";
+        let pairs: Vec<&str> = match text.len() {
+            12 if text.is_ascii() => {
+                (0..6).filter_map(|pair| text.get(2 * pair..2 * pair + 2)).collect()
+            }
+            17 if text.contains('-') => text.split('-').collect(),
+            17 => text.split(':').collect(),
+            _ => bail!(reason),
+        };
+        let byte = |pair: &str| {
+            let hex = pair.len() == 2 && pair.bytes().all(|digit| digit.is_ascii_hexdigit());
+            u8::from_str_radix(pair, 16).ok().filter(|_| hex)
+        };
+        let bytes: Option<Vec<u8>> = pairs.into_iter().map(byte).collect();
+        let bytes: [u8; 6] = bytes.and_then(|all| all.try_into().ok()).context(reason)?;
+        ensure!(bytes[0] & 1 == 0, "it is a multicast address: make its first byte even");
+        ensure!(bytes != [0; 6], "no card has the address 0: {reason}");
+        Ok(Self(bytes))
+    }
+    fn show(&self) -> String {
+        self.0.map(|byte| format!("{byte:02X}")).join(":")
+    }
+}
+
+/// A network mask, as its number of bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mask(pub u8);
+
+impl Value for Mask {
+    const ACCEPTS: &'static str = "network mask";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let reason = "give a mask from 255.255.0.0 to 255.255.255.0";
+        let bits = match text.strip_prefix('/') {
+            Some(bits) => bits.parse().ok(),
+            None => text.parse().ok().map(|mask: std::net::Ipv4Addr| mask.into()).and_then(ones),
+        };
+        let bits = bits.filter(|bits| (16..=24).contains(bits));
+        bits.map(Self).context(reason)
+    }
+    fn show(&self) -> String {
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.0.clamp(1, 32))).unwrap_or(0);
+        std::net::Ipv4Addr::from(mask).to_string()
+    }
+}
+
+/// The number of ones of a mask, if they all come first.
+fn ones(mask: u32) -> Option<u8> {
+    let ones = mask.leading_ones();
+    (mask.count_ones() == ones).then(|| u8::try_from(ones).ok()).flatten()
+}
+
+/// The protocols of a port that is named in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// `n/tcp`.
+    Tcp,
+    /// `n/udp`.
+    Udp,
+}
+
+/// A list of ports: `n`, `n/tcp` or `n/udp`, with commas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ports(pub Vec<(u16, Protocol)>);
+
+impl Value for Ports {
+    const ACCEPTS: &'static str = "ports: n, n/tcp or n/udp, with commas";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let mut ports = Vec::new();
+        // Blanks and stray commas are what people leave behind when they edit a list.
+        let words = text.split([',', ' ']).map(str::trim).filter(|word| !word.is_empty());
+        for word in words {
+            let (number, protocol) = match word.split_once('/') {
+                None => (word, Protocol::Tcp),
+                Some((number, name)) if name.eq_ignore_ascii_case("tcp") => (number, Protocol::Tcp),
+                Some((number, name)) if name.eq_ignore_ascii_case("udp") => (number, Protocol::Udp),
+                Some(_) => bail!("{} is no port: say n, n/tcp or n/udp", quote(word)),
+            };
+            let plain = number.bytes().all(|digit| digit.is_ascii_digit());
+            let number = number.parse().ok().filter(|number: &u16| plain && *number != 0);
+            let number = number.with_context(|| {
+                format!("{} is no port: say n, n/tcp or n/udp, n from 1 to 65535", quote(word))
+            })?;
+            if !ports.contains(&(number, protocol)) {
+                ports.push((number, protocol));
+            }
+        }
+        Ok(Self(ports))
+    }
+    fn show(&self) -> String {
+        let shown = self.0.iter().map(|(number, protocol)| match protocol {
+            Protocol::Tcp => number.to_string(),
+            Protocol::Udp => format!("{number}/udp"),
+        });
+        shown.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// The name of a network interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interface(pub String);
+
+impl Value for Interface {
+    const ACCEPTS: &'static str = "interface name";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
+        let named = !["", ".", ".."].contains(&text);
+        let fits = named && text.len() <= 15 && text.bytes().all(plain);
+        ensure!(fits, "an interface's name has at most 15 letters, digits and - _ .");
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// The name of a file without any folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileName(pub String);
+
+impl Value for FileName {
+    const ACCEPTS: &'static str = "file name";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let plain = !text.contains(['/', '\\']) && !text.contains(char::is_control);
+        ensure!(plain && !text.starts_with('.'), "give a name alone, without a folder");
+        ensure!(text.len() <= 200, "the name is too long: 200 bytes are the most");
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        quote(&self.0)
+    }
+}
+
+/// Accounts that Windows makes itself.
+const BUILT_IN: &[&str] = &[
+    "administrator",
+    "guest",
+    "defaultaccount",
+    "wdagutilityaccount",
+    "system",
+    "network service",
+    "local service",
+    "networkservice",
+    "localservice",
+    "none",
+];
+
+/// The name of the account, or with a domain the account there.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct UserName(pub String);
+
+/// It may come from a file with secrets.
+impl std::fmt::Debug for UserName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl UserName {
+    /// Checks the name of a local account, whose rules are narrower than those of a domain's.
+    ///
+    /// # Errors
+    ///
+    /// When Windows has no account of this name.
+    pub fn check_local(&self) -> anyhow::Result<()> {
+        let name = self.0.as_str();
+        ensure!(name.chars().count() <= 20, "Windows takes at most 20 characters");
+        ensure!(!name.contains('@'), "an account of this machine has no @ in its name");
+        let built_in = BUILT_IN.iter().any(|other| other.eq_ignore_ascii_case(name));
+        ensure!(!built_in, "Windows has an account of this name already: choose another");
+        Ok(())
+    }
+}
+
+impl Value for UserName {
+    const ACCEPTS: &'static str = "account name";
+    const FILE: bool = true;
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        const FORBIDDEN: &str = "\"/\\[]:;|=,+*?<>%";
+        ensure!(text.chars().count() <= 256, "256 characters are the most");
+        if let Some(bad) = text.chars().find(|it| FORBIDDEN.contains(*it) || it.is_control()) {
+            bail!("Windows takes no {} in an account's name", bad.escape_debug());
+        }
+        ensure!(!text.ends_with('.'), "Windows takes no name that ends with a dot");
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        quote(&self.0)
+    }
+}
+
+/// The name of a computer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostName(pub String);
+
+impl Value for HostName {
+    const ACCEPTS: &'static str = "computer name";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        ensure!(plain && text.len() <= 15, "give at most 15 letters, digits and hyphens");
+        ensure!(!text.starts_with('-') && !text.ends_with('-'), "a hyphen stands between letters");
+        let number = text.bytes().all(|byte| byte.is_ascii_digit());
+        ensure!(!number, "Windows takes no name of digits alone");
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// A NetBIOS name of a workgroup.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Workgroup(pub String);
+
+impl Value for Workgroup {
+    const ACCEPTS: &'static str = "workgroup";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let bad = |letter: char| "\"/\\[]:|<>+=;,?*".contains(letter) || letter.is_control();
+        let fits = text.chars().count() <= 15 && !text.contains(bad);
+        ensure!(fits, "give at most 15 characters, without \" / \\ [ ] : | < > + = ; , ? *");
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        quote(&self.0)
+    }
+}
+
+/// The name of a domain of Active Directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Domain(pub String);
+
+impl Value for Domain {
+    const ACCEPTS: &'static str = "domain";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let label = |label: &str| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+            (1..=63).contains(&label.len()) && label.bytes().all(plain)
+        };
+        let fits = text.len() <= 253 && text.split('.').all(label);
+        ensure!(fits, "give the name of a domain, like corp.example.com");
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// A key of Windows: five groups of five, which nobody may see.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct ProductKey(pub String);
+
+impl std::fmt::Debug for ProductKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Value for ProductKey {
+    const ACCEPTS: &'static str = "XXXXX-XXXXX-XXXXX-XXXXX-XXXXX";
+    const FILE: bool = true;
+    const SECRET: bool = true;
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let group =
+            |group: &str| group.len() == 5 && group.bytes().all(|it| it.is_ascii_alphanumeric());
+        let fits = text.split('-').count() == 5 && text.split('-').all(group);
+        ensure!(fits, "give five groups of five letters and digits, with hyphens");
+        Ok(Self(text.to_ascii_uppercase()))
+    }
+    fn show(&self) -> String {
+        "***".into()
+    }
+}
+
+/// An edition, in the letters of its id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edition(pub String);
+
+impl Value for Edition {
+    const ACCEPTS: &'static str = "edition";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let words: Vec<&str> =
+            text.split([' ', '_', '-']).filter(|word| !word.is_empty()).collect();
+        let id = words.join("-").to_ascii_lowercase();
+        let plain = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        let fits = plain && !id.is_empty() && id.len() <= 40;
+        ensure!(fits, "give the name of an edition, like pro, home, enterprise or datacenter");
+        Ok(Self(id))
+    }
+    fn show(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// A UUID.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Uuid(pub String);
+
+impl Value for Uuid {
+    const ACCEPTS: &'static str = "UUID";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+        let plain = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        let fits = plain && lengths == [8, 4, 4, 4, 12];
+        ensure!(fits, "give a UUID, like 123e4567-e89b-12d3-a456-426614174000");
+        Ok(Self(text.to_ascii_lowercase()))
+    }
+    fn show(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// A time zone's name, or the rule that it stands for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Zone(pub String);
+
+impl Value for Zone {
+    const ACCEPTS: &'static str = "time zone";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_+-:,.<>".contains(&byte);
+        let fits = text.bytes().all(plain) && text.len() <= 100 && !text.contains("..");
+        ensure!(fits, "give the name of a time zone, like Europe/Berlin");
+        Ok(Self(text.to_owned()))
+    }
+    fn show(&self) -> String {
+        self.0.clone()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn shown<T: Value>(text: &str) -> Option<String> {
+        T::read(text).ok().map(|value| value.show())
+    }
+
+    /// Each of these is refused.
+    fn refuses<T: Value>(texts: &[&str]) {
+        for text in texts {
+            assert_eq!(shown::<T>(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn mac_addresses_come_in_three_spellings() {
+        for text in ["02aabbccddee", "02:AA:bb:CC:dd:EE", "02-aa-bb-cc-dd-ee"] {
+            assert_eq!(shown::<Mac>(text).as_deref(), Some("02:AA:BB:CC:DD:EE"));
+        }
+        refuses::<Mac>(&[
+            "",
+            "02:aa:bb:cc:dd",
+            "02:aa:bb:cc:dd:e",
+            "02:aa-bb:cc-dd:ee",
+            "+2:aa:bb:cc:dd:ee",
+            "01:aa:bb:cc:dd:ee",
+            "000000000000",
+            "zzzzzzzzzzzz",
+            "éééééé",
+            "02:aa:bb:cc:dd:éa",
+        ]);
+    }
+
+    #[test]
+    fn masks_are_ones_before_zeroes() {
+        assert_eq!(shown::<Mask>("255.255.240.0").as_deref(), Some("255.255.240.0"));
+        assert_eq!(shown::<Mask>("/16").as_deref(), Some("255.255.0.0"));
+        refuses::<Mask>(&["255.255.255.128", "255.0.0.0", "255.255.0.255", "/33", "24", "/-1", ""]);
+    }
+
+    #[test]
+    fn ports_are_a_list() {
+        let ports = "3389/tcp,3389/udp, 22 80,,80/TCP,";
+        assert_eq!(shown::<Ports>(ports).as_deref(), Some("3389,3389/udp,22,80"));
+        refuses::<Ports>(&[
+            "0",
+            "65536",
+            "22/sctp",
+            "22/",
+            "/tcp",
+            "+22",
+            "a",
+            "22-25",
+            "22/tcp/udp",
+        ]);
+    }
+
+    #[test]
+    fn names_are_what_windows_and_linux_take() {
+        refuses::<Interface>(&["", "an interface", "abcdefghijklmnop", "a/b", "..", "é"]);
+        refuses::<FileName>(&["../x", "a/b", ".x", "a\\b", "a\nb"]);
+        refuses::<HostName>(&["-a", "a-", "123", "a_b", "abcdefghijklmnop", "é"]);
+        refuses::<Workgroup>(&["a/b", "abcdefghijklmnop", "a\u{7}"]);
+        refuses::<Domain>(&["", ".", "a..b", "a b", "é.com"]);
+        refuses::<UserName>(&["a/b", "a.", "a%b", "a\nb", "a;b"]);
+        for name in ["me@x", "NONE", "Guest", "a name of more than twenty"] {
+            assert!(UserName::read(name).unwrap().check_local().is_err(), "{name}");
+        }
+        assert!(UserName::read("Jürgen Müller").unwrap().check_local().is_ok());
+        assert_eq!(format!("{:?}", UserName::read("me").unwrap()), "***");
+    }
+
+    #[test]
+    fn identities_have_their_forms() {
+        refuses::<ProductKey>(&["", "ABCDE", "ABCDE-ABCDE-ABCDE-ABCDE-ABCD", "ABCD!-A-A-A-A"]);
+        let key = ProductKey::read("abcde-abcde-abcde-abcde-abcde").unwrap();
+        assert_eq!((key.0.as_str(), key.show().as_str()), ("ABCDE-ABCDE-ABCDE-ABCDE-ABCDE", "***"));
+        assert_eq!(format!("{key:?}"), "***");
+        refuses::<Uuid>(&["", "1", "123e4567e89b12d3a456426614174000"]);
+        refuses::<Edition>(&["", " ", "a;b", "é"]);
+        assert_eq!(
+            shown::<Edition>("Datacenter  Azure_Edition").as_deref(),
+            Some("datacenter-azure-edition")
+        );
+        refuses::<Zone>(&["../x", "a b", "Europe/Zürich"]);
+        assert!(Zone::read("CET-1CEST,M3.5.0,M10.5.0/3").is_ok());
+    }
+}

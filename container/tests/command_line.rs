@@ -1,0 +1,77 @@
+//! The program as people and scripts call it.
+
+use std::process::{Command, Output};
+
+/// Calls the program with these words and no other environment than this.
+fn transom(words: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_transom"));
+    command.args(words).env_clear().envs(environment.iter().copied());
+    command.output().expect("the program runs")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("what it prints is text")
+}
+
+fn complaint(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("what it prints is text")
+}
+
+#[test]
+fn the_plan_of_the_probe_is_shown() {
+    let small = [("VERSION", "probe"), ("RAM_SIZE", "64M"), ("DISK_DISABLE", "Y"), ("GPU", "Y")];
+    let plan = transom(&["plan"], &small);
+    assert_eq!(plan.status.code(), Some(0), "{}", complaint(&plan));
+    let text = said(&plan);
+    for line in ["VERSION=probe", "RAM_SIZE=64M", "runs: the probe", "warning: GPU has no effect"] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&said(&transom(&["plan", "--json"], &small))).expect("it is JSON");
+    assert_eq!(json["source"]["kind"], "probe");
+    assert_eq!(json["settings"]["DISK_DISABLE"], "Y");
+}
+
+#[test]
+fn the_status_is_that_of_what_is_wrong() {
+    for (name, text, status) in [
+        ("CPU_CORES", "x", 15),
+        ("RAM_SIZE", "x", 16),
+        ("NETWORK", "x", 24),
+        ("MAC", "x", 28),
+        ("DHCP", "x", 29),
+        ("BOOT_MODE", "x", 33),
+        ("DEVICE", "x", 55),
+        ("VERSION", "x", 58),
+        ("LANGUAGE", "x", 62),
+        ("DISK_SIZE", "x", 73),
+        ("KVM", "N", 88),
+        ("WEB", "x", 2),
+    ] {
+        let plan = transom(&["plan"], &[(name, text)]);
+        assert_eq!(plan.status.code(), Some(status), "{name}");
+        let sentence = complaint(&plan);
+        assert!(sentence.starts_with(&format!("transom: {name}")), "{sentence}");
+        assert_eq!(sentence.lines().count(), 1, "{sentence}");
+    }
+    let words = [("RAM_MINIMUM", "1M"), ("RAM_SIZE", "64M"), ("STORAGE", "/not/there")];
+    let download = transom(&["plan"], &words);
+    assert_eq!(download.status.code(), Some(68), "{}", complaint(&download));
+    assert!(complaint(&download).contains("/custom.iso"));
+}
+
+#[test]
+fn help_names_every_variable_and_wrong_words_are_told() {
+    let table = said(&transom(&["help", "env"], &[]));
+    assert!(table.contains("RAM_SIZE: size, half, max [4G]"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 100));
+    assert!(said(&transom(&["help", "env", "--markdown"], &[])).starts_with("# Variables"));
+    assert!(said(&transom(&[], &[])).contains("transom plan"));
+    assert!(said(&transom(&["plan", "--help"], &[])).starts_with("transom plan [--json]"));
+    assert!(said(&transom(&["--version"], &[])).starts_with("transom "));
+    for words in [&["pod"][..], &["plan", "x"], &["help", "x"], &["help", "env", "x"]] {
+        let wrong = transom(words, &[]);
+        assert_eq!(wrong.status.code(), Some(2), "{words:?}");
+        assert_eq!(complaint(&wrong).lines().count(), 1);
+    }
+}

@@ -1,0 +1,44 @@
+//! Somebody who writes anything into the environment.
+
+use container::settings::environment::{Environment, read};
+use container::settings::host::Host;
+use container::settings::list;
+use container::settings::settle::settle;
+use container::settings::variable::Variable;
+
+/// Reads the text as the variable of this number. What is taken is shown and settled; what is not
+/// is told in one line.
+pub(crate) fn set(number: usize, text: &str) {
+    let all: Vec<&Variable> = list::all().collect();
+    let variable = all[number % all.len()];
+    let environment: Environment = [(variable.name.into(), text.into())].into();
+    let one_line = |sentence: &str| {
+        assert!(!sentence.is_empty() && !sentence.contains(char::is_control), "{sentence:?}");
+        assert!(sentence.len() < 4096, "{sentence}");
+    };
+    match read(&environment) {
+        Ok(said) => {
+            for warning in &said.warnings {
+                one_line(warning);
+            }
+            if let Some(slot) = &variable.slot {
+                let shown = (slot.show)(&said.settings);
+                assert!(!shown.contains(char::is_control), "{}={shown:?}", variable.name);
+            }
+            let room = Some(1 << 40);
+            let host = Host { memory: 64 << 30, room, rooms: [room; 5], ..Host::default() };
+            match settle(&said, &host) {
+                Ok((sizes, notes)) => {
+                    assert!(sizes.processors > 0);
+                    notes.iter().for_each(|note| one_line(note));
+                }
+                Err(error) => one_line(&format!("{error:#}")),
+            }
+        }
+        Err(error) => {
+            let sentence = format!("{error:#}");
+            one_line(&sentence);
+            assert!(sentence.starts_with(variable.name), "{sentence}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Every variable does what the list says: the list and these cases cannot drift apart.
+
+use container::settings::Settings;
+use container::settings::environment::{Environment, Said, read};
+use container::settings::list;
+use container::settings::variable::{Fate, Variable};
+use container::status::Failure;
+
+/// What a value becomes.
+struct Case {
+    /// The variable.
+    name: &'static str,
+    /// A value that is not the default.
+    text: &'static str,
+    /// What it shows as; of a variable without effect, words of its sentence.
+    becomes: &'static str,
+    /// A value that is refused; nothing where every text is one.
+    bad: &'static str,
+}
+
+macro_rules! cases {
+    ($($name:literal $text:literal => $becomes:literal $(not $bad:literal)?;)+) => {
+        &[$(Case { name: $name, text: $text, becomes: $becomes, bad: concat!($($bad)?) }),+]
+    };
+}
+
+#[rustfmt::skip]
+const CASES: &[Case] = cases! {
+    "VERSION" "2022" => "win2022-eval" not "xp";
+    "EDITION" "Datacenter Azure" => "datacenter-azure" not "a;b";
+    "LANGUAGE" "Korean" => "Korean" not "klingon";
+    "REGION" "ko_kr" => "ko-KR" not "korea";
+    "KEYBOARD" "0412:00000412" => "0412:00000412" not "qwerty uiop";
+    "KEY" "abcde-12345-abcde-12345-abcde" => "***" not "abcde";
+    "WIDTH" "1920" => "1920" not "319";
+    "HEIGHT" "1080" => "1080" not "16385";
+    "MANUAL" "yes" => "Y" not "maybe";
+    "COMMAND" "cmd /c echo hi" => "cmd /c echo hi" not "a\nb";
+    "LOG" "ON" => "Y" not "2";
+    "USERNAME" "bill" => "bill" not "a/b";
+    "PASSWORD" "secret" => "***" not "a\u{7}b";
+    "AUTOLOGIN" "disabled" => "N" not "nope";
+    "DOMAIN" "corp.example.com" => "corp.example.com" not "a..b";
+    "DOMAIN_OU" "OU=pods,DC=corp" => "OU=pods,DC=corp" not "a\tb";
+    "WORKGROUP" "OFFICE" => "OFFICE" not "far too long a name";
+    "HOST" "box-1" => "box-1" not "12345";
+    "VERIFY" "true" => "Y" not "sha256";
+    "REMOVE" "off" => "N" not "later";
+    "MIDO" "0" => "N" not "3";
+    "ESD" "none" => "N" not "-";
+    "CONNECTIONS" "16" => "16" not "17";
+    "UNPACK" "enable" => "Y" not "zip";
+    "REBUILD" "Y" => "media are never changed";
+    "SAMBA" "Y" => "/oem";
+    "SAMBA_DEBUG" "Y" => "no share";
+    "SAMBA_READONLY" "Y" => "no share";
+    "SAMBA_CONFIG" "/x" => "no share";
+    "SAMBA_INTERFACE" "eth0" => "no share";
+    "SHORTCUT" "Y" => "no share";
+    "SHARES" "/a,/b" => "no share";
+    "CPU_CORES" "max" => "max" not "1.5";
+    "SMP" "4,threads=2" => "4,sockets=1,cores=2,threads=2" not "4,cores=3";
+    "CPU_MODEL" "qemu64" => "host" not "";
+    "CPU_FLAGS" "+avx2" => "+avx2" not "a\u{7}";
+    "VM" "N" => "virtual machine";
+    "KVM" "N" => "/dev/kvm";
+    "VMX" "Y" => "nested virtualization is off";
+    "HV" "N" => "N" not "hyper";
+    "RAM_SIZE" "6" => "6G" not "6 GBit";
+    "RAM_CHECK" "N" => "N" not "x";
+    "RAM_MINIMUM" "512M" => "512M" not "half";
+    "STORAGE" "/data" => "/data" not "data";
+    "DISK_SIZE" "half" => "half" not "big";
+    "DISK_MINIMUM" "8G" => "8G" not "max";
+    "DISK2_SIZE" "10" => "10G" not "x";
+    "DISK3_SIZE" "10GB" => "10G" not "x";
+    "DISK4_SIZE" "0.5T" => "512G" not "x";
+    "DISK5_SIZE" "max" => "max" not "x";
+    "DISK6_SIZE" "1500M" => "1500M" not "1e9";
+    "DEVICE" "/dev/sdb" => "/dev/sdb" not "sdb";
+    "DEVICE2" "/dev/sdc" => "/dev/sdc" not "sdc";
+    "DEVICE3" "/dev/sdd" => "/dev/sdd" not "sdd";
+    "DEVICE4" "/dev/sde" => "/dev/sde" not "sde";
+    "DEVICE5" "/dev/sdf" => "/dev/sdf" not "sdf";
+    "DEVICE6" "/dev/sdg" => "/dev/sdg" not "sdg";
+    "DISK_FMT" "qcow2" => "qcow2" not "vmdk";
+    "DISK_TYPE" "sata" => "ide" not "floppy";
+    "MEDIA_TYPE" "usb" => "usb" not "tape";
+    "DISK_CACHE" "writeback" => "writeback" not "all";
+    "DISK_IO" "threads" => "native" not "fibers";
+    "DISK_DISCARD" "off" => "ignore" not "trim";
+    "DISK_ROTATION" "7200" => "without moving parts";
+    "DISK_FLAGS" "cluster_size=2M" => "leave it out";
+    "DISK_OPTIONS" "write-cache=on" => "DISK_CACHE";
+    "DISK_NAME" "system" => "system" not "../system";
+    "DISK_OFFSET" "3" => "PCI";
+    "DISK_DISABLE" "Y" => "Y" not "x";
+    "ALLOCATE" "1" => "Y" not "x";
+    "NETWORK" "passt" => "user" not "bridge";
+    "DHCP" "Y" => "Y" not "auto";
+    "DEV" "eth1" => "eth1" not "an interface";
+    "IP" "172.30.5.2" => "172.30.5.2" not "172.30.5";
+    "MASK" "255.255.0.0" => "255.255.0.0" not "255.0.0.0";
+    "MAC" "02-aa-bb-cc-dd-ee" => "02:AA:BB:CC:DD:EE" not "01:00:00:00:00:01";
+    "TAP" "tap7" => "tap7" not "a tap with a long name";
+    "BRIDGE" "br0" => "br0" not "br/0";
+    "MTU" "1400" => "1400" not "68";
+    "ADAPTER" "e1000" => "virtio" not "";
+    "HOST_PORTS" "7149, 53/udp" => "7149,53/udp" not "7149-7151";
+    "USER_PORTS" "22,22,5985/TCP" => "22,5985" not "0";
+    "CHECK_PORT" "3389" => "/healthz";
+    "DNSMASQ_OPTS" "--log" => "our own";
+    "DNSMASQ_DEBUG" "Y" => "DEBUG=Y";
+    "DNSMASQ_DISABLE" "Y" => "our own";
+    "DNSMASQ" "/bin/x" => "our own";
+    "DNSMASQ_PID" "/x" => "our own";
+    "DNSMASQ_CONF_DIR" "/x" => "our own";
+    "DEBUG_DNS" "Y" => "DEBUG=Y";
+    "PASST" "/bin/x" => "no program";
+    "PASST_OPTS" "-4" => "USER_PORTS";
+    "PASST_DEBUG" "Y" => "DEBUG=Y";
+    "PASST_PID" "/x" => "no program";
+    "PASST_SOCKET" "/x" => "no program";
+    "DISPLAY" "vnc" => "vnc" not "";
+    "VGA" "none" => "none" not "";
+    "VNC_PORT" "5901" => "5901" not "80";
+    "WEB" "N" => "N" not "x";
+    "WEB_PORT" "80" => "80" not "0";
+    "PROTECT" "N" => "N" not "x";
+    "PASS" "secret" => "***" not "a\nb";
+    "LOSSY" "Y" => "Y" not "90";
+    "GPU" "Y" => "graphics card";
+    "RENDERNODE" "/dev/dri/renderD128" => "graphics card";
+    "NVIDIA_DRIVER_CAPABILITIES" "graphics" => "graphics card";
+    "AUDIO" "Y" => "remote desktop";
+    "SOUND" "ac97" => "remote desktop";
+    "WSS_SOCKET" "/x" => "no socket";
+    "WSS_PORT" "5700" => "WEB_PORT";
+    "WSD_PORT" "8004" => "WEB_PORT";
+    "MACHINE" "pc-q35-9.0,hpet=on" => "q35" not "pc";
+    "BOOT_MODE" "windows_secure" => "windows_secure" not "windows_legacy";
+    "BIOS" "/bios.bin" => "BOOT_MODE";
+    "SMM" "Y" => "Y" not "x";
+    "TPM" "Y" => "Y" not "2.0";
+    "LOGO" "Y" => "firmware is unchanged";
+    "CLEAR" "Y" => "Y" not "x";
+    "BOOT" "alpine" => "VERSION";
+    "BOOT_INDEX" "1" => "leave it out";
+    "PCI_BUS" "pci.0" => "leave it out";
+    "USB" "N" => "none" not "";
+    "MOUSE" "ps2" => "tablet" not "";
+    "RNG" "N" => "N" not "x";
+    "UUID" "123E4567-e89b-12d3-a456-426614174000" => "123e4567-e89b-12d3-a456-426614174000" not "1";
+    "SM_BIOS" "type=1,serial=7" => "serial=7" not "type=1,uuid=7";
+    "HPET" "on" => "Y" not "x";
+    "VMPORT" "on" => "no such port";
+    "SERIAL" "none" => "none" not "tcp:0.0.0.0:4444,server";
+    "TZ" "Europe/Berlin" => "Europe/Berlin" not "../../etc/passwd";
+    "ARGUMENTS" "-cdrom /x.iso" => "CD /x.iso at ide" not "-qmp tcp:0.0.0.0:7149,server";
+    "APP" "Linux" => "Linux" not "a/b";
+    "PLATFORM" "arm64" => "x64";
+    "SUPPORT" "https://example.com" => "leave it out";
+    "SHUTDOWN" "N" => "N" not "x";
+    "TIMEOUT" "300" => "300" not "2m";
+    "QEMU_TIMEOUT" "300" => "300" not "0";
+    "COMPAT" "dockur" => "dockur" not "kubevirt";
+    "MONITOR" "stdio" => "transom";
+    "QMP" "tcp:0.0.0.0:7149,server,wait=off" => "transom";
+    "DEBUG" "Y" => "Y" not "x";
+    "TRACE" "Y" => "Y" not "x";
+    "container" "podman" => "podman" not "a\u{7}";
+    "BALLOONING" "Y" => "Y" not "x";
+    "BALLOONING_MIN_MEM" "1G" => "1G" not "101%";
+    "BALLOONING_RAM_THRESHOLD" "75.5" => "75.5" not "-1";
+    "BALLOONING_RAM_THRESHOLD_HARD" "95" => "95" not "inf";
+    "BALLOONING_PSI_PRESSURE" "5" => "5" not "1e3";
+    "BALLOONING_PSI_PRESSURE_MAX" "60" => "60" not "NaN";
+    "BALLOONING_HYSTERESIS" "64M" => "64M" not "64%";
+    "BALLOONING_KP" "0.25" => "0.25" not "0,25";
+    "BALLOONING_KI" "0.1" => "0.1" not ".";
+    "BALLOONING_INTERVAL" "10" => "10" not "0";
+    "BALLOONING_DEBUG" "controller" => "controller" not "x";
+    "BALLOONING_PID" "/x" => "no process";
+    "BALLOONING_SOCKET" "/x" => "no socket";
+};
+
+fn environment(name: &str, text: &str) -> Environment {
+    [(name.into(), text.into())].into()
+}
+
+fn case(variable: &Variable) -> &'static Case {
+    let case = CASES.iter().find(|case| case.name == variable.name);
+    case.unwrap_or_else(|| panic!("{} has no case here", variable.name))
+}
+
+#[test]
+fn every_variable_has_one_case_and_every_case_its_variable() {
+    for variable in list::all() {
+        case(variable);
+    }
+    for case in CASES {
+        assert!(list::all().any(|variable| variable.name == case.name), "{}", case.name);
+    }
+    assert_eq!(list::all().count(), CASES.len());
+    let mut names: Vec<_> = list::all().flat_map(Variable::names).collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count, "a name stands twice in the list");
+}
+
+#[test]
+fn a_value_reaches_its_own_place_and_no_other() {
+    for variable in list::all() {
+        let (case, Some(slot)) = (case(variable), &variable.slot) else { continue };
+        for name in variable.names() {
+            let said = read(&environment(name, case.text)).unwrap();
+            assert_eq!((slot.show)(&said.settings), case.becomes, "{name}={}", case.text);
+            assert!(said.names.contains(variable.name), "{name}");
+            let unsaid = Settings::unsaid();
+            let translated = variable.fate == Fate::Translated;
+            let noted = translated && said.warnings.iter().any(|it| it.starts_with(name));
+            assert!(said.settings != unsaid || noted, "{name}={} has no effect", case.text);
+            for other in list::all().filter(|other| other.name != variable.name) {
+                let Some(other_slot) = &other.slot else { continue };
+                let old = variable.name == "QEMU_TIMEOUT" && other.name == "TIMEOUT";
+                let same = (other_slot.same)(&said.settings, &unsaid);
+                assert_eq!(same, !old, "{name} changes {}", other.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bad_value_is_refused_with_the_status_of_its_variable() {
+    for variable in list::all().filter(|variable| variable.slot.is_some()) {
+        let case = case(variable);
+        if case.bad.is_empty() {
+            // What QEMU has words for by the dozen is never an error: it becomes what is there.
+            let strange = read(&environment(case.name, "no-such-thing")).unwrap();
+            assert!(strange.warnings[0].contains("no-such-thing"), "{:?}", strange.warnings);
+            continue;
+        }
+        let error = read(&environment(case.name, case.bad));
+        let error = error.err().unwrap_or_else(|| panic!("{}={} is taken", case.name, case.bad));
+        assert_eq!(Failure::status(&error), variable.status, "{}", case.name);
+        let sentence = format!("{error:#}");
+        assert!(sentence.starts_with(case.name), "{sentence}");
+        assert!(!sentence.contains(|letter: char| letter.is_control()), "{sentence:?}");
+        assert!(sentence.len() < 400, "{sentence}");
+    }
+}
+
+#[test]
+fn what_has_no_effect_says_what_to_do_instead() {
+    for variable in list::all() {
+        let case = case(variable);
+        let read = read(&environment(case.name, case.text));
+        match variable.fate {
+            Fate::Done | Fate::Translated => {}
+            Fate::Ignored(instead) => {
+                let Said { settings, warnings, .. } = read.unwrap();
+                assert_eq!(settings, Settings::unsaid(), "{}", case.name);
+                let [warning] = &warnings[..] else { panic!("{}: {warnings:?}", case.name) };
+                assert!(warning.starts_with(case.name) && warning.ends_with(instead), "{warning}");
+                assert!(warning.contains(case.becomes), "{warning}");
+            }
+            Fate::Refused(instead) => {
+                let error = read.unwrap_err();
+                assert_eq!(Failure::status(&error), variable.status);
+                let sentence = format!("{error:#}");
+                assert!(sentence.ends_with(instead), "{sentence}");
+                assert!(sentence.contains(case.becomes), "{sentence}");
+            }
+        }
+    }
+}
