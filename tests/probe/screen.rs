@@ -166,7 +166,7 @@ fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
     viewer.look();
     let mut tries = Vec::new();
     // Whatever else this host does makes some of them worse, and none better. What was drawn last
-    // may still come in the first one, and what comes later has to be asked for again.
+    // may still come, in some parts, of which each has to be asked for.
     while tries.len() < 8 && !tries.last().is_some_and(is_still) {
         viewer.ask(true);
         let (before, start) = (machine.processor_seconds().expect("its use"), Instant::now());
@@ -176,7 +176,9 @@ fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
     }
     eprintln!("bytes, and part of a processor: {tries:?}");
     assert!(tries.last().is_some_and(is_still), "a still screen: {tries:?}");
-    assert!(tries[1..].iter().all(|(bytes, _)| *bytes == 0), "a still screen: {tries:?}");
+    let parts = tries.iter().take_while(|(bytes, _)| *bytes > 0).count();
+    let silent = tries[parts..].iter().all(|(bytes, _)| *bytes == 0);
+    assert!(parts <= 3 && silent, "a still screen: {tries:?}");
 }
 
 /// No bytes, and hardly any of a processor.
