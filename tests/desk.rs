@@ -298,7 +298,9 @@ fn linux_is_used() -> anyhow::Result<()> {
     }
     clicks(&mut viewer, &font, (123, 45))?;
     let mut page = Page::new(desk.web)?;
-    clicks(&mut page, &font, (700, 599))?;
+    // Neither is at an edge, where a pointer that left the viewer's window is: the guest's driver
+    // tells of changes only.
+    clicks(&mut page, &font, (700, 300))?;
     page.type_text("uname")?;
     page.press(Key::Enter)?;
     let words = ["clicked at", "\n>>>transom output\nLinux\n>>>transom done 0"];
