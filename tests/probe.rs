@@ -14,6 +14,8 @@ mod disk;
 mod display;
 #[path = "probe/doctor.rs"]
 mod doctor;
+#[path = "probe/doors.rs"]
+mod doors;
 #[path = "probe/life.rs"]
 mod life;
 #[path = "probe/machine.rs"]

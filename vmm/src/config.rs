@@ -19,6 +19,7 @@ pub use self::display::{Absent, Display};
 use crate::keys::layout;
 use crate::keyvalue;
 use crate::msr::Unknown;
+use crate::place::Local;
 use crate::rfb::listen;
 use crate::size::Size;
 use crate::status::{Failure, Status};
@@ -105,19 +106,21 @@ options! {
     "disk" "PATH[,KEY=VALUE...]" disk: Vec<disk::Config>,
     /// A further device: its kind, then its keys. `vmm help devices` lists them.
     "device" "KIND[,KEY=VALUE...]" device: Vec<registry::Config>,
-    /// A Unix socket for `vmm ctl`: status, pause, resume, reset, power button.
-    "control" "PATH" control: Option<PathBuf>,
+    /// A Unix socket for `vmm ctl`: status, pause, resume, reset, power button. `fd:N` is one that
+    /// was inherited and listens.
+    "control" "PATH|fd:N" control: Option<Local>,
     /// Serve the screen to VNC viewers. A port that other hosts reach needs a password, or the word
     /// `auth=none`. Passwords are the first lines of files; `view-password` is for looking only.
     /// With `tls-cert` viewers must use TLS, and their user name can matter. `view-only`: nobody
-    /// may touch. `shared`: nobody gets the screen for themselves.
-    "vnc" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME]\
+    /// may touch. `shared`: nobody gets the screen for themselves. `fd:N` is a socket that was
+    /// inherited and listens. Each place has words of its own.
+    "vnc" "HOST:PORT|unix:PATH|fd:N[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]"
-    vnc: Option<listen::Config>,
+    vnc: Vec<listen::Config>,
     /// Serve the screen to web browsers: a page with noVNC. Passwords, TLS and the other words are
     /// as with `vnc`; files with certificates may be replaced at any time. Behind a proxy, `origin`
     /// is what browsers call it, and `proxy` is its address if it may say for whom it asks.
-    "web" "HOST:PORT|unix:PATH[,password=FILE][,view-password=FILE][,user=NAME]\
+    "web" "HOST:PORT|unix:PATH|fd:N[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,origin=URL][,proxy=ADDRESS]\
            [,name=TEXT]"
     web: Option<web::Config>,
@@ -207,6 +210,13 @@ impl Word for Option<PathBuf> {
 impl Word for Option<String> {
     fn put(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(text.to_owned());
+        Ok(())
+    }
+}
+
+impl Word for Option<Local> {
+    fn put(&mut self, text: &str) -> anyhow::Result<()> {
+        *self = Some(Local::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
         Ok(())
     }
 }
@@ -521,7 +531,7 @@ impl From<Item> for String {
 impl Config {
     /// Whether somebody may look at the screen at any time.
     pub fn is_watched(&self) -> bool {
-        self.vnc.is_some() || self.web.is_some()
+        !self.vnc.is_empty() || self.web.is_some()
     }
 
     /// Reads a configuration file.
@@ -616,6 +626,8 @@ mod test {
             ("display", "1920x1080,memory=16M"),
             ("device", "serial,port=2"),
             ("vnc", "127.0.0.1:5900,password=secret,view-only"),
+            ("vnc", "fd:3"),
+            ("control", "fd:4"),
             ("msr", "ignore"),
             ("accept-emulation", ""),
             ("fw-cfg", "opt/a=b"),
@@ -627,13 +639,17 @@ mod test {
                          {"path": "b,c.img", "queues": 4, "serial": "7"}],
                 "display": {"mode": "1920x1080", "memory": "16M"},
                 "device": [{"kind": "serial", "port": 2}], "msr": "ignore",
-                "vnc": {"to": "127.0.0.1:5900", "password": "secret", "view-only": true},
+                "vnc": ["127.0.0.1:5900,password=secret,view-only", {"to": "fd:3"}],
+                "control": "fd:4",
                 "accept-emulation": true, "fw-cfg": ["opt/a=b"]}"#,
         )
         .unwrap();
         assert_eq!(serde_json::to_value(&flags).unwrap(), serde_json::to_value(json).unwrap());
         let short = Config::from_json(r#"{"cpus": 4, "memory": "1G,hugepages=2M"}"#).unwrap();
         assert_eq!((short.cpus.count, short.memory.hugepages), (4, Some(Size(2 << 20))));
+        let one = r#"{"vnc": {"to": "127.0.0.1:5900", "view-only": true}}"#;
+        let one = Config::from_json(one).unwrap();
+        assert_eq!((one.vnc.len(), one.vnc[0].view_only), (1, true));
         for word in ["none", "1920x1080"] {
             let json = Config::from_json(&format!(r#"{{"display": "{word}"}}"#)).unwrap();
             let mut said = Config::default();

@@ -14,6 +14,7 @@ pub mod keyvalue;
 pub mod kvm;
 pub mod machine;
 pub mod msr;
+pub mod place;
 pub mod plug;
 pub mod probe;
 pub mod ram;

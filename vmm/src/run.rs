@@ -62,7 +62,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
     // First the socket: what is in use there must end us before the guest touches a disk.
     let control = config.control.clone();
-    let server = control.map(|path| Server::new(&path, tell.clone())).transpose()?;
+    let server = control.map(|place| Server::new(&place, tell.clone())).transpose()?;
     let screen = Closed::new(&config)?;
     let mut machine = match (machine::build(config, tell.clone()), signals::arrived()) {
         // There is no guest yet that could be asked.

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use crate::config::Config;
 use crate::control::{Command, Request};
 use crate::machine::Machine;
+use crate::place::Place;
 use crate::rfb::canvas::Canvas;
 use crate::rfb::{self, Outside, Power, Server};
 use crate::run::Notice;
@@ -35,7 +36,7 @@ const PARTING: Duration = Duration::from_millis(200);
 
 /// Sockets that listen, with nobody behind them yet.
 pub struct Closed {
-    vnc: Option<rfb::listen::Listener>,
+    vnc: Vec<rfb::listen::Listener>,
     web: Option<web::listen::Listener>,
 }
 
@@ -53,15 +54,26 @@ impl Closed {
     ///
     /// One sentence: what is in use, or what would let everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Option<Self>> {
-        if let (Some(vnc), Some(web)) = (&config.vnc, &config.web)
-            && let Some(place) = vnc.to.as_ref().filter(|it| Some(*it) == web.to.as_ref())
-            && !place.is_any()
-        {
-            bail!("--web {place}: --vnc listens there: choose another place for one of them");
+        let places = config.vnc.iter().map(|vnc| ("vnc", &vnc.to));
+        let places = places.chain(config.web.iter().map(|web| ("web", &web.to)));
+        let mut taken: Vec<(&str, &Place)> = Vec::new();
+        for (option, place) in places {
+            let Some(place) = place.as_ref().filter(|place| !place.is_any()) else { continue };
+            if let Some((other, _)) = taken.iter().find(|(_, it)| *it == place) {
+                bail!(
+                    "--{option} {place}: --{other} listens there: choose another place for one of \
+                     them"
+                );
+            }
+            taken.push((option, place));
         }
-        let vnc = config.vnc.as_ref().map(rfb::listen::Listener::new).transpose()?;
+        if !config.is_watched() {
+            return Ok(None);
+        }
+        let vnc = config.vnc.iter().map(rfb::listen::Listener::new);
+        let vnc = vnc.collect::<anyhow::Result<_>>()?;
         let web = config.web.as_ref().map(web::listen::Listener::new).transpose()?;
-        Ok((vnc.is_some() || web.is_some()).then_some(Self { vnc, web }))
+        Ok(Some(Self { vnc, web }))
     }
 
     /// Shows a machine.
@@ -69,7 +81,7 @@ impl Closed {
     /// # Errors
     ///
     /// When the host has no threads left.
-    pub fn open(mut self, machine: &Machine, tell: Sender<Notice>) -> anyhow::Result<Screen> {
+    pub fn open(self, machine: &Machine, tell: Sender<Notice>) -> anyhow::Result<Screen> {
         let processors = available_parallelism().map_or(1, usize::from);
         let runtime = Builder::new_multi_thread()
             .worker_threads(processors.min(CARRIERS))
@@ -94,11 +106,9 @@ impl Closed {
             tell.send(Notice::Control(Request::unanswered(command))).ok();
         });
         let outside = Outside { hub, layout, clipboard: None, power };
-        // Those of browsers are their own door's.
-        let rules = self.vnc.as_mut().map(rfb::listen::Listener::rules).unwrap_or_default();
-        let server = Server::new(canvas.clone(), rules, outside);
+        let server = Server::new(canvas.clone(), outside);
         runtime.spawn(canvas.run());
-        if let Some(vnc) = self.vnc {
+        for vnc in self.vnc {
             tracing::info!("vnc: listening at {}", vnc.place());
             let run = vnc.run(server.clone());
             runtime.spawn(async { run.await.inspect_err(|error| nobody("vnc", error)) });

@@ -85,10 +85,20 @@ pub type Client = Arc<Mutex<Option<UnixStream>>>;
 /// Clients that wait to be let in.
 const BACKLOG: i32 = 128;
 
-/// A listening socket whose file goes away with it.
+/// A listening socket whose file, if we made it, goes away with it.
 pub struct Bound {
     listener: UnixListener,
-    path: PathBuf,
+    path: Option<PathBuf>,
+}
+
+impl TryFrom<UnixListener> for Bound {
+    type Error = io::Error;
+
+    /// Takes one that somebody else made.
+    fn try_from(listener: UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, path: None })
+    }
 }
 
 impl Bound {
@@ -123,7 +133,7 @@ impl Bound {
             ),
             _ => anyhow::anyhow!("socket {}: {error}", path.display()),
         })?;
-        Ok(Self { listener, path: path.to_owned() })
+        Ok(Self { listener, path: Some(path.to_owned()) })
     }
 
     /// The listener.
@@ -155,7 +165,9 @@ fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        fs::remove_file(&self.path).ok();
+        if let Some(path) = &self.path {
+            fs::remove_file(path).ok();
+        }
     }
 }
 

@@ -1,20 +1,18 @@
-//! Where clients come from: a TCP port or a Unix socket, and what is asked of them there.
+//! What is asked of clients where they come from.
 
-use std::fmt;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
-use devices::backend::stream::Bound;
+use anyhow::{Context, ensure};
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 use tokio::net;
 
 use super::meter::Meter;
 use super::security::{Door, Passwords};
-use super::{Admission, Entry, Rules, Server, tls};
+use super::{Admission, Entry, Rules, Server, Wire, tls};
+use crate::place::{Place, Socket};
 
 /// `--vnc`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,70 +57,10 @@ pub enum Auth {
     None,
 }
 
-/// Where to listen.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Place {
-    /// HOST:PORT
-    Tcp(String),
-    /// A path.
-    Unix(PathBuf),
-}
-
-impl TryFrom<String> for Place {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() {
-                Err(format!("`{text}` names no path"))
-            } else {
-                Ok(Self::Unix(path.into()))
-            };
-        }
-        let parts = text.rsplit_once(':');
-        let good =
-            parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-        if good {
-            return Ok(Self::Tcp(text));
-        }
-        Err(format!(
-            "`{text}` is no place to listen: write HOST:PORT, like 127.0.0.1:5900, or unix:PATH"
-        ))
-    }
-}
-
-impl Place {
-    /// Whether a free port shall be found.
-    pub fn is_any(&self) -> bool {
-        matches!(self, Self::Tcp(address) if address.ends_with(":0"))
-    }
-}
-
-impl From<Place> for String {
-    fn from(place: Place) -> Self {
-        place.to_string()
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => f.write_str(address),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
-
 /// A socket that listens, and the rules that hold there.
 pub struct Listener {
     socket: Socket,
     rules: Rules,
-}
-
-enum Socket {
-    Tcp(TcpListener),
-    Unix(Bound),
 }
 
 impl Listener {
@@ -139,7 +77,7 @@ impl Listener {
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
-        let place = config.to.as_ref().context("HOST:PORT or unix:PATH is missing")?;
+        let place = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
         let passwords = passwords(config)?;
         let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
         let needed = passwords.are_needed();
@@ -155,19 +93,11 @@ impl Listener {
             );
         }
         let open = config.auth == Auth::Auto && !needed;
-        let socket = match place {
-            Place::Unix(path) => Socket::Unix(Bound::new(path)?),
-            Place::Tcp(address) => Socket::Tcp(listen(address, open)?),
-        };
+        let socket = Socket::new(place, open)?;
         let name = config.name.clone().unwrap_or_else(|| "Transom".into());
         ensure!(name.len() <= 256, "a name of {} bytes: at most 256", name.len());
         let (view_only, always_shared) = (config.view_only, config.shared);
         Ok(Self { socket, rules: Rules { passwords, tls, view_only, always_shared, name } })
-    }
-
-    /// Takes the rules, which the server keeps.
-    pub fn rules(&mut self) -> Rules {
-        std::mem::take(&mut self.rules)
     }
 
     /// Where we listen, with the port that was found.
@@ -186,6 +116,11 @@ impl Listener {
     ///
     /// When the runtime cannot take the socket.
     pub async fn run(self, server: Arc<Server>) -> anyhow::Result<()> {
+        let rules = Arc::new(self.rules);
+        let serve = |stream: Wire, peer, door| {
+            let admission = Admission { peer, entry: Entry::Ask(door) };
+            tokio::spawn(server.clone().serve(rules.clone(), stream, admission));
+        };
         match self.socket {
             Socket::Tcp(socket) => {
                 socket.set_nonblocking(true)?;
@@ -196,11 +131,8 @@ impl Listener {
                             // A key's echo is one small packet.
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
-                            let entry = Entry::Ask(Door::of(peer.ip()));
-                            let admission = Admission { peer: peer.to_string(), entry };
-                            tokio::spawn(
-                                server.clone().serve(Box::new(Meter::new(stream)), admission),
-                            );
+                            let door = Door::of(peer.ip());
+                            serve(Box::new(Meter::new(stream)), peer.to_string(), door);
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -213,10 +145,7 @@ impl Listener {
                         Ok((stream, _)) => {
                             let process = stream.peer_cred().ok().and_then(|it| it.pid());
                             let peer = process.map_or("local".into(), |it| format!("process {it}"));
-                            let admission = Admission { peer, entry: Entry::Ask(Door::Local) };
-                            tokio::spawn(
-                                server.clone().serve(Box::new(Meter::new(stream)), admission),
-                            );
+                            serve(Box::new(Meter::new(stream)), peer, Door::Local);
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -283,35 +212,10 @@ fn password(key: &str, path: &PathBuf) -> anyhow::Result<String> {
     Ok(line.to_owned())
 }
 
-/// Listens on a port; `open` is whether nobody would be asked for anything.
-pub(crate) fn listen(address: &str, open: bool) -> anyhow::Result<TcpListener> {
-    let found: Vec<SocketAddr> = address
-        .to_socket_addrs()
-        .map_err(|error| anyhow::anyhow!("{address} is no address of this host: {error}"))?
-        .collect();
-    if let Some(far) = found.iter().find(|it| open && !it.ip().to_canonical().is_loopback()) {
-        bail!(
-            "everybody who reaches {} could use the machine: say password=FILE, or auth=none if \
-             that is what you want",
-            far.ip()
-        );
-    }
-    TcpListener::bind(&found[..]).map_err(|error| match error.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            anyhow::anyhow!("the port is in use by another process")
-        }
-        std::io::ErrorKind::AddrNotAvailable => {
-            anyhow::anyhow!("{address} is no address of this host")
-        }
-        std::io::ErrorKind::PermissionDenied => {
-            anyhow::anyhow!("ports below 1024 are for root: choose another one ({error})")
-        }
-        _ => anyhow::anyhow!("{error}"),
-    })
-}
-
 #[cfg(test)]
 mod test {
+    use std::net::TcpListener;
+
     use super::*;
 
     fn said(text: &str) -> String {

@@ -104,7 +104,7 @@ pub struct Admission {
 /// See [`Admission`].
 #[derive(Clone, Copy, Debug)]
 pub enum Entry {
-    /// As the server's rules are; failures are counted at this door.
+    /// As the rules are; failures are counted at this door.
     Ask(Door),
     /// It has shown elsewhere that it may come in.
     Open {
@@ -152,7 +152,6 @@ pub struct Outside {
 /// See the module.
 pub struct Server {
     canvas: Arc<Canvas>,
-    rules: Arc<Rules>,
     outside: Outside,
     doors: Doors,
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
@@ -191,12 +190,10 @@ impl Client {
 }
 
 impl Server {
-    /// A server for a display, and the rules of its first door; `canvas().run()` is to be polled
-    /// meanwhile.
-    pub fn new(canvas: Arc<Canvas>, rules: Rules, outside: Outside) -> Arc<Self> {
+    /// A server for a display; `canvas().run()` is to be polled meanwhile.
+    pub fn new(canvas: Arc<Canvas>, outside: Outside) -> Arc<Self> {
         Arc::new(Self {
             canvas,
-            rules: Arc::new(rules),
             outside,
             doors: Doors::default(),
             clients: Mutex::default(),
@@ -220,14 +217,8 @@ impl Server {
         &self.doors
     }
 
-    /// Serves one client until it leaves.
-    pub async fn serve(self: Arc<Self>, stream: Wire, admission: Admission) {
-        let rules = self.rules.clone();
-        self.serve_by(rules, stream, admission).await;
-    }
-
-    /// The same for one who comes in by another door, where other rules hold.
-    pub async fn serve_by(self: Arc<Self>, rules: Arc<Rules>, stream: Wire, admission: Admission) {
+    /// Serves one client until it leaves; the rules are those of the door that it came in by.
+    pub async fn serve(self: Arc<Self>, rules: Arc<Rules>, stream: Wire, admission: Admission) {
         let peer = admission.peer.clone();
         let Ok(_place) = self.places.try_acquire() else {
             return self.turn_away(stream, &peer).await;

@@ -71,6 +71,7 @@ struct Bench {
     power: Arc<std::sync::Mutex<Vec<Power>>>,
     /// Everybody who came.
     served: std::sync::Mutex<Vec<JoinHandle<()>>>,
+    rules: Arc<Rules>,
 }
 
 fn bench(rules: Rules) -> Bench {
@@ -88,15 +89,17 @@ fn bench(rules: Rules) -> Bench {
         power: Box::new(move |wish| pressed.lock().unwrap().push(wish)),
     };
     tokio::spawn(canvas.clone().run());
-    let server = Server::new(canvas, rules, outside);
-    Bench { server, fake, board, agent, power, served: Default::default() }
+    let server = Server::new(canvas, outside);
+    let rules = Arc::new(rules);
+    Bench { server, fake, board, agent, power, served: Default::default(), rules }
 }
 
 impl Bench {
     fn connect(&self, entry: Entry) -> DuplexStream {
         let (near, far) = duplex(64 << 10);
         let admission = Admission { peer: "test".into(), entry };
-        let served = tokio::spawn(self.server.clone().serve(Box::new(far), admission));
+        let served =
+            tokio::spawn(self.server.clone().serve(self.rules.clone(), Box::new(far), admission));
         self.served.lock().unwrap().push(served);
         near
     }
@@ -566,7 +569,7 @@ async fn each_door_has_its_own_rules() {
     let entry = Entry::Open { view_only: false };
     let admission = Admission { peer: "next door".into(), entry };
     let next = Arc::new(Rules { name: "next".into(), ..Rules::default() });
-    tokio::spawn(bench.server.clone().serve_by(next, Box::new(far), admission));
+    tokio::spawn(bench.server.clone().serve(next, Box::new(far), admission));
     let neighbour = timeout(LONG, Eye::open(Box::new(near), true)).await.unwrap().unwrap();
     assert_eq!((looker.name.as_str(), neighbour.name.as_str()), ("Prüfung", "next"));
     // A seat is taken after the size was told.

@@ -1,17 +1,16 @@
-//! Where browsers come from: a TCP port or a Unix socket, TLS if there is a certificate, and HTTP.
+//! What browsers speak where they come from: TLS if there is a certificate, and HTTP.
 //!
 //! Threats: nobody is known here. There are [`MOST`] connections at once, a request's head is small
 //! and comes at once, and a connection ends after a while unless it became a WebSocket, of which
 //! the server has few ([`crate::rfb::MOST`]).
 
-use std::net::{IpAddr, TcpListener};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use axum::Router;
 use axum::body::Body;
-use devices::backend::stream::Bound;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -24,8 +23,9 @@ use tokio::time::timeout;
 use super::gate::{Line, Rules};
 use super::socket::Farewell;
 use super::{Config, routes};
+use crate::place::{Place, Socket};
 use crate::rfb::crowd::Crowd;
-use crate::rfb::listen::{self, Place, keep_alive, rest};
+use crate::rfb::listen::{self, keep_alive, rest};
 use crate::rfb::meter::Meter;
 use crate::rfb::security::Door;
 use crate::rfb::{self, Server, tls};
@@ -52,11 +52,6 @@ pub struct Listener {
     farewell: Farewell,
 }
 
-enum Socket {
-    Tcp(TcpListener),
-    Unix(Bound),
-}
-
 /// What connections share.
 struct Inside {
     router: Router,
@@ -79,7 +74,7 @@ impl Listener {
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
-        let place = config.to.as_ref().context("HOST:PORT or unix:PATH is missing")?;
+        let place = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
         let secrets = listen::Config {
             password: config.password.clone(),
             view_password: config.view_password.clone(),
@@ -100,10 +95,7 @@ impl Listener {
         }
         let open = config.auth == listen::Auth::None;
         let (unguarded, needed) = (!open && !passwords.are_needed(), passwords.are_needed());
-        let socket = match place {
-            Place::Unix(path) => Socket::Unix(Bound::new(path)?),
-            Place::Tcp(address) => Socket::Tcp(listen::listen(address, unguarded)?),
-        };
+        let socket = Socket::new(place, unguarded)?;
         if let (Socket::Tcp(socket), None, true) = (&socket, &tls, needed) {
             let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
             if far && config.proxy.is_none() {

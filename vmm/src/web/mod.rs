@@ -25,7 +25,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rfb::listen::{Auth, Place};
+use crate::place::Place;
+use crate::rfb::listen::Auth;
 
 /// `--web`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -232,7 +232,7 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
         let stream = Box::new(socket::Line::new(upgraded, &web.farewell).await);
         let entry = Entry::Open { view_only: guest.right == Right::View };
         let admission = Admission { peer: format!("{peer} (web)"), entry };
-        let serve = server.serve_by(rules, stream, admission);
+        let serve = server.serve(rules, stream, admission);
         match guest.session {
             Some(session) => tokio::select! {
                 () = serve => {}

@@ -68,9 +68,7 @@ fn server() -> (Arc<Server>, Arc<Board>) {
         power: Box::new(|_| {}),
     };
     tokio::spawn(canvas.clone().run());
-    // Those of the other door: they are none of ours.
-    let rules = crate::rfb::Rules { view_only: true, ..crate::rfb::Rules::default() };
-    (Server::new(canvas, rules, outside), board)
+    (Server::new(canvas, outside), board)
 }
 
 /// Listens as `--web 127.0.0.1:0` and these words say.

@@ -1,11 +1,13 @@
-//! Networks that were open before this process was: taps and sockets, told apart.
+//! What was open before this process was: taps, and sockets that are connected or listen, told
+//! apart.
 
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use rustix::fs::FileType;
-use rustix::net::SocketType;
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::tap::duplicate;
 
@@ -30,7 +32,7 @@ pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::CharacterDevice => taps.push(fd),
             FileType::Socket => {
-                let kind = rustix::net::sockopt::socket_type(&fd)?;
+                let kind = sockopt::socket_type(&fd)?;
                 ensure!(
                     kind == SocketType::STREAM,
                     "file descriptor {number} is a socket, but no stream: passt has a stream"
@@ -45,4 +47,56 @@ pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
         }
     }
     Ok(Inherited::Taps(taps))
+}
+
+/// A socket that listened already.
+#[derive(Debug)]
+pub enum Listening {
+    /// At a TCP port.
+    Tcp(TcpListener),
+    /// At a path, or under another name of this host's.
+    Unix(UnixListener),
+}
+
+/// Takes a socket that was inherited, if clients can come by it.
+///
+/// # Errors
+///
+/// When the number is none, or what it stands for does not listen.
+pub fn listening(number: i32) -> anyhow::Result<Listening> {
+    let fd = duplicate(number)?;
+    let kind = sockopt::socket_type(&fd);
+    let kind = kind.map_err(|_| anyhow!("file descriptor {number} is no socket"))?;
+    let listens = kind == SocketType::STREAM && sockopt::socket_acceptconn(&fd)?;
+    ensure!(listens, "file descriptor {number} is a socket that does not listen");
+    match sockopt::socket_domain(&fd)? {
+        AddressFamily::INET | AddressFamily::INET6 => Ok(Listening::Tcp(fd.into())),
+        AddressFamily::UNIX => Ok(Listening::Unix(fd.into())),
+        _ => bail!("file descriptor {number} listens neither at a TCP port nor at a Unix socket"),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::net::{TcpStream, UdpSocket};
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use super::*;
+
+    #[test]
+    fn only_what_listens_is_a_door() {
+        let take = |fd: &dyn AsFd| listening(fd.as_fd().as_raw_fd());
+        let folder = tempfile::tempdir().unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let unix = UnixListener::bind(folder.path().join("socket")).unwrap();
+        assert!(matches!(take(&tcp), Ok(Listening::Tcp(it))
+            if it.local_addr().unwrap() == tcp.local_addr().unwrap()));
+        assert!(matches!(take(&unix), Ok(Listening::Unix(_))));
+        let refused = |fd: &dyn AsFd| format!("{:#}", take(fd).unwrap_err());
+        assert!(refused(&tempfile::tempfile().unwrap()).contains("no socket"));
+        let connected = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+        assert!(refused(&connected).contains("does not listen"));
+        assert!(refused(&UdpSocket::bind("127.0.0.1:0").unwrap()).contains("does not listen"));
+        assert!(format!("{:#}", listening(1 << 20).unwrap_err()).contains("was it inherited?"));
+    }
 }
