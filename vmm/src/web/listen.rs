@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use super::gate::{Line, Rules};
 use super::socket::Farewell;
 use super::{Config, routes};
-use crate::place::{Place, Socket};
+use crate::place::Socket;
 use crate::rfb::crowd::Crowd;
 use crate::rfb::listen::{self, keep_alive, rest};
 use crate::rfb::meter::Meter;
