@@ -170,6 +170,7 @@ fn value(words: &mut Vec<String>, name: &str) -> anyhow::Result<Option<String>> 
 fn options(mut words: Vec<String>) -> anyhow::Result<Config> {
     let file = value(&mut words, "--config")?;
     let mut config = match file {
+        Some(path) if path == "-" => Config::from_reader(std::io::stdin(), "standard input")?,
         Some(path) => Config::from_file(&PathBuf::from(path))?,
         None => Config::default(),
     };
@@ -233,7 +234,7 @@ fn overview() -> String {
 }
 
 fn options_help(verb: &str) -> String {
-    let mut text = format!("vmm {verb} [--config FILE.json] [OPTION...]\n\n");
+    let mut text = format!("vmm {verb} [--config FILE.json|-] [OPTION...]\n\n");
     text.push_str("Every option is the same key in the JSON file; options go over the file.\n\n");
     for option in OPTIONS {
         let again = if option.repeats { " (may be given more than once)" } else { "" };

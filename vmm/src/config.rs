@@ -3,9 +3,11 @@
 
 mod display;
 mod served;
+mod smbios;
 
 use std::fmt;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -16,6 +18,7 @@ use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visi
 use serde::{Deserialize, Serialize};
 
 pub use self::display::{Absent, Display};
+pub use self::smbios::Smbios;
 use crate::keys::layout;
 use crate::keyvalue;
 use crate::msr::Unknown;
@@ -439,50 +442,6 @@ pub enum Hyperv {
     Off,
 }
 
-/// What SMBIOS tells.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Smbios {
-    /// Who made the machine.
-    pub manufacturer: String,
-    /// What it is called.
-    pub product: String,
-    /// Its version.
-    pub version: String,
-    /// Its serial number.
-    pub serial: String,
-    /// Its UUID, in the usual form.
-    pub uuid: String,
-}
-
-impl Default for Smbios {
-    fn default() -> Self {
-        Self {
-            manufacturer: "Transom".into(),
-            product: "Virtual machine".into(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            serial: String::new(),
-            uuid: "00000000-0000-0000-0000-000000000000".into(),
-        }
-    }
-}
-
-impl Smbios {
-    /// The UUID's bytes, as it is written.
-    ///
-    /// # Errors
-    ///
-    /// When it is not one.
-    pub fn uuid(&self) -> anyhow::Result<[u8; 16]> {
-        let digits: String = self.uuid.chars().filter(|c| *c != '-').collect();
-        let number = (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok()).flatten();
-        let number = number.with_context(|| {
-            format!("--smbios uuid={}: a UUID is 32 hexadecimal digits", self.uuid)
-        })?;
-        Ok(number.to_be_bytes())
-    }
-}
-
 /// A file for fw_cfg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -540,12 +499,21 @@ impl Config {
     ///
     /// When it cannot be read, is not JSON, or has a key that does not exist.
     pub fn from_file(path: &Path) -> anyhow::Result<Self> {
-        let text = fs::read_to_string(path)
-            .with_context(|| format!("configuration {}", path.display()))
-            .map_err(usage)?;
-        Self::from_json(&text)
-            .with_context(|| format!("configuration {}", path.display()))
-            .map_err(usage)
+        let name = path.display().to_string();
+        let file = fs::File::open(path).with_context(|| format!("configuration {name}"));
+        Self::from_reader(file.map_err(usage)?, &name)
+    }
+
+    /// Reads a configuration to its end; the name is for people.
+    ///
+    /// # Errors
+    ///
+    /// As `from_file`.
+    pub fn from_reader(mut from: impl Read, name: &str) -> anyhow::Result<Self> {
+        let mut text = String::new();
+        let read = from.read_to_string(&mut text).map_err(anyhow::Error::from);
+        let config = read.and_then(|_| Self::from_json(&text));
+        config.with_context(|| format!("configuration {name}")).map_err(usage)
     }
 
     /// Reads a configuration.

@@ -23,7 +23,7 @@ use crate::keys::Combination;
 use crate::keyvalue;
 use crate::place::Local;
 use crate::run::Notice;
-use crate::screenshot::Picture;
+use crate::screenshot::{self, Picture};
 use crate::size::Size;
 
 /// How a command is written: its name, what follows, and what it does.
@@ -395,6 +395,18 @@ impl Client {
         let mut pixels = vec![0; count.context("an answer without a number of bytes")?];
         self.stream.read_exact(&mut pixels).context("the machine is gone")?;
         Ok((picture, pixels))
+    }
+
+    /// The same in the format of PNG.
+    ///
+    /// # Errors
+    ///
+    /// As `screenshot`.
+    pub fn png(&mut self) -> anyhow::Result<Vec<u8>> {
+        let (picture, pixels) = self.screenshot()?;
+        let mut png = Vec::new();
+        screenshot::encode(picture, pixels, &mut png)?;
+        Ok(png)
     }
 }
 

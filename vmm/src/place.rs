@@ -1,5 +1,5 @@
-//! Where clients come from: a TCP port, a Unix socket, or a socket that listened before this process
-//! was there, so that it may be one without a network.
+//! Where clients come from: a TCP port, a Unix socket, or a socket that listened before this
+//! process was there, so that it may be one without a network.
 
 use std::fmt;
 use std::io::ErrorKind;

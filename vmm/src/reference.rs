@@ -13,7 +13,8 @@ use crate::kvm::CAPABILITIES;
 pub fn all() -> String {
     let mut text = String::from("# Reference of `vmm`\n\nMade by `vmm help reference`.\n\n");
     text.push_str("## Options of `vmm run` and `vmm inspect`\n\n");
-    text.push_str("The same words are the keys of `--config FILE.json`.\n\n");
+    text.push_str("The same words are the keys of `--config FILE.json`; `--config -` reads from ");
+    text.push_str("standard input.\n\n");
     text.push_str("| option | value | meaning |\n|---|---|---|\n");
     for option in OPTIONS {
         let value = option.value.replace('|', "\\|");

@@ -21,7 +21,9 @@ use crate::rfb::canvas::Canvas;
 use crate::rfb::{self, Outside, Power, Server};
 use crate::run::Notice;
 use crate::web;
+use crate::web::routes;
 use crate::web::socket::Farewell;
+use crate::web::stage::Own;
 
 /// Threads that carry bytes.
 const CARRIERS: usize = 2;
@@ -116,7 +118,8 @@ impl Closed {
         let farewell = self.web.as_ref().map(web::listen::Listener::farewell);
         if let Some(web) = self.web {
             tracing::info!("web: listening at {}", web.place());
-            let run = web.run(server.clone());
+            let own = Own::new(server.clone(), web.name().to_owned());
+            let run = web.run(Arc::new(own), routes::health());
             runtime.spawn(async { run.await.inspect_err(|error| nobody("web", error)) });
         }
         Ok(Screen { runtime: Some(runtime), server, farewell })

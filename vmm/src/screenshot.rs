@@ -1,7 +1,7 @@
 //! A picture of a display: taken in the machine, written as a PNG file where it is wanted.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
@@ -42,26 +42,34 @@ pub fn take(display: &dyn Scanout) -> anyhow::Result<(Picture, Vec<u8>)> {
 /// # Errors
 ///
 /// When the pixels are not as many as the picture has, or the file cannot be written.
-pub fn write(picture: Picture, mut pixels: Vec<u8>, path: &Path) -> anyhow::Result<()> {
+pub fn write(picture: Picture, pixels: Vec<u8>, path: &Path) -> anyhow::Result<()> {
+    let file = File::create(path).with_context(|| path.display().to_string())?;
+    encode(picture, pixels, BufWriter::new(file)).with_context(|| path.display().to_string())
+}
+
+/// Writes a picture in the format of PNG.
+///
+/// # Errors
+///
+/// As `write`.
+pub fn encode(picture: Picture, mut pixels: Vec<u8>, to: impl Write) -> anyhow::Result<()> {
     let wanted = u64::from(picture.width) * u64::from(picture.height) * PIXEL as u64;
     ensure!(pixels.len() as u64 == wanted, "{} bytes are no picture of {picture:?}", pixels.len());
     // PNG has red first, and three bytes of a pixel.
-    let mut to = 0;
+    let mut end = 0;
     for from in (0..pixels.len()).step_by(PIXEL) {
         let [blue, green, red] = [pixels[from], pixels[from + 1], pixels[from + 2]];
-        pixels[to..to + 3].copy_from_slice(&[red, green, blue]);
-        to += 3;
+        pixels[end..end + 3].copy_from_slice(&[red, green, blue]);
+        end += 3;
     }
-    pixels.truncate(to);
-    let name = || path.display().to_string();
-    let file = File::create(path).with_context(name)?;
-    let mut encoder = png::Encoder::new(BufWriter::new(file), picture.width, picture.height);
+    pixels.truncate(end);
+    let mut encoder = png::Encoder::new(to, picture.width, picture.height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_compression(png::Compression::Fast);
-    let mut writer = encoder.write_header().with_context(name)?;
-    writer.write_image_data(&pixels).with_context(name)?;
-    writer.finish().with_context(name)
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(&pixels)?;
+    Ok(writer.finish()?)
 }
 
 #[cfg(test)]

@@ -22,13 +22,14 @@ use tokio::time::timeout;
 
 use super::gate::{Line, Rules};
 use super::socket::Farewell;
+use super::stage::{More, Stage};
 use super::{Config, routes};
 use crate::place::Socket;
 use crate::rfb::crowd::Crowd;
 use crate::rfb::listen::{self, keep_alive, rest};
 use crate::rfb::meter::Meter;
 use crate::rfb::security::Door;
-use crate::rfb::{self, Server, tls};
+use crate::rfb::{self, tls};
 
 /// Connections at once.
 const MOST: usize = 256;
@@ -120,6 +121,11 @@ impl Listener {
         self.farewell.clone()
     }
 
+    /// What the window is called.
+    pub fn name(&self) -> &str {
+        &self.rules.name
+    }
+
     /// Where we listen, with the port that was found.
     pub fn place(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
@@ -136,9 +142,9 @@ impl Listener {
     /// # Errors
     ///
     /// When the runtime cannot take the socket.
-    pub async fn run(self, server: Arc<Server>) -> anyhow::Result<()> {
+    pub async fn run(self, stage: Arc<dyn Stage>, more: More) -> anyhow::Result<()> {
         let proxy = self.rules.proxy.map(|it| it.to_canonical());
-        let router = routes::router(server, self.rules, self.farewell);
+        let router = routes::router(stage, self.rules, self.farewell, more);
         let places = Crowd::new(MOST, EACH);
         let inside = Arc::new(Inside { router, tls: self.tls, places, proxy });
         match self.socket {

@@ -17,6 +17,7 @@ pub mod listen;
 pub mod routes;
 mod sessions;
 pub mod socket;
+pub mod stage;
 #[cfg(test)]
 mod test;
 
@@ -25,8 +26,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::place::Place;
-use crate::rfb::listen::Auth;
+pub use crate::place::Place;
+pub use crate::rfb::listen::Auth;
 
 /// `--web`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

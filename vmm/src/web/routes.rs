@@ -10,7 +10,7 @@ use axum::http::header::{
     CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER, SET_COOKIE,
 };
 use axum::http::{HeaderValue, StatusCode};
-use axum::middleware::map_response;
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use hyper::upgrade::OnUpgrade;
@@ -21,8 +21,8 @@ use tokio::time::timeout;
 use super::files;
 use super::gate::{Asker, Gate, Line, Refusal, Rules};
 use super::socket::{self, Farewell};
+use super::stage::{More, Stage, Viewer};
 use crate::rfb::security::Right;
-use crate::rfb::{self, Admission, Entry, Server};
 
 /// A name and a password are shorter.
 const LONGEST_FORM: usize = 4096;
@@ -51,9 +51,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// What the answers are made of.
 struct Web {
     gate: Gate,
-    server: Arc<Server>,
-    /// Of this door: who may touch is known already, and nobody sends others away.
-    rules: Arc<rfb::Rules>,
+    stage: Arc<dyn Stage>,
     farewell: Farewell,
 }
 
@@ -61,10 +59,9 @@ type Shared = State<Arc<Web>>;
 type Wire = Extension<Line>;
 
 /// All of it. Each request must carry a [`Line`] as its extension.
-pub fn router(server: Arc<Server>, rules: Rules, farewell: Farewell) -> Router {
-    let name = rules.name.clone();
-    let shown = rfb::Rules { name, always_shared: true, ..rfb::Rules::default() };
-    let web = Arc::new(Web { gate: Gate::new(rules), server, rules: Arc::new(shown), farewell });
+pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
+    let web = Arc::new(Web { gate: Gate::new(rules), stage, farewell });
+    let inside = more.inside.route_layer(from_fn_with_state(web.clone(), guard));
     Router::new()
         .route("/", get(page))
         .route("/login", get(login_page).post(log_in))
@@ -72,10 +69,42 @@ pub fn router(server: Arc<Server>, rules: Rules, farewell: Farewell) -> Router {
         .route("/session", get(session))
         .route("/websockify", get(websocket))
         .route("/files/{*path}", get(file))
-        .route("/healthz", get(|| async { "ok\n" }))
+        .with_state(web)
+        .merge(more.open)
+        .merge(inside)
         .fallback(|| async { (StatusCode::NOT_FOUND, "There is no such page.\n") })
         .layer(map_response(safe))
-        .with_state(web)
+}
+
+/// What `vmm` itself serves besides.
+pub fn health() -> More {
+    let open = Router::new().route("/healthz", get(|| async { "ok\n" }));
+    More { open, ..More::default() }
+}
+
+/// Lets in those who may, with what changes something from pages of ours alone.
+async fn guard(
+    State(web): Shared,
+    Extension(line): Wire,
+    request: Request,
+    next: Next,
+) -> Response {
+    let asker = web.gate.asker(line, request.headers());
+    let origin = match request.method().is_safe() {
+        true => Ok(()),
+        false => web.gate.same_origin(&asker, request.headers()),
+    };
+    let admitted =
+        origin.and_then(|()| web.gate.admit(&asker, request.headers(), web.stage.doors()));
+    match admitted {
+        Ok(guest) if guest.right == Right::Full || request.method().is_safe() => {
+            next.run(request).await
+        }
+        Ok(_) => {
+            (StatusCode::FORBIDDEN, "Those who may only look change nothing.\n").into_response()
+        }
+        Err(refusal) => refuse(&refusal),
+    }
 }
 
 async fn safe(mut response: Response) -> Response {
@@ -107,8 +136,11 @@ fn see(place: &'static str) -> Response {
 }
 
 async fn page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+    if let Some(page) = web.stage.instead() {
+        return page;
+    }
     let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.server.doors()) {
+    match web.gate.admit(&asker, &headers, web.stage.doors()) {
         Ok(_) => files::page(StatusCode::OK, "index.html", &[]),
         Err(Refusal::Unknown) => see("login"),
         Err(refusal) => refuse(&refusal),
@@ -117,7 +149,7 @@ async fn page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> 
 
 async fn login_page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
     let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.server.doors()) {
+    match web.gate.admit(&asker, &headers, web.stage.doors()) {
         Ok(_) => see("./"),
         Err(Refusal::Unknown) => form(&web, StatusCode::OK, "", b""),
         Err(refusal) => refuse(&refusal),
@@ -148,7 +180,7 @@ async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> 
         Err(_) => return StatusCode::REQUEST_TIMEOUT.into_response(),
     };
     let (user, password) = (field(&text, "user"), field(&text, "password"));
-    match web.gate.log_in(&asker, &user, &password, web.server.doors()) {
+    match web.gate.log_in(&asker, &user, &password, web.stage.doors()) {
         Ok(cookie) => with_cookie(see("./"), &cookie),
         Err(refusal) => {
             let mut response = form(&web, refusal.status(), &refusal.sentence(), &user);
@@ -187,7 +219,7 @@ async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) 
 /// What the page needs to know before it begins.
 async fn session(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
     let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.server.doors()) {
+    match web.gate.admit(&asker, &headers, web.stage.doors()) {
         Ok(guest) => {
             let access = if guest.right == Right::Full { "full" } else { "view" };
             let text = json!({ "access": access, "logout": guest.session.is_some() }).to_string();
@@ -206,7 +238,7 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
     let headers = request.headers();
     let asker = web.gate.asker(line, headers);
     let admitted = web.gate.same_origin(&asker, headers);
-    let admitted = admitted.and_then(|()| web.gate.admit(&asker, headers, web.server.doors()));
+    let admitted = admitted.and_then(|()| web.gate.admit(&asker, headers, web.stage.doors()));
     let guest = match admitted {
         Ok(guest) => guest,
         Err(refusal) => {
@@ -222,17 +254,15 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
         return (StatusCode::UPGRADE_REQUIRED, "This needs HTTP/1.1.\n").into_response();
     };
     tokio::spawn(async move {
-        let (server, rules) = (web.server.clone(), web.rules.clone());
         let Asker { peer, .. } = asker;
         let upgraded = match timeout(UPGRADE, upgrade).await {
             Ok(Ok(upgraded)) => upgraded,
             Ok(Err(error)) => return tracing::info!("web: {peer} did not come in: {error}"),
             Err(_) => return tracing::info!("web: {peer} did not come in"),
         };
-        let stream = Box::new(socket::Line::new(upgraded, &web.farewell).await);
-        let entry = Entry::Open { view_only: guest.right == Right::View };
-        let admission = Admission { peer: format!("{peer} (web)"), entry };
-        let serve = server.serve(rules, stream, admission);
+        let line = Box::new(socket::Line::new(upgraded, &web.farewell).await);
+        let view_only = guest.right == Right::View;
+        let serve = web.stage.clone().show(Viewer { line, peer: peer.clone(), view_only });
         match guest.session {
             Some(session) => tokio::select! {
                 () = serve => {}

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::routing::get;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use devices::input::{Event, Hub, Sink};
@@ -33,6 +34,7 @@ use crate::rfb::canvas::Canvas;
 use crate::rfb::testing::{CERTIFICATE, Fake, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY};
 use crate::rfb::{Outside, Server, Wire};
 use crate::web::gate::{Line, Rules};
+use crate::web::stage::{More, Own};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -71,6 +73,19 @@ fn server() -> (Arc<Server>, Arc<Board>) {
     (Server::new(canvas, outside), board)
 }
 
+/// A stage for it.
+fn own(server: &Arc<Server>) -> Arc<Own> {
+    Arc::new(Own::new(server.clone(), "a test".into()))
+}
+
+/// What is served besides, as a container does it.
+fn more() -> More {
+    let more = routes::health();
+    let inside =
+        axum::Router::new().route("/power", get(|| async { "on" }).post(|| async { "off" }));
+    More { inside, ..more }
+}
+
 /// Listens as `--web 127.0.0.1:0` and these words say.
 fn bench(words: &str) -> Bench {
     let words = format!("127.0.0.1:0,name=a test{words}");
@@ -79,8 +94,8 @@ fn bench(words: &str) -> Bench {
     let place = listener.place();
     let place = place.split('/').nth(2).expect("a place").to_owned();
     let (server, board) = server();
-    let shown = server.clone();
-    tokio::spawn(async { listener.run(shown).await });
+    let shown = own(&server);
+    tokio::spawn(async { listener.run(shown, more()).await });
     Bench { place, base: "", server, board }
 }
 
@@ -387,10 +402,36 @@ async fn wrong_passwords_cost_time_at_every_door() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_served_besides_is_behind_the_gate() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = secret(folder.path(), "full", "full");
+    let view = secret(folder.path(), "view", "view");
+    let bench = bench(&format!(",password={full},view-password={view}"));
+    let ours = bench.origin();
+    let [full, view] = ["full", "view"].map(|word| {
+        format!("Authorization: Basic {}", BASE64_STANDARD.encode(format!("x:{word}")))
+    });
+    let other = "Origin: http://elsewhere.example".to_owned();
+    for (line, headers, status) in [
+        ("GET /healthz", vec![], 200),
+        ("GET /power", vec![], 401),
+        ("GET /power", vec![&*full], 200),
+        ("GET /power", vec![&*view], 200),
+        ("POST /power", vec![&*ours], 401),
+        ("POST /power", vec![&*full], 200),
+        ("POST /power", vec![&*full, &*ours], 200),
+        ("POST /power", vec![&*full, &*other], 403),
+        ("POST /power", vec![&*view, &*ours], 403),
+    ] {
+        assert_eq!(bench.ask(line, &headers).await.status, status, "{line} {headers:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_can_be_a_part_of_something_else_below_a_path() {
     let (server, board) = server();
     let rules = Rules { name: "a test".into(), ..Rules::default() };
-    let router = routes::router(server.clone(), rules, Farewell::default());
+    let router = routes::router(own(&server), rules, Farewell::default(), more());
     let router = axum::Router::new().nest("/vm/one/", router);
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let place = socket.local_addr().unwrap().to_string();
@@ -458,8 +499,8 @@ async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
     let words = format!("unix:{},password={full}", path.display());
     let listener = Listener::new(&keyvalue::parse(&words, Some("to")).unwrap()).unwrap();
     let (server, _board) = server();
-    let shown = server.clone();
-    tokio::spawn(async { listener.run(shown).await });
+    let shown = own(&server);
+    tokio::spawn(async { listener.run(shown, routes::health()).await });
     let text = "POST /login HTTP/1.1\nHost: backend\nConnection: close\nX-Forwarded-For: \
                 10.0.0.7\nX-Forwarded-Host: vm.example\nX-Forwarded-Proto: https\nOrigin: \
                 https://vm.example\nContent-Length: 13\n\npassword=nope";

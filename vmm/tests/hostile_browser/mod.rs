@@ -13,10 +13,11 @@ use tokio::time::timeout;
 use vmm::keys::layout::Layout;
 use vmm::rfb::canvas::Canvas;
 use vmm::rfb::security::Passwords;
-use vmm::rfb::{self, Outside, Server};
+use vmm::rfb::{Outside, Server};
 use vmm::web::gate::{Line, Rules};
 use vmm::web::routes;
 use vmm::web::socket::Farewell;
+use vmm::web::stage::Own;
 
 /// What is wrong.
 const WAYS: u8 = 6;
@@ -47,7 +48,7 @@ impl Bench {
         let canvas = Canvas::new(None, hub.clone());
         let (layout, power) = (self.layout.clone(), Box::new(|_| ()));
         let outside = Outside { hub, layout, clipboard: None, power };
-        Server::new(canvas, rfb::Rules::default(), outside)
+        Server::new(canvas, outside)
     }
 
     /// One connection, from its first byte to its last. What is answered shows nobody in, unless
@@ -59,7 +60,8 @@ impl Bench {
         let passwords = Passwords { full, ..Passwords::default() };
         let (said, rules) = (request(way, bytes), Rules { passwords, ..Rules::default() });
         let server = self.server();
-        let router = routes::router(server.clone(), rules, Farewell::default());
+        let own = Arc::new(Own::new(server.clone(), String::new()));
+        let router = routes::router(own, rules, Farewell::default(), routes::health());
         let answer = self.runtime.block_on(async {
             let (near, far) = duplex(64 << 10);
             let line = Line { address: "10.0.0.9".parse().ok(), tls: way == 4 };

@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use vmm::control::{Command, Server};
+use vmm::place::Local;
 use vmm::run::Notice;
 
 /// The machine. It ends with its socket.
@@ -23,7 +24,7 @@ impl Machine {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control");
         let (tell, notices) = mpsc::channel();
-        let server = Server::new(&path, tell).expect("the folder is new");
+        let server = Server::new(&Local::Path(path.clone()), tell).expect("the folder is new");
         std::thread::spawn(move || {
             while let Ok(notice) = notices.recv() {
                 if let Notice::Control(request) = notice {

@@ -141,7 +141,7 @@ impl Bench {
         BENCH.get_or_init(Self::new)
     }
 
-    fn server(&self, way: u8) -> Arc<Server> {
+    fn server(&self, way: u8) -> (Arc<Server>, Arc<Rules>) {
         let passwords = Passwords { full: Some("secret".into()), ..Passwords::default() };
         let file = |name| self.folder.path().join(name);
         let files = || tls::Files::new(Some(&file("cert")), Some(&file("key")));
@@ -152,7 +152,8 @@ impl Bench {
         let clipboard: Option<Arc<dyn Clipboard>> =
             if way == 1 { None } else { Some(Arc::new(Agent)) };
         let outside = Outside { hub, layout, clipboard, power: Box::new(|_| ()) };
-        Server::new(canvas, Rules { passwords, tls, ..Rules::default() }, outside)
+        let rules = Rules { passwords, tls, ..Rules::default() };
+        (Server::new(canvas, outside), Arc::new(rules))
     }
 
     /// One client, from its first byte to its last.
@@ -165,11 +166,11 @@ impl Bench {
             3 => Entry::Open { view_only: true },
             _ => Entry::Ask(Door::Network(u128::from(way))),
         };
-        let server = self.server(way);
+        let (server, rules) = self.server(way);
         self.runtime.block_on(async {
             let (near, far) = duplex(64 << 10);
             let admission = Admission { peer: "hostile".into(), entry };
-            let serve = server.clone().serve(Box::new(far), admission);
+            let serve = server.clone().serve(rules, Box::new(far), admission);
             let speak = async {
                 if let Some(line) = self.begin(way, near).await {
                     say(line, bytes, &server).await;
