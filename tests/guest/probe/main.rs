@@ -126,20 +126,22 @@ extern "C" fn ring3_main(start_info: u64) -> ! {
     }
     session.report.json(&mut session.console).ok();
     if words.get("then").is_none_or(|then| then == "halt") {
-        live(&mut session, moving);
+        live(&mut session, moving, pm_base);
     }
     end::end(words, pm_base)
 }
 
 /// Moves the picture, or shows what a person does for as long as there is a page; idle meanwhile.
-fn live(session: &mut Session, moving: Option<(Display, Cpu)>) {
+fn live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16) {
     if let Some((display, cpu)) = moving.filter(|_| session.interruptible) {
         display.move_on(&cpu);
     }
     let Some(page) = session.page.as_mut().filter(|_| session.interruptible) else { return };
     let Some(mut hands) = Hands::open(page.size()) else { return };
     page.show(&session.report, Some(&hands));
+    let button = end::Button::open(pm_base);
     loop {
+        button.obey();
         while hands.take() {
             page.show_hands(&hands);
         }
