@@ -83,8 +83,8 @@ rules! {
             file("list.txt", "x".repeat(101)),
         ];
     dependencies_are_few: limits::crates,
-        refuses [file("Cargo.lock", "source = \"x\"\n".repeat(146))],
-        accepts [file("Cargo.lock", "source = \"x\"\n".repeat(145))];
+        refuses [file("Cargo.lock", "source = \"x\"\n".repeat(149))],
+        accepts [file("Cargo.lock", "source = \"x\"\n".repeat(148))];
     papers_are_short: limits::papers,
         refuses [file("STYLE.md", "x\n".repeat(151)), file("ARCHITECTURE.md", "x\n".repeat(201))],
         accepts [file("STYLE.md", "x\n".repeat(150)), file("ARCHITECTURE.md", "x\n".repeat(200))];
@@ -220,9 +220,9 @@ rules! {
     a_vcpu_knows_the_bus_alone: direction::vcpu_knows_the_bus,
         refuses [file("vmm/src/vcpu.rs", "use devices::{bus::Bus, platform::serial};")],
         accepts [file("vmm/src/vcpu.rs", "use devices::bus::{self, Bus};")];
-    the_container_uses_two_doors: direction::doors_of_vmm,
+    the_container_uses_three_doors: direction::doors_of_vmm,
         refuses [file("container/src/web.rs", "use vmm::{config, kvm::Vm};")],
-        accepts [file("container/src/web.rs", "use vmm::{config::Config, control::Client};")];
+        accepts [file("container/src/web.rs", "use vmm::{config::Config, control::Client, web};")];
     every_crate_has_the_lints: direction::lints,
         refuses [file("vmm/Cargo.toml", "[package]\n")],
         accepts [file("vmm/Cargo.toml", "[package]\n[lints]\nworkspace = true\n")];

@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::plan::Plan;
-use crate::settings::environment::Environment;
+use crate::settings::Settings;
+use crate::settings::environment::{self, Environment};
 use crate::status::{Failure, Status};
-use crate::{help, plan};
+use crate::{ask, help, plan, pod};
 
 /// A command: its name, what follows, what it does, and how.
 struct Verb {
@@ -20,12 +22,57 @@ struct Verb {
 
 const VERBS: &[Verb] = &[
     Verb {
+        name: "pod",
+        usage: "",
+        help: "Runs the machine that the environment describes, until it is off or a signal says \
+               to end. The image starts with this.",
+        run: run_pod,
+    },
+    Verb {
         name: "plan",
         usage: "[--json]",
         help: "Reads the environment and shows what differs from the defaults, how large the \
                machine would be, what it would run, and what has no effect. The status is that \
                of what is wrong.",
         run: show_plan,
+    },
+    Verb {
+        name: "status",
+        usage: "",
+        help: "How the machine of the pod is, as JSON.",
+        run: show_status,
+    },
+    Verb {
+        name: "shutdown",
+        usage: "[--wait SECONDS]",
+        help: "Asks the guest to shut down, as its power button does; with --wait, waits until it \
+               is off.",
+        run: shut_down,
+    },
+    Verb {
+        name: "probe",
+        usage: "[live|started|ready]",
+        help: "Asks for the health of the pod, for exec probes: the status is 0 for yes. Without a \
+               word: whether the guest is ready for those who come to use it.",
+        run: probe,
+    },
+    Verb {
+        name: "doctor",
+        usage: "[--json] [--net TAP]",
+        help: "Tells what this host can run, and how fast its volume is.",
+        run: doctor,
+    },
+    Verb {
+        name: "screenshot",
+        usage: "FILE.png",
+        help: "Writes what the screen shows.",
+        run: take_picture,
+    },
+    Verb {
+        name: "password",
+        usage: "",
+        help: "Prints the password of the screen.",
+        run: show_password,
     },
     Verb {
         name: "help",
@@ -71,6 +118,68 @@ fn usage(sentence: impl Into<String>) -> anyhow::Error {
 fn print(text: &str) -> anyhow::Result<u8> {
     std::io::stdout().write_all(text.as_bytes()).ok();
     Ok(0)
+}
+
+fn run_pod(words: &[String]) -> anyhow::Result<u8> {
+    if !words.is_empty() {
+        return Err(usage(
+            "pod takes no words: the environment says everything (transom help env)",
+        ));
+    }
+    pod::run(&std::env::vars_os().collect())
+}
+
+fn show_status(words: &[String]) -> anyhow::Result<u8> {
+    alone("status", words)?;
+    print(&ask::status()?)
+}
+
+fn shut_down(words: &[String]) -> anyhow::Result<u8> {
+    let wait = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => None,
+        ["--wait", seconds] => {
+            let number = seconds.parse().ok().map(Duration::from_secs);
+            Some(number.ok_or_else(|| usage(format!("--wait {seconds}: give seconds")))?)
+        }
+        _ => return Err(usage("shutdown takes nothing but --wait SECONDS")),
+    };
+    ask::shutdown(wait)?;
+    Ok(0)
+}
+
+fn probe(words: &[String]) -> anyhow::Result<u8> {
+    let word = match words {
+        [] => "ready",
+        [word] => word.as_str(),
+        _ => return Err(usage("probe takes one word: live, started or ready")),
+    };
+    let page = ask::PROBES.iter().find(|(name, _)| *name == word);
+    let (_, page) = page.ok_or_else(|| usage(format!("there is no probe {word}")))?;
+    print(&ask::probe(&settings()?, page)?)
+}
+
+fn doctor(words: &[String]) -> anyhow::Result<u8> {
+    ask::doctor(&settings()?, words)
+}
+
+/// What the environment says.
+fn settings() -> anyhow::Result<Settings> {
+    Ok(environment::read(&std::env::vars_os().collect())?.settings)
+}
+
+fn take_picture(words: &[String]) -> anyhow::Result<u8> {
+    let [path] = words else { return Err(usage("screenshot takes the name of a file")) };
+    ask::screenshot(Path::new(path))?;
+    Ok(0)
+}
+
+fn show_password(words: &[String]) -> anyhow::Result<u8> {
+    alone("password", words)?;
+    print(&ask::password()?)
+}
+
+fn alone(verb: &str, words: &[String]) -> anyhow::Result<()> {
+    if words.is_empty() { Ok(()) } else { Err(usage(format!("{verb} takes no words"))) }
 }
 
 fn show_plan(words: &[String]) -> anyhow::Result<u8> {

@@ -1,8 +1,12 @@
 //! The entry point of the container image: what the environment says, and what becomes of it.
 #![forbid(unsafe_code)]
 
+pub mod ask;
 pub mod command;
 pub mod help;
 pub mod plan;
+pub mod pod;
 pub mod settings;
 pub mod status;
+pub mod story;
+pub mod web;

@@ -362,6 +362,16 @@ choices! {
     Dockur "dockur";
 }
 
+choices! {
+    /// How messages are written.
+    LogFormat:
+    /// For people.
+    #[default]
+    Text "text";
+    /// For programs.
+    Json "json";
+}
+
 /// The life of the pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pod {
@@ -375,6 +385,8 @@ pub struct Pod {
     pub timeout_old: Option<Within<1, 86400>>,
     /// Whose ways.
     pub compat: Compat,
+    /// How messages are written.
+    pub format: LogFormat,
     /// More messages.
     pub debug: bool,
     /// All messages.

@@ -76,6 +76,8 @@ pub(super) const POD: &[Variable] = variables! {
     refused "QMP" = ""
         => "whoever reaches a control socket owns the machine: use `transom` in the container, \
         or the API at the web port";
+    /// How messages are written: `text`, a line each, or `json`, for programs that collect them.
+    done "LOG_FORMAT" = "text" (pod.format);
     /// More messages.
     done "DEBUG" = "N" (pod.debug);
     /// All messages.

@@ -1,0 +1,140 @@
+//! What firmware and guest say at the serial port: lines for the log, and how far the machine is.
+
+use std::collections::VecDeque;
+
+/// Lines that are shown when nothing starts.
+const LAST: usize = 12;
+/// A line of a guest may have any length.
+const LONGEST: usize = 1000;
+
+/// What a line says of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// The firmware starts something.
+    Starts {
+        /// What it is called.
+        name: String,
+        /// It is on a disk, and no medium or shell.
+        disk: bool,
+    },
+    /// The firmware found nothing to start, or its shell alone.
+    Nothing,
+}
+
+/// The serial port, as bytes come from it.
+#[derive(Default)]
+pub struct Console {
+    line: Vec<u8>,
+    last: VecDeque<String>,
+}
+
+impl Console {
+    /// Takes bytes; whole lines, without what only terminals understand, come out.
+    pub fn take(&mut self, bytes: &[u8]) -> Vec<String> {
+        let mut lines = Vec::new();
+        for byte in bytes {
+            if *byte == b'\n' || *byte == b'\r' || self.line.len() >= LONGEST {
+                let line = plain(&String::from_utf8_lossy(&self.line));
+                self.line.clear();
+                if !line.is_empty() {
+                    lines.push(line);
+                }
+            }
+            if *byte != b'\n' && *byte != b'\r' {
+                self.line.push(*byte);
+            }
+        }
+        for line in &lines {
+            if self.last.len() == LAST {
+                self.last.pop_front();
+            }
+            self.last.push_back(line.clone());
+        }
+        lines
+    }
+
+    /// The last lines.
+    pub fn last(&self) -> String {
+        let last: Vec<&str> = self.last.iter().map(String::as_str).collect();
+        last.join("\n")
+    }
+}
+
+/// What a line of EDK2's boot device selection says.
+pub fn told(line: &str) -> Option<Told> {
+    let said = line.strip_prefix("BdsDxe: ")?;
+    if said.starts_with("No bootable option") {
+        return Some(Told::Nothing);
+    }
+    let rest = said.strip_prefix("starting Boot")?;
+    let (_, rest) = rest.split_once('"')?;
+    let (name, place) = rest.rsplit_once("\" from ")?;
+    if name.contains("Shell") && place.starts_with("Fv(") {
+        return Some(Told::Nothing);
+    }
+    Some(Told::Starts { name: name.into(), disk: place.contains("HD(") })
+}
+
+/// Without the sequences that move cursors and change colours.
+fn plain(text: &str) -> String {
+    let mut out = String::new();
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            // ECMA-48: a control sequence ends with a letter or one of a few signs.
+            '\x1b' if letters.next_if_eq(&'[').is_some() => {
+                while letters.next().is_some_and(|it| !('@'..='~').contains(&it)) {}
+            }
+            '\x1b' => drop(letters.next()),
+            '\t' => out.push(' '),
+            letter if letter.is_control() => {}
+            letter => out.push(letter),
+        }
+    }
+    out.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn lines_are_whole_and_plain() {
+        let mut console = Console::default();
+        assert!(console.take(b"\x1b[2J\x1b[01;01Hone").is_empty());
+        assert_eq!(console.take(b" two\r\nthree\x07\n\n"), ["one two", "three"]);
+        let long = console.take(&[b'x'; 2500]);
+        assert_eq!(long.iter().map(String::len).collect::<Vec<_>>(), [1000, 1000]);
+        assert_eq!(console.take(b"\n"), ["x".repeat(500)]);
+        assert_eq!(console.last().lines().count(), 5);
+        assert_eq!(console.take(b"\x1b[31"), Vec::<String>::new());
+        assert_eq!(console.take(b"\n\x1b"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn firmware_tells_what_it_starts() {
+        let starts = |name: &str, disk| Some(Told::Starts { name: name.into(), disk });
+        for (line, said) in [
+            (
+                "BdsDxe: starting Boot0004 \"Windows Boot Manager\" from HD(1,GPT,7B1C)/\\EFI\\\
+                 Microsoft\\Boot\\bootmgfw.efi",
+                starts("Windows Boot Manager", true),
+            ),
+            (
+                "BdsDxe: starting Boot0001 \"UEFI QEMU DVD-ROM QM00003 \" from PciRoot(0x0)/\
+                 Pci(0x1F,0x2)/Sata(0x1,0xFFFF,0x0)",
+                starts("UEFI QEMU DVD-ROM QM00003 ", false),
+            ),
+            ("BdsDxe: loading Boot0001 \"x\" from HD(1)", None),
+            (
+                "BdsDxe: starting Boot0000 \"EFI Internal Shell\" from Fv(7CB8BDC9)/FvFile(7C04)",
+                Some(Told::Nothing),
+            ),
+            ("BdsDxe: No bootable option or device was found.", Some(Told::Nothing)),
+            ("BdsDxe: starting Boot", None),
+            ("Linux version 6.1.0", None),
+        ] {
+            assert_eq!(told(line), said, "{line}");
+        }
+    }
+}

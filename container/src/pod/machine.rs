@@ -1,0 +1,270 @@
+//! From the plan to the machine, in the words of `vmm`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use vmm::config::Config;
+
+use super::volume::Disk;
+use crate::plan::{Plan, Source};
+use crate::settings::Format;
+use crate::settings::translate::arguments::{Content, Drive};
+use crate::settings::translate::{Bus, Cache, Display, Screen, Usb};
+use crate::settings::value::{Size, Value as _};
+use crate::settings::words::Mac;
+use crate::settings::{Boot, Discard, Settings};
+use crate::status::{Failure, Status};
+
+/// What was made ready for the machine.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// The firmware's code and its memory; none for the probe.
+    pub firmware: Option<(PathBuf, PathBuf)>,
+    /// The disks, the system's first.
+    pub disks: Vec<Disk>,
+    /// CDs, the one that is booted first.
+    pub media: Vec<PathBuf>,
+    /// The network.
+    pub cable: Option<Cable>,
+    /// The control socket.
+    pub control: PathBuf,
+    /// Where the screen is shown, in the words of `--vnc`.
+    pub doors: Vec<String>,
+}
+
+/// The network card, and where its cable ends.
+#[derive(Debug)]
+pub struct Cable {
+    /// The other end, in the words of `virtio-net`.
+    pub to: String,
+    /// The card's address.
+    pub mac: Mac,
+    /// The longest packet, where that is not the usual one.
+    pub mtu: Option<u16>,
+}
+
+/// The machine.
+///
+/// # Errors
+///
+/// When the settings ask for what there is not.
+pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
+    let settings = &plan.said.settings;
+    let mut config = Config::default();
+    config.set("control", &text(&parts.control)?)?;
+    for door in &parts.doors {
+        config.set("vnc", door)?;
+    }
+    frame(&mut config, plan)?;
+    if let Some((code, vars)) = &parts.firmware {
+        config.set("firmware", &text(code)?)?;
+        config.set("vars", &text(vars)?)?;
+        // Windows reads registers that no hypervisor has.
+        config.set("msr", "ignore")?;
+    }
+    hands(&mut config, settings)?;
+    for disk in &parts.disks {
+        attach(&mut config, settings, disk)?;
+    }
+    for medium in &parts.media {
+        insert(&mut config, settings.disk.media.is, medium)?;
+    }
+    if let Some(cable) = &parts.cable {
+        let mut words = format!("virtio-net,to={},mac={}", escaped(&cable.to), cable.mac.show());
+        if let Some(mtu) = cable.mtu {
+            words.push_str(&format!(",mtu={mtu}"));
+        }
+        config.set("device", &words)?;
+    }
+    extras(&mut config, plan)?;
+    config.check()?;
+    Ok(config)
+}
+
+/// Processors, memory, firmware's words, the display.
+fn frame(config: &mut Config, plan: &Plan) -> anyhow::Result<()> {
+    let settings = &plan.said.settings;
+    let cpus = match &settings.processor.topology {
+        Some(it) => {
+            format!("{},sockets={},cores={},threads={}", it.count, it.sockets, it.cores, it.threads)
+        }
+        None => plan.sizes.processors.to_string(),
+    };
+    config.set("cpus", &cpus)?;
+    let prealloc = settings.machine.arguments.as_ref().is_some_and(|it| it.prealloc);
+    let mebibytes = plan.sizes.memory >> 20;
+    config.set("memory", &format!("{mebibytes}M{}", if prealloc { ",prealloc" } else { "" }))?;
+    config.set("hyperv", if settings.processor.hyperv { "auto" } else { "off" })?;
+    let picture = &settings.screen;
+    let dark = picture.adapter.is == Screen::None || picture.display.is == Display::None;
+    let mode = format!("{}x{}", settings.windows.width.0, settings.windows.height.0);
+    config.set("display", if dark { "none" } else { &mode })?;
+    if let Some(keyboard) = &settings.windows.keyboard {
+        // A layout that viewers' symbols cannot be led back to leaves the usual one.
+        config.set("keyboard", &keyboard.show()).ok();
+    } else {
+        config.set("keyboard", &settings.windows.language.show()).ok();
+    }
+    // We listen in any case: the firmware tells there what it starts.
+    config.set("serial", "stdio")?;
+    if settings.machine.boot == Boot::Secure
+        || settings.machine.tpm == Some(true)
+        || settings.machine.smm == Some(true)
+    {
+        let sentence = "BOOT_MODE, TPM, SMM: there is no Secure Boot and no TPM yet: leave them \
+                        out, or say BOOT_MODE=windows";
+        return Err(Failure::new(Status::Boot, sentence));
+    }
+    identity(config, settings)
+}
+
+/// What the machine says of itself.
+fn identity(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
+    let machine = &settings.machine;
+    let said = [machine.smbios.as_ref(), machine.arguments.as_ref().map(|it| &it.smbios)];
+    let mut words = Vec::new();
+    for smbios in said.into_iter().flatten() {
+        for (name, value) in [
+            ("manufacturer", &smbios.manufacturer),
+            ("product", &smbios.product),
+            ("version", &smbios.version),
+            ("serial", &smbios.serial),
+        ] {
+            words.extend(value.iter().map(|value| format!("{name}={}", escaped(value))));
+        }
+    }
+    let uuid = said.into_iter().flatten().filter_map(|it| it.uuid.as_ref()).next();
+    let uuid = machine.uuid.as_ref().or(uuid);
+    words.extend(uuid.map(|uuid| format!("uuid={}", uuid.0)));
+    if !words.is_empty() {
+        config.set("smbios", &words.join(","))?;
+    }
+    Ok(())
+}
+
+/// What people touch.
+fn hands(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
+    let dark = settings.screen.display.is == Display::None;
+    if settings.machine.usb.is == Usb::Xhci {
+        config.set("device", "xhci")?;
+        if !dark {
+            config.set("device", "usb-tablet")?;
+            config.set("device", "usb-keyboard")?;
+        }
+    }
+    Ok(())
+}
+
+/// A disk at the controller of the settings.
+fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Result<()> {
+    let drives = &settings.disk;
+    let mut words = vec![format!("path={}", escaped(&text(&disk.path)?))];
+    words.push(format!("format={}", form(disk.format)));
+    let direct = drives.cache.is == Cache::Direct;
+    words.push(format!("direct={}", if direct { "auto" } else { "off" }));
+    words.push(format!("discard={}", drives.discard == Discard::Unmap));
+    plug(config, drives.controller.is, &words.join(","))
+}
+
+/// A disk of these words at a controller.
+fn plug(config: &mut Config, bus: Bus, words: &str) -> anyhow::Result<()> {
+    let kind = match bus {
+        Bus::Auto | Bus::Nvme => "nvme",
+        Bus::Scsi => "virtio-scsi",
+        Bus::Blk => "virtio-blk",
+        Bus::Ahci => "ahci",
+        Bus::Usb => "usb-storage",
+        Bus::None => return Ok(()),
+    };
+    config.set("device", &format!("{kind},{words}"))
+}
+
+/// A CD.
+fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<()> {
+    let path = escaped(&text(medium)?);
+    let kind = match bus {
+        Bus::None => return Ok(()),
+        Bus::Ahci | Bus::Auto | Bus::Scsi | Bus::Blk | Bus::Nvme | Bus::Usb => "usb-storage",
+    };
+    config.set("device", &format!("{kind},path={path},cdrom=true"))
+}
+
+/// What else there is.
+fn extras(config: &mut Config, plan: &Plan) -> anyhow::Result<()> {
+    let settings = &plan.said.settings;
+    if settings.machine.rng {
+        config.set("device", "virtio-rng")?;
+    }
+    if settings.balloon.on {
+        config.set("device", "virtio-balloon")?;
+    }
+    if settings.machine.hpet {
+        config.set("device", "hpet")?;
+    }
+    let Some(arguments) = &settings.machine.arguments else { return Ok(()) };
+    for (name, content) in &arguments.files {
+        let value = match content {
+            Content::Text(text) => text.clone(),
+            Content::File(path) => format!("@{}", text(path)?),
+        };
+        config.set("fw-cfg", &format!("{name}={value}"))?;
+    }
+    for drive in &arguments.drives {
+        further(config, drive)?;
+    }
+    Ok(())
+}
+
+/// A drive of `ARGUMENTS`.
+fn further(config: &mut Config, drive: &Drive) -> anyhow::Result<()> {
+    if drive.cdrom {
+        return insert(config, drive.bus, &drive.path);
+    }
+    let mut words = vec![format!("path={}", escaped(&text(&drive.path)?))];
+    words.extend(drive.format.map(|format| format!("format={}", form(format))));
+    words.push(format!("readonly={}", drive.readonly));
+    plug(config, drive.bus, &words.join(","))
+}
+
+fn form(format: Format) -> &'static str {
+    match format {
+        Format::Raw => "raw",
+        Format::Qcow2 => "qcow2",
+    }
+}
+
+/// A path in the words of the configuration.
+fn text(path: &Path) -> anyhow::Result<String> {
+    let text = path.to_str().with_context(|| format!("{} is not text", path.display()))?;
+    Ok(text.to_owned())
+}
+
+/// A value among keys: a comma of its own is doubled.
+fn escaped(text: &str) -> String {
+    text.replace(',', ",,")
+}
+
+/// Media that are on the volume or mounted, besides that which is booted.
+pub fn further_media(root: &Path, volume: &Path) -> Vec<PathBuf> {
+    let places = [root.join("mount.iso"), root.join("drivers.iso"), volume.join("drivers.iso")];
+    places.into_iter().filter(|path| path.is_file()).collect()
+}
+
+/// The rescue CD, which is booted before all others.
+pub fn rescue(root: &Path, volume: &Path) -> Option<PathBuf> {
+    [root.join("start.iso"), volume.join("start.iso")].into_iter().find(|path| path.is_file())
+}
+
+/// The size of a machine in words, for the log.
+pub fn shown(plan: &Plan) -> String {
+    let memory = Size(plan.sizes.memory >> 20 << 20).show();
+    let what = match &plan.source {
+        Source::Probe => "the probe".to_owned(),
+        Source::Disk(path) | Source::Medium(path) => path.display().to_string(),
+        Source::Download(version) => version.name(),
+    };
+    match plan.sizes.processors {
+        1 => format!("{what}: 1 processor, {memory} of memory"),
+        count => format!("{what}: {count} processors, {memory} of memory"),
+    }
+}

@@ -1,0 +1,134 @@
+//! The end that an engine or a cluster asks for: within its time, whatever the guest does.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use vmm::control::Command;
+
+use super::child::Child;
+
+/// The button is pressed again so often: Windows hears it only where somebody is logged on, or
+/// nobody at all.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// How the time is shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// The guest ends by itself.
+    pub ask: Duration,
+    /// After that its devices write what they hold.
+    pub off: Duration,
+}
+
+impl Budget {
+    /// Of so many seconds in all: some of them are for ourselves.
+    pub fn of(seconds: u32) -> Self {
+        let reserve = match seconds {
+            30.. => 5,
+            15.. => 4,
+            7.. => 3,
+            _ => 1,
+        };
+        let off = Duration::from_secs(reserve.min(u64::from(seconds) / 3));
+        let all = Duration::from_secs(u64::from(seconds));
+        Self { ask: all.saturating_sub(2 * off), off }
+    }
+}
+
+/// Signals that mean the end.
+pub struct Signals([(Signal, u8); 4]);
+
+impl Signals {
+    /// From now on they do not end us.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime has no place for them.
+    pub fn catch() -> anyhow::Result<Self> {
+        let kinds = [
+            SignalKind::terminate(),
+            SignalKind::interrupt(),
+            SignalKind::hangup(),
+            SignalKind::quit(),
+        ];
+        let mut caught = Vec::new();
+        for kind in kinds {
+            let number = u8::try_from(kind.as_raw_value())?;
+            caught.push((signal(kind)?, number));
+        }
+        let caught = caught.try_into().map_err(|_| anyhow::anyhow!("signals"))?;
+        Ok(Self(caught))
+    }
+
+    /// The next one, as an exit status.
+    pub async fn next(&mut self) -> u8 {
+        let [one, two, three, four] = &mut self.0;
+        let number = tokio::select! {
+            _ = one.0.recv() => one.1,
+            _ = two.0.recv() => two.1,
+            _ = three.0.recv() => three.1,
+            _ = four.0.recv() => four.1,
+        };
+        128 + number
+    }
+}
+
+/// Ends the machine: asks the guest if that makes sense, then switches it off, then kills it.
+/// A second signal does not wait.
+pub async fn stop(child: &mut Child, budget: Budget, asks: bool, signals: &mut Signals) {
+    let start = Instant::now();
+    if asks {
+        let end = start + budget.ask;
+        tokio::select! {
+            ended = press(child, end) => if ended { return },
+            _ = signals.next() => {}
+        }
+    }
+    let off = Instant::now() + budget.off;
+    let quit = async {
+        child.ask(Command::Quit).await.ok();
+    };
+    timeout_at(off, quit).await.ok();
+    if timeout_at(off, child.end()).await.is_err() {
+        tracing::warn!("the machine does not end: it is killed");
+        child.kill();
+        child.end().await.ok();
+    }
+}
+
+/// Presses the power button until the machine is off; whether it is.
+async fn press(child: &mut Child, end: Instant) -> bool {
+    let mut next = Instant::now();
+    loop {
+        match child.ask(Command::PowerButton).await {
+            Ok(_) => tracing::info!("the guest is asked to shut down"),
+            Err(error) => tracing::info!("the guest cannot be asked to shut down: {error:#}"),
+        }
+        next = (next + AGAIN).min(end);
+        tokio::select! {
+            _ = child.end() => return true,
+            () = sleep_until(next) => {}
+        }
+        if next == end {
+            tracing::warn!("the guest did not shut down in time");
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_parts_are_never_more_than_the_whole() {
+        for seconds in 1..200 {
+            let budget = Budget::of(seconds);
+            let all = budget.ask + 2 * budget.off;
+            assert!(all <= Duration::from_secs(seconds.into()), "{seconds}: {budget:?}");
+        }
+        let usual = Budget::of(105);
+        assert_eq!((usual.ask.as_secs(), usual.off.as_secs()), (95, 5));
+    }
+}

@@ -1,0 +1,101 @@
+//! Figures in the text format of Prometheus.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use serde_json::Value;
+use vmm::control::Command;
+
+use super::Front;
+use crate::pod::child;
+use crate::story::Phase;
+
+const PHASES: [(Phase, &str); 5] = [
+    (Phase::Preparing, "preparing"),
+    (Phase::Booting, "booting"),
+    (Phase::Running, "running"),
+    (Phase::Stopping, "stopping"),
+    (Phase::Failed, "failed"),
+];
+
+/// All figures.
+pub(super) async fn metrics(State(front): State<Arc<Front>>) -> Response {
+    // A machine that is not there, or does not answer, has none.
+    let machine = child::ask(&front.room.control(), Command::Status).await.ok();
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(CONTENT_TYPE, kind)], text(&front, machine.as_ref())).into_response()
+}
+
+fn text(front: &Front, machine: Option<&Value>) -> String {
+    let mut text = Text::default();
+    let version = env!("CARGO_PKG_VERSION");
+    text.family("transom_info", "What runs.", &[(&[("version", version)], 1.0)]);
+    let phase = front.story.phase();
+    for (it, name) in PHASES {
+        let value = f64::from(u8::from(it == phase));
+        text.sample("transom_phase", "The phase of the pod's life.", &[("phase", name)], value);
+    }
+    let age = front.story.since.elapsed().as_secs_f64();
+    text.family("transom_uptime_seconds", "Seconds since the pod began.", &[(&[], age)]);
+    let up = f64::from(u8::from(machine.is_some()));
+    text.family("transom_machine_up", "Whether the machine answers.", &[(&[], up)]);
+    let Some(machine) = machine else { return text.0 };
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    for (name, help, key) in [
+        ("transom_processors", "Processors of the machine.", "processors"),
+        ("transom_memory_bytes", "Memory of the machine.", "memory"),
+        ("transom_resets_total", "Resets of the machine.", "resets"),
+    ] {
+        text.family(name, help, &[(&[], number(&machine[key]))]);
+    }
+    let viewers = machine["viewers"].as_array().map_or(0, Vec::len);
+    let viewers = f64::from(u32::try_from(viewers).unwrap_or(u32::MAX));
+    text.family("transom_viewers", "Viewers of the screen.", &[(&[], viewers)]);
+    for disk in machine["disks"].as_array().into_iter().flatten() {
+        let name = disk["name"].as_str().unwrap_or_default();
+        let size = number(&disk["size"]);
+        text.sample("transom_disk_size_bytes", "Size of a disk.", &[("disk", name)], size);
+    }
+    for link in machine["links"].as_array().into_iter().flatten() {
+        let name = link["name"].as_str().unwrap_or_default();
+        let up = f64::from(u8::from(link["up"].as_bool().unwrap_or(false)));
+        text.sample("transom_link_up", "Whether frames go through.", &[("link", name)], up);
+    }
+    text.0
+}
+
+/// The text, family by family.
+#[derive(Default)]
+struct Text(String);
+
+/// Names of labels and their values.
+type Labels<'a> = &'a [(&'a str, &'a str)];
+
+impl Text {
+    fn family(&mut self, name: &str, help: &str, samples: &[(Labels<'_>, f64)]) {
+        for (labels, value) in samples {
+            self.sample(name, help, labels, *value);
+        }
+    }
+
+    fn sample(&mut self, name: &str, help: &str, labels: Labels<'_>, value: f64) {
+        if !self.0.contains(&format!("# TYPE {name} ")) {
+            let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+            writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("a string");
+        }
+        let labels: Vec<_> =
+            labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escaped(value))).collect();
+        match labels.is_empty() {
+            true => writeln!(self.0, "{name} {value}").expect("a string"),
+            false => writeln!(self.0, "{name}{{{}}} {value}", labels.join(",")).expect("a string"),
+        }
+    }
+}
+
+/// A value between quotes.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}

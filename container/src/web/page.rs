@@ -1,0 +1,103 @@
+//! The page that is shown while there is no screen to see, and what it is fed with.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderName, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::Front;
+use crate::story::{Phase, Scene};
+
+/// The files of the page.
+const FILES: [(&str, &str, &str); 2] = [
+    ("status.css", "text/css; charset=utf-8", include_str!("../../web/status.css")),
+    ("status.js", "text/javascript; charset=utf-8", include_str!("../../web/status.js")),
+];
+const PAGE: &str = include_str!("../../web/status.html");
+/// Proxies close what is silent, mostly after a minute.
+const BEAT: Duration = Duration::from_secs(20);
+
+type Shared = State<Arc<Front>>;
+
+/// The page of a pod of this name, which leaves for the viewer if there will be a screen.
+pub(super) fn page(name: &str, screen: bool) -> Response {
+    let text = PAGE.replace("{SCREEN}", if screen { "yes" } else { "no" });
+    // What somebody chose comes last: no mark in it is one.
+    let text = text.replace("{NAME}", &escaped(name));
+    let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];
+    (head, text).into_response()
+}
+
+/// A text within a page.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// A file of the page.
+pub(super) async fn file(Path(name): Path<String>) -> Response {
+    match FILES.iter().find(|(it, ..)| *it == name) {
+        Some((_, kind, text)) => {
+            ([(CONTENT_TYPE, *kind), (CACHE_CONTROL, "no-cache")], *text).into_response()
+        }
+        None => (StatusCode::NOT_FOUND, "There is no such file.\n").into_response(),
+    }
+}
+
+/// The present message as the reference image says it, for tools that ask again and again. They
+/// take its absence for the sign that there is a screen.
+pub(super) async fn message(State(front): Shared) -> Response {
+    let scene = front.story.scene().borrow().clone();
+    if matches!(scene.phase, Phase::Booting | Phase::Running) {
+        return (StatusCode::NOT_FOUND, "There is no such page.\n").into_response();
+    }
+    let text = match scene.thousandths {
+        Some(part) => format!("{} ({}.{}%)\n", scene.doing, part / 10, part % 10),
+        None => format!("{}\n", scene.doing),
+    };
+    ([(CONTENT_TYPE, "text/html; charset=utf-8")], text).into_response()
+}
+
+/// Scenes as they come (`text/event-stream`), the present one first.
+pub(super) async fn events(State(front): Shared) -> Response {
+    let mut scenes = front.story.scene();
+    scenes.mark_changed();
+    let events = stream::unfold(scenes, |mut scenes| async move {
+        let text = match timeout(BEAT, scenes.changed()).await {
+            Ok(Ok(())) => event(&scenes.borrow_and_update()),
+            Ok(Err(_)) => return None,
+            Err(_) => ":\n\n".to_owned(),
+        };
+        Some((Ok::<_, Infallible>(text), scenes))
+    });
+    let buffering = HeaderName::from_static("x-accel-buffering");
+    let head = [(CONTENT_TYPE, "text/event-stream"), (buffering, "no")];
+    (head, Body::from_stream(events)).into_response()
+}
+
+fn event(scene: &Scene) -> String {
+    let text = serde_json::to_string(scene).unwrap_or_default();
+    format!("data: {text}\n\n")
+}
+
+/// Which lines of the log are wanted.
+#[derive(Deserialize)]
+pub(super) struct After {
+    #[serde(default)]
+    after: u64,
+}
+
+/// Lines of the log: for those who may see the screen, which tells more.
+pub(super) async fn log(State(front): Shared, Query(After { after }): Query<After>) -> Response {
+    let (lines, count) = front.story.lines(after);
+    Json(json!({ "lines": lines, "count": count })).into_response()
+}

@@ -1,0 +1,57 @@
+// Follows what the pod does, and leaves for the viewer when there is a screen.
+const part = (id) => document.getElementById(id);
+const seen = ["booting", "running"];
+let shown = 0;
+let busy = false;
+
+// Seconds for people.
+function span(seconds) {
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+}
+
+// The log is for those who are logged in; nobody else is shown that there is one.
+async function lines(count) {
+  if (busy || count <= shown) return;
+  busy = true;
+  try {
+    const answer = await fetch(`log?after=${shown}`, { redirect: "error" });
+    if (!answer.ok) return;
+    const log = await answer.json();
+    const box = part("lines");
+    const end = box.scrollTop + box.clientHeight >= box.scrollHeight - 20;
+    box.append(log.lines.map((line) => `${line}\n`).join(""));
+    if (end) box.scrollTop = box.scrollHeight;
+    shown = log.count;
+    part("log").hidden = false;
+  } catch {
+    // The next scene asks again.
+  } finally {
+    busy = false;
+  }
+}
+
+function show(scene) {
+  if (document.body.dataset.screen === "yes" && seen.includes(scene.phase)) {
+    location.reload();
+    return;
+  }
+  document.body.dataset.phase = scene.phase;
+  part("bar").hidden = scene.phase === "running";
+  part("doing").textContent = scene.doing || "Starting…";
+  const bar = part("bar");
+  if (scene.thousandths === undefined) bar.removeAttribute("value");
+  else bar.value = scene.thousandths / 1000;
+  const percent = scene.thousandths === undefined ? "" : `${(scene.thousandths / 10).toFixed(1)} %`;
+  const left = scene.seconds_left === undefined ? "" : `about ${span(scene.seconds_left)} left`;
+  part("left").textContent = [percent, left].filter(Boolean).join(", ");
+  lines(scene.lines);
+}
+
+const events = new EventSource("events");
+events.onmessage = (event) => show(JSON.parse(event.data));
+events.onerror = () => {
+  document.body.dataset.phase = "lost";
+  part("left").textContent = "The connection is lost; trying again…";
+};
