@@ -1,0 +1,269 @@
+//! Podman with a store of its own, and pods in network namespaces of their own.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use transom_tests::program::PATIENCE;
+
+/// What a container may have here: the engine's own limits are more than this host gives.
+const LIMITS: [&str; 4] = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"];
+const IMAGE: &str = "localhost/transom-test";
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Whether there is an engine that can be used; else why not.
+pub(crate) fn is_here() -> Result<(), &'static str> {
+    let says = |program: &str| {
+        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status()
+    };
+    for (program, why) in [
+        ("podman", "there is no podman"),
+        ("runc", "there is no runc"),
+        ("curl", "there is no curl"),
+    ] {
+        if says(program).is_err() {
+            return Err(why);
+        }
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err("containers with devices need root");
+    }
+    Ok(())
+}
+
+/// Podman, with the image.
+pub(crate) struct Engine {
+    words: Vec<String>,
+}
+
+impl Engine {
+    /// The one for all tests, which builds the image.
+    pub(crate) fn get() -> Result<&'static Self> {
+        static ENGINE: OnceLock<Result<Engine, String>> = OnceLock::new();
+        let made = ENGINE.get_or_init(|| Self::make().map_err(|error| format!("{error:#}")));
+        made.as_ref().map_err(|error| anyhow::anyhow!("{error}"))
+    }
+
+    fn make() -> Result<Self> {
+        let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join("podman");
+        let at = |name: &str| store.join(name).display().to_string();
+        let words = [
+            "podman",
+            "--root",
+            &at("root"),
+            "--runroot",
+            &at("run"),
+            "--storage-driver",
+            "vfs",
+            "--runtime",
+            "runc",
+            "--cgroup-manager",
+            "cgroupfs",
+        ];
+        let engine = Self { words: words.map(str::to_owned).to_vec() };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/image");
+        let mut build = Command::new(script);
+        build.args(["--profile", profile()?, "--podman", &engine.words.join(" "), IMAGE]);
+        said(&mut build).context("the image")?;
+        Ok(engine)
+    }
+
+    /// Podman with these words.
+    pub(crate) fn podman(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).args(words);
+        command
+    }
+}
+
+/// The profile of this test, in the words of cargo.
+fn profile() -> Result<&'static str> {
+    let test = std::env::current_exe()?;
+    let folder = test.ancestors().nth(2).and_then(Path::file_name).and_then(|it| it.to_str());
+    match folder {
+        Some("debug") => Ok("dev"),
+        Some("release") => Ok("release"),
+        Some("test-fast") => Ok("test-fast"),
+        other => bail!("{other:?} is not the folder of a profile"),
+    }
+}
+
+/// Runs a command that has to succeed.
+pub(crate) fn said(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let Output { status, stdout, stderr } = output;
+    ensure!(status.success(), "{command:?}: {status}: {}{}", text(&stdout), text(&stderr));
+    Ok(text(&stdout))
+}
+
+/// An answer of the web port.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: String,
+}
+
+/// A pod that runs, with a host beside it on the network: each is a namespace.
+pub(crate) struct Pod {
+    engine: &'static Engine,
+    /// Of the container and of both namespaces.
+    name: String,
+    inside: Namespace,
+    outside: Namespace,
+    volume: tempfile::TempDir,
+}
+
+const OURS: &str = "10.99.0.1";
+const THEIRS: &str = "10.99.0.2";
+
+impl Pod {
+    /// Starts the image with further words of `podman run`.
+    pub(crate) fn start(engine: &'static Engine, name: &str, words: &[&str]) -> Result<Self> {
+        let name = format!("transom-{}-{name}", std::process::id());
+        let outside = Namespace::make(&format!("{name}-o"))?;
+        let inside = Namespace::make(&format!("{name}-i"))?;
+        let (near, far) = (outside.name.as_str(), inside.name.as_str());
+        let link = ["link", "add", "eth0", "netns", near, "type", "veth"];
+        said(Command::new("ip").args(link).args(["peer", "name", "eth0", "netns", far]))?;
+        for (space, address) in [(&outside, OURS), (&inside, THEIRS)] {
+            let address = format!("{address}/24");
+            said(&mut space.run(&["ip", "address", "add", &address, "dev", "eth0"]))?;
+            said(&mut space.run(&["ip", "link", "set", "eth0", "up"]))?;
+            said(&mut space.run(&["ip", "link", "set", "lo", "up"]))?;
+        }
+        said(&mut inside.run(&["ip", "route", "add", "default", "via", OURS]))?;
+        let volume = tempfile::tempdir()?;
+        let pod = Self { engine, name, inside, outside, volume };
+        let network = format!("ns:/run/netns/{}", pod.inside.name);
+        let storage = format!("{}:/storage", pod.volume.path().display());
+        let mut run = vec!["run", "--detach", "--name", &pod.name, "--network", &network];
+        run.extend(["--log-driver", "k8s-file"]);
+        run.extend(["--device", "/dev/kvm", "--device", "/dev/net/tun", "--cap-add", "NET_ADMIN"]);
+        run.extend(["--volume", &storage]);
+        run.extend(LIMITS);
+        run.extend(words);
+        run.push(IMAGE);
+        said(&mut engine.podman(&run))?;
+        Ok(pod)
+    }
+
+    /// Asks the web port from outside.
+    pub(crate) fn get(&self, path: &str) -> Result<Answer> {
+        self.get_as(path, None)
+    }
+
+    /// The same with a name and a password.
+    pub(crate) fn get_as(&self, path: &str, who: Option<&str>) -> Result<Answer> {
+        let who: Vec<_> = who.iter().flat_map(|who| ["--user", who]).collect();
+        self.curl(path, &who)
+    }
+
+    /// Sends JSON to the web port, as a page of ours does.
+    pub(crate) fn post(&self, path: &str, json: &str) -> Result<Answer> {
+        let origin = format!("Origin: http://{THEIRS}:8006");
+        let kind = "Content-Type: application/json";
+        self.curl(path, &["--header", &origin, "--header", kind, "--data", json])
+    }
+
+    fn curl(&self, path: &str, words: &[&str]) -> Result<Answer> {
+        let place = format!("http://{THEIRS}:8006{path}");
+        let form = "\n%{http_code}";
+        let mut curl = vec!["curl", "--silent", "--max-time", "20", "--write-out", form];
+        curl.extend(words);
+        curl.push(&place);
+        let text = said(&mut self.outside.run(&curl))?;
+        let (body, status) = text.rsplit_once('\n').context("no status")?;
+        Ok(Answer { status: status.parse()?, body: body.into() })
+    }
+
+    /// Waits for this status of a page.
+    pub(crate) fn until(&self, path: &str, status: u16) -> Result<Answer> {
+        self.until_by(path, None, status)
+    }
+
+    /// The same with a name and a password: after a wrong one they wait a while.
+    pub(crate) fn until_as(&self, path: &str, who: &str, status: u16) -> Result<Answer> {
+        self.until_by(path, Some(who), status)
+    }
+
+    fn until_by(&self, path: &str, who: Option<&str>, status: u16) -> Result<Answer> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.get_as(path, who);
+            if let Ok(answer) = &answer
+                && answer.status == status
+            {
+                return Ok(Answer { status, body: answer.body.clone() });
+            }
+            ensure!(Instant::now() < end, "{path}: {answer:?}\n{}", self.logs()?);
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Stops it as an engine does, and tells its status.
+    pub(crate) fn stop(&self, seconds: u32) -> Result<i32> {
+        said(&mut self.engine.podman(&["stop", "--time", &seconds.to_string(), &self.name]))?;
+        self.wait()
+    }
+
+    /// Waits for its end, and tells its status.
+    pub(crate) fn wait(&self) -> Result<i32> {
+        let mut wait = self.engine.podman(&["wait", &self.name]);
+        let limit = PATIENCE.as_secs().to_string();
+        let mut limited = Command::new("timeout");
+        limited.arg(limit).arg(wait.get_program()).args(wait.get_args());
+        wait = limited;
+        Ok(said(&mut wait)?.trim().parse()?)
+    }
+
+    /// What it has said.
+    pub(crate) fn logs(&self) -> Result<String> {
+        let output = self.engine.podman(&["logs", &self.name]).output()?;
+        let [out, err] = [output.stdout, output.stderr];
+        Ok(format!("{}{}", String::from_utf8_lossy(&out), String::from_utf8_lossy(&err)))
+    }
+
+    /// Runs a command in it.
+    pub(crate) fn run(&self, words: &[&str]) -> Result<(i32, String)> {
+        let words = [&["exec", &self.name][..], words].concat();
+        let output = self.engine.podman(&words).output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok((output.status.code().unwrap_or(-1), text))
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        said(&mut self.engine.podman(&["rm", "--force", "--time", "0", &self.name])).ok();
+    }
+}
+
+/// A network namespace, as long as it is kept.
+struct Namespace {
+    name: String,
+}
+
+impl Namespace {
+    fn make(name: &str) -> Result<Self> {
+        said(Command::new("ip").args(["netns", "add", name]))?;
+        Ok(Self { name: name.into() })
+    }
+
+    /// A command in it.
+    fn run(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]).args(words);
+        command
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        said(Command::new("ip").args(["netns", "delete", &self.name])).ok();
+    }
+}
