@@ -3,12 +3,17 @@
 
 #[path = "pod/engine.rs"]
 mod engine;
+#[path = "pod/sight.rs"]
+mod sight;
 
 use std::fs;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use transom_tests::program::not_run;
+use transom_tests::browser::Browser;
+use transom_tests::print::Picture;
+use transom_tests::program::{PATIENCE, not_run};
 use vmm::kvm::Situation;
 
 use self::engine::{Engine, Pod};
@@ -24,6 +29,16 @@ fn runs_here(test: &str) -> bool {
     };
     not_run(test, reason);
     false
+}
+
+/// Waits until the picture in the browser is as it should be.
+fn until(browser: &mut Browser, enough: impl Fn(&Picture) -> bool) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !browser.picture(usize::MAX >> 1)?.is_some_and(|it| enough(&it)) {
+        ensure!(Instant::now() < deadline, "the picture is not as it should be");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 #[test]

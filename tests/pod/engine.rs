@@ -1,5 +1,9 @@
 //! Podman with a store of its own, and pods in network namespaces of their own.
 
+use std::fs::File;
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -7,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use transom_tests::program::PATIENCE;
 
 /// What a container may have here: the engine's own limits are more than this host gives.
@@ -152,6 +157,24 @@ impl Pod {
         Ok(pod)
     }
 
+    /// The address of the web port for a browser on this host, which is in no namespace of ours.
+    pub(crate) fn address(&self) -> Result<String> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let place = listener.local_addr()?;
+        let space = File::open(format!("/run/netns/{}", self.outside.name))?;
+        thread::spawn(move || {
+            // A thread's sockets are made where the thread is.
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(space.as_fd(), kind).expect("the namespace");
+            for near in listener.incoming() {
+                let Ok(near) = near else { return };
+                let Ok(far) = TcpStream::connect((THEIRS, 8006)) else { continue };
+                carry(&near, &far).expect("two sockets more");
+            }
+        });
+        Ok(format!("http://{place}/"))
+    }
+
     /// Asks the web port from outside.
     pub(crate) fn get(&self, path: &str) -> Result<Answer> {
         self.get_as(path, None)
@@ -241,6 +264,18 @@ impl Drop for Pod {
     fn drop(&mut self) {
         said(&mut self.engine.podman(&["rm", "--force", "--time", "0", &self.name])).ok();
     }
+}
+
+/// Carries bytes both ways until either end has enough.
+fn carry(near: &TcpStream, far: &TcpStream) -> io::Result<()> {
+    for (from, to) in [(near, far), (far, near)] {
+        let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
+        thread::spawn(move || {
+            io::copy(&mut from, &mut to).ok();
+            to.shutdown(Shutdown::Both).ok();
+        });
+    }
+    Ok(())
 }
 
 /// A network namespace, as long as it is kept.

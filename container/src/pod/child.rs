@@ -1,5 +1,6 @@
 //! The process of the machine: `vmm run`, with its configuration on standard input.
 
+use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -7,9 +8,11 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child as Process, ChildStderr, ChildStdout, Command};
 use tokio::sync::mpsc;
+use tracing::Level;
 use vmm::config::Config;
 use vmm::control::{self, Client};
 
@@ -44,6 +47,7 @@ impl Child {
             // What the environment says is for us, passwords included.
             .env_clear()
             .env("VMM_LOG", level)
+            .env("VMM_LOG_FORMAT", "json")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -84,7 +88,7 @@ impl Child {
     /// # Errors
     ///
     /// When it says no, or is gone.
-    pub async fn ask(&self, command: control::Command) -> anyhow::Result<serde_json::Value> {
+    pub async fn ask(&self, command: control::Command) -> anyhow::Result<Value> {
         ask(&self.control, command).await
     }
 
@@ -102,7 +106,7 @@ impl Child {
 /// # Errors
 ///
 /// When it says no, or is gone.
-pub async fn ask(control: &Path, command: control::Command) -> anyhow::Result<serde_json::Value> {
+pub async fn ask(control: &Path, command: control::Command) -> anyhow::Result<Value> {
     let control = control.to_owned();
     tokio::task::spawn_blocking(move || Client::connect(&control)?.ask(&command)).await?
 }
@@ -136,11 +140,48 @@ async fn listen(
     }
 }
 
-/// Repeats what the process says itself.
+/// Repeats what the process says itself, as it says it.
 async fn repeat(errors: ChildStderr, story: Arc<Story>) {
     let mut lines = BufReader::new(errors).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        tracing::info!("{}", line.trim_start());
-        story.keep(line.trim_start());
+        let (level, text) = event(&line).unwrap_or((Level::ERROR, line));
+        match level {
+            Level::ERROR => tracing::error!("{text}"),
+            Level::WARN => tracing::warn!("{text}"),
+            Level::INFO => tracing::info!("{text}"),
+            Level::DEBUG => tracing::debug!("{text}"),
+            _ => tracing::trace!("{text}"),
+        }
+        if level <= Level::INFO {
+            story.keep(&text);
+        }
+    }
+}
+
+/// An event of the process' log: how grave it is, and its words. What is none is its last sentence.
+fn event(line: &str) -> Option<(Level, String)> {
+    let event: Value = serde_json::from_str(line).ok()?;
+    let level = event["level"].as_str()?.parse().ok()?;
+    let mut text = event["fields"]["message"].as_str()?.to_owned();
+    for (name, value) in event["fields"].as_object()?.iter().filter(|(name, _)| *name != "message")
+    {
+        match value.as_str() {
+            Some(value) => write!(text, " {name}={value}").ok()?,
+            None => write!(text, " {name}={value}").ok()?,
+        }
+    }
+    Some((level, text))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn what_the_process_says_keeps_its_weight() {
+        let line = r#"{"level":"WARN","fields":{"message":"nvme","size":5,"disk":"/a b"}}"#;
+        assert_eq!(event(line), Some((Level::WARN, "nvme disk=/a b size=5".into())));
+        assert_eq!(event("vmm: --disk x: no such file"), None);
+        assert_eq!(event("{}"), None);
     }
 }

@@ -65,6 +65,7 @@ impl Guard {
     /// Where the machine shows its screen, in the words of `vmm --vnc`.
     pub fn doors(&self, settings: &Settings, room: &Room) -> Vec<String> {
         let escaped = |path: &PathBuf| path.display().to_string().replace(',', ",,");
+        let name = format!("name={}", settings.pod.app.0.replace(',', ",,"));
         let mut doors = Vec::new();
         if matches!(settings.screen.display.is, Display::Web | Display::Vnc) {
             let port = settings.screen.vnc_port.0;
@@ -76,7 +77,7 @@ impl Guard {
             });
         }
         // That of the viewer in the browser, which we let in ourselves.
-        doors.push(format!("unix:{}", escaped(&room.screen())));
+        doors.push(format!("unix:{},{name}", escaped(&room.screen())));
         doors
     }
 }
