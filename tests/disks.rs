@@ -79,28 +79,40 @@ impl Drop for Loop {
     }
 }
 
-/// Every controller on every kind of image, with one and with four queues.
+/// What disks are on: a controller, a kind of image, and how many queues.
+type Way = (&'static str, &'static str, u16);
+
+/// Every controller on every kind of image, with one and with four queues; what SCSI has of its own
+/// shows on one.
+const WAYS: [Way; 7] = [
+    ("virtio-blk", "raw", 4),
+    ("virtio-blk", "device", 1),
+    ("virtio-blk", "qcow2", 4),
+    ("nvme", "raw", 4),
+    ("nvme", "device", 1),
+    ("nvme", "qcow2", 4),
+    ("virtio-scsi", "raw", 4),
+];
+
 fn disks(folder: &Path, loops: &mut Vec<Loop>) -> anyhow::Result<Vec<Disk>> {
     let mut disks = Vec::new();
-    for kind in ["virtio-blk", "nvme"] {
-        for (format, queues) in [("raw", 4), ("device", 1), ("qcow2", 4)] {
-            let file = folder.join(format!("{kind}-{queues}.{format}"));
-            let mut path = file.clone();
-            if format == "qcow2" {
-                let size = SIZE.to_string();
-                qemu_img(&["create", "-q", "-f", "qcow2"], &file, &[&size])?;
-            } else {
-                File::create(&file).and_then(|it| it.set_len(SIZE)).context("a disk")?;
-            }
-            if format == "device" {
-                loops.push(Loop::on(&file)?);
-                path.clone_from(&loops[loops.len() - 1].0);
-            }
-            let name = format!("{kind} on {format} with {queues} queues");
-            let serial = format!("disk{}", disks.len());
-            let words = format!("{kind},path={},queues={queues},serial={serial}", path.display());
-            disks.push(Disk { name, serial, path, words, file });
+    for (kind, format, queues) in WAYS {
+        let file = folder.join(format!("{kind}-{queues}.{format}"));
+        let mut path = file.clone();
+        if format == "qcow2" {
+            let size = SIZE.to_string();
+            qemu_img(&["create", "-q", "-f", "qcow2"], &file, &[&size])?;
+        } else {
+            File::create(&file).and_then(|it| it.set_len(SIZE)).context("a disk")?;
         }
+        if format == "device" {
+            loops.push(Loop::on(&file)?);
+            path.clone_from(&loops[loops.len() - 1].0);
+        }
+        let name = format!("{kind} on {format} with {queues} queues");
+        let serial = format!("disk{}", disks.len());
+        let words = format!("{kind},path={},queues={queues},serial={serial}", path.display());
+        disks.push(Disk { name, serial, path, words, file });
     }
     Ok(disks)
 }
@@ -130,9 +142,9 @@ const TRIM: &str = "rm /mnt/file && sync && fstrim /mnt && umount /mnt";
 
 /// Says the name of the disk with a serial number.
 const FIND: &str = r#"
-for disk in /sys/block/vd* /sys/block/nvme*; do
-  for file in $disk/serial $disk/device/serial; do
-    [ ! -e $file ] || [ "$(tr -d ' ' < $file)" != $1 ] || echo ${disk##*/}
+for disk in /sys/block/vd* /sys/block/nvme* /sys/block/sd*; do
+  for file in $disk/serial $disk/device/serial $disk/device/vpd_pg80; do
+    [ ! -e $file ] || [ "$(tr -dc '!-~' < $file)" != $1 ] || echo ${disk##*/}
   done
 done
 "#;
@@ -151,7 +163,8 @@ fn with_tools(guest: Guest, release: &str) -> anyhow::Result<Linux> {
     let guest = guest.word(format!("virtio-blk,path={},readonly,serial=tools", tools.display()));
     let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
     let modules = lab::asset(&format!("MODULES_{release}"))?;
-    let linux = linux.modules(&modules, &["virtio_pci", "virtio_blk", "ext4"]);
+    let names = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "ext4"];
+    let linux = linux.modules(&modules, &names);
     Ok(linux.file("tools.sh", TOOLS).file("find.sh", FIND))
 }
 
@@ -184,7 +197,7 @@ echo 3 > /proc/sys/vm/drop_caches
 fn sees_a_disk_grow(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut guest = Guest::transom().cpus("2");
-    let kinds = ["virtio-blk", "nvme"];
+    let kinds = ["virtio-blk", "nvme", "virtio-scsi"];
     let path = |kind: &str| folder.path().join(kind);
     for kind in kinds {
         File::create(path(kind)).and_then(|it| it.set_len(SIZE)).context("a disk")?;
@@ -193,7 +206,8 @@ fn sees_a_disk_grow(release: &str) -> anyhow::Result<()> {
     }
     let linux = Linux::new(guest, &lab::asset(&format!("BZIMAGE_{release}"))?);
     let modules = lab::asset(&format!("MODULES_{release}"))?;
-    let linux = linux.modules(&modules, &["virtio_pci", "virtio_blk"]).file("find.sh", FIND);
+    let names = ["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod"];
+    let linux = linux.modules(&modules, &names).file("find.sh", FIND);
     let mut booted = linux.file("wait.sh", WAIT).file("beyond.sh", BEYOND).boot(BOOT)?;
     for kind in kinds {
         let device = find(&mut booted, &format!("the-{kind}"))?;
@@ -324,7 +338,8 @@ fn keeps_what_it_wrote(release: &str) -> anyhow::Result<()> {
     for disk in &disks {
         guest = guest.word("--device").word(&disk.words);
     }
-    let mut booted = with_tools(guest, release)?.file("work.sh", WORK_ON).boot(BOOT)?;
+    let linux = with_tools(guest, release)?.file("work.sh", WORK_ON).file("scsi.sh", SCSI);
+    let mut booted = linux.boot(BOOT)?;
     booted.run("sh /tools.sh", SOON)?;
     for disk in &disks {
         let device = find(&mut booted, &disk.serial)?;
@@ -338,7 +353,26 @@ fn keeps_what_it_wrote(release: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What Linux made of what a SCSI disk says of itself: it does not turn, has a cache that is
+/// written back and obeys FUA, forgets by UNMAP and is zeroed by WRITE SAME; and nothing is odd.
+const SCSI: &str = r"
+set -e
+cd /sys/block/$1
+cat queue/rotational queue/write_cache queue/fua device/scsi_disk/*/cache_type
+cat device/scsi_disk/*/provisioning_mode device/scsi_disk/*/max_write_same_blocks
+cat queue/discard_granularity device/vendor device/model
+[ $(cat queue/write_zeroes_max_bytes) -gt 0 ]
+! dmesg | grep -iE 'sd |scsi' | grep -iE 'error|fail|abort|not supported|assuming'
+";
+
+const SCSI_SAYS: [&str; 9] =
+    ["0", "write back", "1", "write back", "unmap", "4194304", "4096", "TRANSOM", "SCSI disk"];
+
 fn work(booted: &mut Booted, disk: &Disk, device: &str) -> anyhow::Result<()> {
+    if disk.words.starts_with("virtio-scsi") {
+        let said = booted.run(&format!("sh /scsi.sh {device}"), SOON)?;
+        ensure!(said.lines().map(str::trim).eq(SCSI_SAYS), "{said}");
+    }
     let size = booted.run(&format!("cat /sys/block/{device}/size"), SOON)?;
     ensure!(size.trim() == (SIZE / 512).to_string(), "{device} has {size} sectors");
     let said = booted.run(&format!("sh /work.sh {device}"), WORK)?;

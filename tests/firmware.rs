@@ -40,6 +40,9 @@ fn main() -> ExitCode {
     tests.extend(both("boots_from_nvme_and_keeps_the_order", |stock| boots_from("nvme", stock)));
     let virtio = |stock: &Stock| boots_from("virtio-blk", stock);
     tests.extend(both("boots_from_virtio_and_keeps_the_order", virtio));
+    // What differs is behind the same transport: one release will do.
+    let scsi = |stock: &Stock| boots_from("virtio-scsi", stock);
+    tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_order", scsi));
     let says = "has_a_usable_store_whenever_it_was_killed";
     if lab::everything() {
         tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed));

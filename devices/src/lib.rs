@@ -24,6 +24,7 @@ pub mod platform;
 pub mod poller;
 pub mod power;
 pub mod registry;
+mod scsi;
 pub mod size;
 pub mod testutil;
 pub mod usb;

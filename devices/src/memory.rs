@@ -129,6 +129,27 @@ impl Memory {
     }
 }
 
+/// So many bytes of these pieces, from there on.
+pub(crate) fn part(pieces: &[Piece], skip: u64, length: u64) -> Vec<Piece> {
+    let (mut skip, mut left, mut found) = (skip, length, Vec::new());
+    for piece in pieces {
+        let size = u64::from(piece.length);
+        let before = skip.min(size);
+        skip -= before;
+        let taken = left.min(size - before);
+        left -= taken;
+        if let (Ok(length @ 1..), Some(address)) =
+            (u32::try_from(taken), piece.address.checked_add(before))
+        {
+            found.push(Piece { address, length });
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod test {
     use vmm_sys_util::eventfd::EFD_NONBLOCK;

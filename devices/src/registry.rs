@@ -76,6 +76,7 @@ registry! {
     "virtio-blk" VirtioBlk: crate::virtio::blk::Config,
     "virtio-net" VirtioNet: crate::virtio::net::Config,
     "virtio-rng" VirtioRng: crate::virtio::rng::Config,
+    "virtio-scsi" VirtioScsi: crate::virtio::scsi::Config,
     "virtio-serial" VirtioSerial: crate::virtio::console::Config,
     "xhci" Xhci: crate::usb::xhci::Config,
 }
@@ -87,7 +88,8 @@ impl Config {
     /// Chooses what a machine with so many processors wants, where it was not said.
     pub fn suit(&mut self, processors: u16) {
         if let Self::Nvme(crate::nvme::Config(disk))
-        | Self::VirtioBlk(crate::virtio::blk::Config(disk)) = self
+        | Self::VirtioBlk(crate::virtio::blk::Config(disk))
+        | Self::VirtioScsi(crate::virtio::scsi::Config(disk)) = self
         {
             disk.queues.get_or_insert(processors.clamp(1, QUEUES));
         }
@@ -110,6 +112,7 @@ impl Config {
             Self::Nvme(disk) => disk.0.absent = true,
             Self::VirtioNet(net) => net.to = Network::None,
             Self::VirtioBlk(disk) => disk.0.absent = true,
+            Self::VirtioScsi(disk) => disk.0.absent = true,
             Self::UsbStorage(disk) => disk.absent = true,
             _ => {}
         }

@@ -8,6 +8,7 @@ pub mod net;
 mod pci;
 mod queue;
 pub mod rng;
+pub mod scsi;
 mod signal;
 
 pub use self::pci::on_pci;

@@ -21,7 +21,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::signal::Signal;
 use crate::backend::net::vhost;
-use crate::memory::{Memory, NoMemory, Piece};
+use crate::memory::{Memory, NoMemory, Piece, part};
 
 /// Most pieces of one chain. Linux sends 256 and Windows 514 at once; a host's vector has 1024.
 const PIECES: usize = 1024 + 2;
@@ -83,6 +83,18 @@ pub fn length(pieces: &[Piece]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.length)).sum()
 }
 
+/// Takes the first bytes of these pieces away.
+fn cut(pieces: &mut Vec<Piece>, length: u32) {
+    let mut left = length;
+    pieces.retain_mut(|piece| {
+        let cut = left.min(piece.length);
+        left -= cut;
+        piece.address = piece.address.wrapping_add(u64::from(cut));
+        piece.length -= cut;
+        piece.length > 0
+    });
+}
+
 impl Chain {
     /// Which chain of the queue it is: unique among those that are out.
     pub fn head(&self) -> u16 {
@@ -97,15 +109,23 @@ impl Chain {
     pub fn take<const N: usize>(&mut self, memory: &Memory) -> Result<[u8; N], NoMemory> {
         let mut bytes = [0; N];
         memory.gather(&self.readable, &mut bytes)?;
-        let mut left = u32::try_from(N).map_err(|_| NoMemory)?;
-        self.readable.retain_mut(|piece| {
-            let cut = left.min(piece.length);
-            left -= cut;
-            piece.address = piece.address.wrapping_add(u64::from(cut));
-            piece.length -= cut;
-            piece.length > 0
-        });
+        cut(&mut self.readable, u32::try_from(N).map_err(|_| NoMemory)?);
         Ok(bytes)
+    }
+
+    /// Leaves out the first bytes of what the driver gives.
+    pub fn skip(&mut self, length: u32) {
+        cut(&mut self.readable, length);
+    }
+
+    /// Takes the first bytes of the room for the answer, if there are so many.
+    pub fn take_room(&mut self, length: u32) -> Option<Vec<Piece>> {
+        let room = part(&self.writable, 0, length.into());
+        if self::length(&room) < length.into() {
+            return None;
+        }
+        cut(&mut self.writable, length);
+        Some(room)
     }
 
     /// Takes the last byte of what the driver wants: most devices put their status there.

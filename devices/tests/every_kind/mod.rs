@@ -10,8 +10,13 @@ use serde_json::{Value, json};
 type Fields = fn(&Path) -> Value;
 
 /// The kinds that are not built from their defaults.
-const MINIMAL: &[(&str, Fields)] =
-    &[("flash", flash), ("nvme", disk), ("usb-storage", disk), ("virtio-blk", disk)];
+const MINIMAL: &[(&str, Fields)] = &[
+    ("flash", flash),
+    ("nvme", disk),
+    ("usb-storage", disk),
+    ("virtio-blk", disk),
+    ("virtio-scsi", disk),
+];
 
 /// fff12b8d-7696-4c8b-a985-2747075b4f50: a volume of variables.
 const NV_DATA: [u8; 16] = [

@@ -75,6 +75,25 @@ pub(crate) const KINDS: &[Kind] = &[
         // FLUSH, of zeros.
         last: (0, &[(0xff000, 16, false), (0xff010, 1, true)]),
     },
+    Kind {
+        name: "virtio-scsi",
+        ways: &[
+            |folder| json!({ "path": disk(folder), "queues": 2 }),
+            |folder| json!({ "path": disk(folder), "sector": 4096 }),
+            |folder| json!({ "path": disk(folder), "overlay": true, "iops": 2000 }),
+            |folder| json!({ "path": disk(folder), "readonly": true }),
+        ],
+        ask: command,
+        // For nobody.
+        last: (2, &[(0xff000, 51, false), (0xff040, 108, true)]),
+    },
+];
+
+/// What SCSI's drivers send, some of it often.
+const OPCODES: [u8; 34] = [
+    0x00, 0x03, 0x08, 0x0a, 0x12, 0x12, 0x1a, 0x1b, 0x25, 0x28, 0x28, 0x2a, 0x2a, 0x2f, 0x35, 0x41,
+    0x41, 0x42, 0x42, 0x5a, 0x88, 0x88, 0x8a, 0x8a, 0x8f, 0x91, 0x93, 0x93, 0x9e, 0xa0, 0xa3, 0xa8,
+    0xaa, 0xaf,
 ];
 
 fn port(folder: &Path) -> PathBuf {
@@ -127,6 +146,42 @@ fn request(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
     let length = if kind % 16 > 8 { u32::from(deeds.byte()? % 3) * 16 } else { length };
     let data = (DATA, length, matches!(kind % 16, 0 | 8));
     Some(vec![(REQUEST, 16, false), data, (REQUEST + 16, 1, true)])
+}
+
+/// Unit, name, command, response and data; or something to be done to tasks.
+fn command(deeds: &mut Deeds<&mut Bytes<'_>>, bench: &Bench) -> Option<Chain> {
+    let (what, id) = (deeds.byte()?, u64::from(deeds.byte()? % 8));
+    let unit = [1, what / 240, 0x40, deeds.byte()? / 250, 0, 0, 0, 0];
+    if what < 40 {
+        let function = u32::from(deeds.byte()? % 9);
+        let bytes = [&u32::from(what / 36).to_le_bytes()[..], &function.to_le_bytes(), &unit];
+        let bytes = [&bytes.concat()[..], &id.to_le_bytes()].concat();
+        bench.memory.write(REQUEST, &bytes).expect("memory");
+        return Some(vec![(REQUEST, 24, false), (REQUEST + 64, 5, true)]);
+    }
+    let mut cdb = [0; 32];
+    cdb[0] = OPCODES[usize::from(deeds.byte()?) % OPCODES.len()];
+    // Few of the bytes: small numbers are those that lie on the medium.
+    for _ in 0..deeds.byte()? & 7 {
+        let at = usize::from(deeds.byte()? & 0xf);
+        cdb[at.max(1)] = deeds.byte()?;
+    }
+    let blocks = deeds.byte()? & 0xf;
+    cdb[if cdb[0] < 0x80 { 8 } else { 13 }] = blocks;
+    let request = [&unit[..], &id.to_le_bytes(), &[0, 0, 0], &cdb].concat();
+    bench.memory.write(REQUEST, &request).expect("memory");
+    let mut list = [0; 40];
+    (list[1], list[3], list[15], list[19]) = (38, 32, deeds.byte()?, blocks);
+    bench.memory.write(DATA, &list).expect("memory");
+    let outward = matches!(cdb[0], 0x0a | 0x2a | 0x41 | 0x42 | 0x8a | 0x93 | 0xaa);
+    let length = match deeds.byte()? {
+        0..200 => u32::from(blocks) * 512,
+        200..230 => 512,
+        _ => deeds.length()?,
+    };
+    let (header, response) = ((REQUEST, 51, false), (REQUEST + 0x100, 108, true));
+    let data = (DATA, length, !outward);
+    Some(if outward { vec![header, data, response] } else { vec![header, response, data] })
 }
 
 /// Does to a device of this kind what the bytes say, and then shows that it still serves. The first

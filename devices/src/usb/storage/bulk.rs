@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::unit::{Cdb, Move};
+use crate::backend::disk::Operation;
+use crate::scsi::{Cdb, Move};
 
 /// Bytes of a Command Block Wrapper and of a Command Status Wrapper.
 pub(super) const CBW: u32 = 31;
@@ -86,12 +87,12 @@ impl Command {
 pub(super) enum Data {
     /// These bytes are for the guest.
     Answer(Vec<u8>),
-    /// As many bytes come; these did. They are ranges to be discarded.
-    Unmap(usize, Vec<u8>),
+    /// As many bytes come; these did. They belong to this command.
+    Parameters(Cdb, usize, Vec<u8>),
     /// Blocks go between the guest and the medium.
     Move(Move),
-    /// The medium forgets these, the last first.
-    Discard(Vec<(u64, u64)>),
+    /// The content of these ranges of the medium goes, of the last first.
+    Clear(Operation, Vec<(u64, u64)>),
     /// The medium is flushed.
     Flush,
     /// The guest wants more than there is: its next transfer is refused.
@@ -110,9 +111,12 @@ impl Data {
             |offset: u64, length: u64| offset.checked_add(length).is_some_and(|end| end <= size);
         match self {
             Self::Answer(_) | Self::Flush | Self::Refuse => true,
-            Self::Unmap(length, have) => have.len() <= *length && *length <= 0xffff,
+            Self::Parameters(_, length, have) => have.len() <= *length && *length <= 0xffff,
             Self::Move(it) => within(it.offset, it.length),
-            Self::Discard(ranges) => ranges.iter().all(|it| within(it.0, it.1)),
+            Self::Clear(Operation::Discard | Operation::WriteZeroes { .. }, ranges) => {
+                ranges.iter().all(|it| within(it.0, it.1))
+            }
+            Self::Clear(..) => false,
         }
     }
 }

@@ -11,12 +11,7 @@
 //! way, and the answers are short.
 
 mod bulk;
-mod cd;
-mod inquiry;
-mod mode;
-mod sense;
 mod transport;
-mod unit;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -27,9 +22,7 @@ use anyhow::{Context, ensure};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use serde::{Deserialize, Serialize};
 
-use self::sense::Sense;
 use self::transport::{IN, OUT, State, Transport};
-use self::unit::{CD_BLOCK, News, Profile};
 use super::{
     Change, Descriptors, Done, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
     Transfer, seat,
@@ -37,6 +30,7 @@ use super::{
 use crate::backend::disk::{self, Direct, Drive, Format, Opener, Sector, Tray};
 use crate::device::{Build, Device, Place, Saved};
 use crate::memory::Memory;
+use crate::scsi::{Bus, CD_BLOCK, News, Profile, Sense};
 use crate::size::Size;
 
 /// `--device usb-storage,path=win11.iso`: a disk or a CD-ROM drive at the first USB port that is
@@ -200,7 +194,7 @@ impl Build for Config {
         };
         let cdrom = self.is_cdrom();
         let removable = cdrom || self.removable;
-        let profile = Profile { cdrom, removable, serial: serial.clone() };
+        let profile = Profile { bus: Bus::Usb, cdrom, removable, serial: serial.clone() };
         let opener = Opener::new(disk, place);
         let medium = match &self.path {
             Some(path) if !self.absent => Some(open(&opener, path, cdrom)?),

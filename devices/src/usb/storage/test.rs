@@ -205,7 +205,7 @@ fn says_what_it_is() {
     let mut long = [0; 16];
     (long[0], long[1], long[13]) = (0x9e, 0x10, 32);
     assert_eq!(host.get(&long, 32)[..16], [0, 0, 0, 0, 0, 0, 7, 0xff, 0, 0, 2, 0, 0, 3, 0x80, 0]);
-    assert_eq!(host.get(&[0x1a, 0, 0x3f, 0, 192, 0], 192)[..4], [43, 0, 0x10, 8]);
+    assert_eq!(host.get(&[0x1a, 0, 0x3f, 0, 192, 0], 192)[..4], [55, 0, 0x10, 8]);
     assert_eq!(host.get(&[0x1a, 8, 8, 0, 192, 0], 192)[4..7], [8, 18, 4], "a cache");
     assert_eq!(host.get(&[0x23, 0, 0, 0, 0, 0, 0, 0, 12, 0], 12)[3..9], [8, 0, 0, 8, 0, 2]);
 }
@@ -589,7 +589,8 @@ impl Channel for SickChannel {
 /// The transport alone, with such a medium; its memory.
 fn alone(fault: Fault) -> (Transport, Memory) {
     let drive = Drive::new("disk", "x".into(), Path::new("sick"), Arc::new(Sick(fault)));
-    let profile = Profile { cdrom: false, removable: true, serial: "x".into() };
+    let (bus, serial) = (Bus::Usb, "x".into());
+    let profile = Profile { bus, cdrom: false, removable: true, serial };
     let mut transport = Transport::new(profile, Some(Arc::new(drive)));
     let memory = Bench::new(1 << 20).memory;
     transport.channel = Some(Sick(fault).channel(&memory).unwrap());

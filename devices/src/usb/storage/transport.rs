@@ -10,10 +10,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::bulk::{CBW, CSW, Command, Data, Phase, Status};
-use super::sense::Sense;
-use super::unit::{Cdb, Conditions, Move, News, Plan, Profile, Unit};
 use crate::backend::disk::{self, Channel, Drive, Operation, Request, wait};
-use crate::memory::{Memory, Piece};
+use crate::memory::{Memory, part};
+use crate::scsi::{self, Cdb, Conditions, Move, News, Plan, Profile, Sense, Unit};
 use crate::usb::{Done, Fault, Transfer};
 
 /// The endpoints.
@@ -212,8 +211,10 @@ impl Transport {
         let (need, inward) = match &planned {
             Ok(Plan::Answer(data)) => (data.len() as u64, true),
             Ok(Plan::Move(it)) => (it.length, !it.write),
-            Ok(Plan::Unmap(length)) => (*length as u64, false),
-            Ok(Plan::Done | Plan::Flush | Plan::Eject) | Err(_) => (0, command.is_in),
+            Ok(Plan::Parameters(length)) => (*length as u64, false),
+            Ok(Plan::Done | Plan::Clear(..) | Plan::Flush | Plan::Eject) | Err(_) => {
+                (0, command.is_in)
+            }
         };
         let wanted = u64::from(command.wanted);
         if need > 0 && (need > wanted || inward != command.is_in) {
@@ -221,10 +222,16 @@ impl Transport {
             command.status = Status::PhaseError;
             return self.close(command);
         }
+        self.follow(command, planned, cdb);
+    }
+
+    /// Goes by a plan.
+    fn follow(&mut self, command: Command, planned: Result<Plan, Sense>, cdb: &Cdb) {
         let data = match planned {
             Ok(Plan::Answer(data)) => Data::Answer(data),
             Ok(Plan::Move(it)) => Data::Move(it),
-            Ok(Plan::Unmap(length)) => Data::Unmap(length, Vec::new()),
+            Ok(Plan::Parameters(length)) => Data::Parameters(*cdb, length, Vec::new()),
+            Ok(Plan::Clear(operation, ranges)) => Data::Clear(operation, ranges),
             Ok(Plan::Flush) => Data::Flush,
             Ok(Plan::Eject) => {
                 self.take_out();
@@ -271,7 +278,7 @@ impl Transport {
     /// A step of what a command does. False when a transfer has to come first.
     fn data(&mut self, command: Command, data: Data) -> bool {
         let transfer = match &data {
-            Data::Discard(_) | Data::Flush => {
+            Data::Clear(..) | Data::Flush => {
                 self.state.phase = Phase::Data(command, data);
                 self.flight = Some(Flight { transfer: None, total: 0, done: 0, asked: false });
                 return true;
@@ -285,7 +292,9 @@ impl Transport {
         };
         match data {
             Data::Answer(rest) => self.answer(command, rest, &transfer),
-            Data::Unmap(length, have) => self.gather(command, (length, have), &transfer),
+            Data::Parameters(cdb, length, have) => {
+                self.gather(command, (cdb, length, have), &transfer);
+            }
             Data::Move(it) => self.carry(command, it, transfer),
             _ => {
                 self.state.phase = Phase::Ended(command);
@@ -315,9 +324,13 @@ impl Transport {
     }
 
     /// Parameters come.
-    fn gather(&mut self, mut command: Command, unmap: (usize, Vec<u8>), transfer: &Transfer) {
+    fn gather(
+        &mut self,
+        mut command: Command,
+        (cdb, length, mut have): (Cdb, usize, Vec<u8>),
+        transfer: &Transfer,
+    ) {
         let Some(memory) = &self.memory else { return };
-        let (length, mut have) = unmap;
         let part = (length - have.len()).min(transfer.length as usize);
         let mut data = vec![0; part];
         if transfer.read(memory, &mut data).is_err() {
@@ -328,14 +341,11 @@ impl Transport {
         command.advance(transfer.length.into(), part as u64);
         have.extend(data);
         if have.len() < length {
-            self.state.phase = Phase::Data(command, Data::Unmap(length, have));
+            self.state.phase = Phase::Data(command, Data::Parameters(cdb, length, have));
             return;
         }
-        match self.unit(|unit| unit.ranges(&have)) {
-            Ok(ranges) if ranges.is_empty() => self.close(command),
-            Ok(ranges) => self.state.phase = Phase::Data(command, Data::Discard(ranges)),
-            Err(sense) => self.fail(command, sense),
-        }
+        let planned = self.unit(|unit| unit.parameters(&cdb, &have));
+        self.follow(command, planned, &cdb);
     }
 
     /// Blocks go from the medium into a transfer, or the other way.
@@ -387,8 +397,8 @@ impl Transport {
                 let pieces = part(&transfer.pieces, flight.done, length);
                 Request { tag, operation, offset: it.offset + flight.done, length, pieces }
             }
-            (Data::Discard(ranges), _) => {
-                plain(Operation::Discard, ranges.last().copied().unwrap_or_default())
+            (Data::Clear(operation, ranges), _) => {
+                plain(*operation, ranges.last().copied().unwrap_or_default())
             }
             _ => plain(Operation::Flush, (0, 0)),
         });
@@ -427,7 +437,7 @@ impl Transport {
                 };
                 self.moved(command, rest, &transfer, flight.total);
             }
-            (Data::Discard(ranges), _) if ranges.len() > 1 => drop(ranges.pop()),
+            (Data::Clear(_, ranges), _) if ranges.len() > 1 => drop(ranges.pop()),
             _ => {
                 let command = command.clone();
                 self.close(command);
@@ -455,21 +465,13 @@ impl Transport {
 
     /// The medium, or the guest's memory, did not do.
     fn broken(&mut self, transfer: Option<Transfer>, fault: disk::Fault, write: bool) {
-        let sense = match fault {
-            disk::Fault::Refused => {
-                // What lies within the medium was checked: it is the guest's memory.
-                if let Some(transfer) = transfer {
-                    self.end(&transfer, Err(Fault::Memory));
-                    let Phase::Data(command, _) = mem::take(&mut self.state.phase) else { return };
-                    return self.fail(command, Sense::ABORTED);
-                }
-                Sense::OUT_OF_RANGE
-            }
-            disk::Fault::Full => Sense::NO_ROOM,
-            disk::Fault::Unsupported => Sense::INVALID_COMMAND,
-            disk::Fault::Broken if write => Sense::WRITE_ERROR,
-            disk::Fault::Broken => Sense::READ_ERROR,
-        };
+        // What lies within the medium was checked: it is the guest's memory.
+        if let (disk::Fault::Refused, Some(transfer)) = (fault, &transfer) {
+            self.end(transfer, Err(Fault::Memory));
+            let Phase::Data(command, _) = mem::take(&mut self.state.phase) else { return };
+            return self.fail(command, Sense::ABORTED);
+        }
+        let sense = scsi::fault(fault, write);
         self.lose(transfer, sense);
     }
 
@@ -505,25 +507,4 @@ impl Transport {
 
 fn stalled(endpoint: u8) -> Done {
     Done { endpoint, result: Err(Fault::Stall) }
-}
-
-/// So many bytes of these pieces, from there on.
-fn part(pieces: &[Piece], skip: u64, length: u64) -> Vec<Piece> {
-    let (mut skip, mut left, mut found) = (skip, length, Vec::new());
-    for piece in pieces {
-        let size = u64::from(piece.length);
-        let before = skip.min(size);
-        skip -= before;
-        let taken = left.min(size - before);
-        left -= taken;
-        if let (Ok(length @ 1..), Some(address)) =
-            (u32::try_from(taken), piece.address.checked_add(before))
-        {
-            found.push(Piece { address, length });
-        }
-        if left == 0 {
-            break;
-        }
-    }
-    found
 }

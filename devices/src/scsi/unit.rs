@@ -6,53 +6,65 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::sense::Sense;
-use super::{cd, inquiry, mode};
-use crate::backend::disk::Geometry;
+use super::{cd, inquiry, mode, operations};
+use crate::backend::disk::{Fault, Geometry, Operation};
 
 /// Bytes of a CD's block.
-pub(super) const CD_BLOCK: u32 = 2048;
+pub(crate) const CD_BLOCK: u32 = 2048;
 /// Most ranges of one UNMAP.
-pub(super) const RANGES: usize = 256;
+pub(crate) const RANGES: usize = 256;
+/// Most blocks that one range of an UNMAP, or a WRITE SAME, has.
+pub(crate) const RANGE_BLOCKS: u32 = 1 << 22;
+
+/// What carries the commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bus {
+    /// The unit does one thing after the other.
+    Usb,
+    /// A transport of SCSI's own, with many commands at once.
+    Scsi,
+}
 
 /// What a unit is as long as it is plugged in.
 #[derive(Clone, Debug)]
-pub(super) struct Profile {
+pub(crate) struct Profile {
+    pub(crate) bus: Bus,
     /// A CD-ROM drive, else a disk.
-    pub(super) cdrom: bool,
+    pub(crate) cdrom: bool,
     /// Its medium can be taken out.
-    pub(super) removable: bool,
+    pub(crate) removable: bool,
     /// At most 20 ASCII characters.
-    pub(super) serial: String,
+    pub(crate) serial: String,
 }
 
 impl Profile {
     /// Bytes of a block of this medium.
-    pub(super) fn block(&self, medium: &Geometry) -> u32 {
+    pub(crate) fn block(&self, medium: &Geometry) -> u32 {
         if self.cdrom { CD_BLOCK } else { medium.logical_block }
     }
 
     /// Blocks of this medium. What is left over at the end of a CD is not part of it.
-    pub(super) fn blocks(&self, medium: &Geometry) -> u64 {
+    pub(crate) fn blocks(&self, medium: &Geometry) -> u64 {
         medium.size / u64::from(self.block(medium))
     }
 }
 
 /// What of it changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Conditions {
+pub(crate) struct Conditions {
     /// Why the last command was not done, until somebody asks.
     sense: Option<Sense>,
     /// What the guest must hear before its next command is done: each at most once.
     attentions: VecDeque<Sense>,
     /// The guest wants its medium to stay.
-    pub(super) prevented: bool,
+    pub(crate) prevented: bool,
     /// What a CD's guest hears when it asks for events.
-    pub(super) news: News,
+    pub(crate) news: News,
 }
 
 /// Media events (MMC-5, 6.6.2.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum News {
+pub(crate) enum News {
     #[default]
     None = 0,
     EjectRequest = 1,
@@ -68,29 +80,31 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    pub(super) fn attend(&mut self, sense: Sense) {
+    pub(crate) fn attend(&mut self, sense: Sense) {
         if !self.attentions.contains(&sense) {
             self.attentions.push_back(sense);
         }
     }
 
     /// A command was not done.
-    pub(super) fn fail(&mut self, sense: Sense) {
+    pub(crate) fn fail(&mut self, sense: Sense) {
         self.sense = Some(sense);
     }
 }
 
 /// What a command comes to.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub(crate) enum Plan {
     /// It is done.
     Done,
     /// Bytes for the guest.
     Answer(Vec<u8>),
     /// Blocks between the guest and the medium, in bytes.
     Move(Move),
-    /// As many bytes come, which are ranges to be discarded.
-    Unmap(usize),
+    /// As many bytes come, which say what [`Unit::parameters`] plans.
+    Parameters(usize),
+    /// The content of these ranges goes: an operation that has no data, and bytes.
+    Clear(Operation, Vec<(u64, u64)>),
     /// What was written before is to last.
     Flush,
     /// The medium is to go.
@@ -99,26 +113,26 @@ pub(super) enum Plan {
 
 /// Data on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Move {
-    pub(super) write: bool,
+pub(crate) struct Move {
+    pub(crate) write: bool,
     /// The cache is not enough (FUA).
-    pub(super) durable: bool,
-    pub(super) offset: u64,
-    pub(super) length: u64,
+    pub(crate) durable: bool,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
 }
 
 /// A command with its bytes, 16 whatever it has.
-pub(super) type Cdb = [u8; 16];
+pub(crate) type Cdb = [u8; 16];
 
-pub(super) fn be16(cdb: &[u8], at: usize) -> usize {
+pub(crate) fn be16(cdb: &[u8], at: usize) -> usize {
     usize::from(cdb[at]) << 8 | usize::from(cdb[at + 1])
 }
 
-pub(super) fn be32(cdb: &[u8], at: usize) -> u32 {
+pub(crate) fn be32(cdb: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([cdb[at], cdb[at + 1], cdb[at + 2], cdb[at + 3]])
 }
 
-pub(super) fn be64(cdb: &[u8], at: usize) -> u64 {
+pub(crate) fn be64(cdb: &[u8], at: usize) -> u64 {
     u64::from(be32(cdb, at)) << 32 | u64::from(be32(cdb, at + 4))
 }
 
@@ -126,19 +140,20 @@ pub(super) fn be64(cdb: &[u8], at: usize) -> u64 {
 const INQUIRY: u8 = 0x12;
 const REQUEST_SENSE: u8 = 0x03;
 const REPORT_LUNS: u8 = 0xa0;
+const UNMAP: u8 = 0x42;
 const GET_CONFIGURATION: u8 = 0x46;
 const GET_EVENTS: u8 = 0x4a;
 
 /// A unit while a command is looked at.
-pub(super) struct Unit<'a> {
-    pub(super) profile: &'a Profile,
-    pub(super) conditions: &'a mut Conditions,
-    pub(super) medium: Option<&'a Geometry>,
+pub(crate) struct Unit<'a> {
+    pub(crate) profile: &'a Profile,
+    pub(crate) conditions: &'a mut Conditions,
+    pub(crate) medium: Option<&'a Geometry>,
 }
 
 impl Unit<'_> {
     /// What is to be done.
-    pub(super) fn plan(&mut self, cdb: &Cdb) -> Result<Plan, Sense> {
+    pub(crate) fn plan(&mut self, cdb: &Cdb) -> Result<Plan, Sense> {
         let cd = self.profile.cdrom;
         // These are answered whatever happened (SAM-5, 5.14; MMC-5, 4.1.6).
         let always = matches!(cdb[0], INQUIRY | REQUEST_SENSE | REPORT_LUNS)
@@ -170,21 +185,43 @@ impl Unit<'_> {
             0x0a | 0x2a | 0xaa | 0x8a if !cd => self.transfer(cdb, true),
             0x2f | 0xaf | 0x8f => self.verify(cdb),
             0x35 | 0x91 if !cd => self.medium().map(|_| Plan::Flush),
-            0x42 if self.discards() => Self::unmap(cdb),
-            REPORT_LUNS => Ok(answer(vec![0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], {
-                usize::try_from(be32(cdb, 6)).unwrap_or(usize::MAX)
-            })),
+            0x41 | 0x93 if !cd => self.write_same(cdb),
+            UNMAP if self.discards() => Self::unmap(cdb),
+            0xa3 if cdb[1] & 0x1f == 0x0c && !cd => operations::plan(self, cdb),
+            REPORT_LUNS => Ok(Self::report(cdb)),
             _ => Err(Sense::INVALID_COMMAND),
         }
     }
 
+    /// What is answered for the units that there are not beside this one (SPC-4, 4.3; SAM-5, 5.11).
+    pub(crate) fn plan_beside(cdb: &Cdb) -> Result<Plan, Sense> {
+        match cdb[0] {
+            // Nobody can be at this place.
+            INQUIRY if cdb[1] & 1 == 0 => {
+                let mut data = vec![0x7f, 0, 6, 2, 31];
+                data.resize(36, 0);
+                Ok(answer(data, be16(cdb, 3)))
+            }
+            REQUEST_SENSE => Ok(answer(Sense::NO_UNIT.data(cdb[1] & 1 != 0), cdb[4].into())),
+            REPORT_LUNS => Ok(Self::report(cdb)),
+            _ => Err(Sense::NO_UNIT),
+        }
+    }
+
+    /// REPORT LUNS: number 0 alone.
+    fn report(cdb: &Cdb) -> Plan {
+        let mut data = vec![0, 0, 0, 8];
+        data.resize(16, 0);
+        answer(data, usize::try_from(be32(cdb, 6)).unwrap_or(usize::MAX))
+    }
+
     /// The medium, if there is one.
-    pub(super) fn medium(&self) -> Result<&Geometry, Sense> {
+    pub(crate) fn medium(&self) -> Result<&Geometry, Sense> {
         self.medium.ok_or(Sense::NO_MEDIUM)
     }
 
     /// Whether what a guest forgets is of use to the host.
-    pub(super) fn discards(&self) -> bool {
+    pub(crate) fn discards(&self) -> bool {
         !self.profile.cdrom && self.medium.is_some_and(|it| it.discard > 0 && !it.read_only)
     }
 
@@ -249,14 +286,14 @@ impl Unit<'_> {
                 let count = if cdb[4] == 0 { 256 } else { cdb[4].into() };
                 (u64::from(be32(cdb, 0) & 0x1f_ffff), count)
             }
-            1 => (be32(cdb, 2).into(), be16(cdb, 7) as u64),
+            1 | 2 => (be32(cdb, 2).into(), be16(cdb, 7) as u64),
             5 => (be32(cdb, 2).into(), be32(cdb, 6).into()),
             _ => (be64(cdb, 2), be32(cdb, 10).into()),
         }
     }
 
     /// The same, in bytes of this medium.
-    pub(super) fn within(&self, first: u64, count: u64) -> Result<(u64, u64), Sense> {
+    pub(crate) fn within(&self, first: u64, count: u64) -> Result<(u64, u64), Sense> {
         let medium = self.medium()?;
         let end = first.checked_add(count).filter(|end| *end <= self.profile.blocks(medium));
         let block = u64::from(self.profile.block(medium));
@@ -292,11 +329,48 @@ impl Unit<'_> {
             return Err(Sense::INVALID_FIELD);
         }
         let length = be16(cdb, 7);
-        Ok(if length == 0 { Plan::Done } else { Plan::Unmap(length) })
+        Ok(if length == 0 { Plan::Done } else { Plan::Parameters(length) })
+    }
+
+    fn write_same(&self, cdb: &Cdb) -> Result<Plan, Sense> {
+        let (zeros, medium) = (self.zeros(cdb)?, self.medium()?);
+        // NDOB: zeros it is, and none come.
+        if cdb[0] == 0x93 && cdb[1] & 1 != 0 {
+            return Ok(zeros);
+        }
+        let block = usize::try_from(medium.logical_block).unwrap_or(usize::MAX);
+        Ok(Plan::Parameters(block))
+    }
+
+    /// A WRITE SAME of zeros. Drivers write nothing else so.
+    fn zeros(&self, cdb: &Cdb) -> Result<Plan, Sense> {
+        let unmap = cdb[1] & 8 != 0;
+        let known = if cdb[0] == 0x93 { 9 } else { 8 };
+        let (first, count) = Self::range(cdb);
+        // No blocks would be all that follow.
+        let many = count == 0 || count > RANGE_BLOCKS.into();
+        if many || cdb[1] & !known != 0 || unmap && !self.discards() {
+            return Err(Sense::INVALID_FIELD);
+        }
+        let range = self.within(first, count)?;
+        if self.medium()?.read_only {
+            return Err(Sense::WRITE_PROTECTED);
+        }
+        Ok(Plan::Clear(Operation::WriteZeroes { unmap }, vec![range]))
+    }
+
+    /// What a command comes to whose parameters came.
+    pub(crate) fn parameters(&self, cdb: &Cdb, data: &[u8]) -> Result<Plan, Sense> {
+        if cdb[0] != UNMAP {
+            let zeros = data.iter().all(|byte| *byte == 0);
+            return if zeros { self.zeros(cdb) } else { Err(Sense::INVALID_PARAMETER) };
+        }
+        let ranges = self.ranges(data)?;
+        Ok(if ranges.is_empty() { Plan::Done } else { Plan::Clear(Operation::Discard, ranges) })
     }
 
     /// The ranges of an UNMAP's parameters, in bytes.
-    pub(super) fn ranges(&self, data: &[u8]) -> Result<Vec<(u64, u64)>, Sense> {
+    fn ranges(&self, data: &[u8]) -> Result<Vec<(u64, u64)>, Sense> {
         let length = data.get(2..4).map_or(0, |_| be16(data, 2));
         let list = data.get(8..).unwrap_or_default();
         let list = list.get(..length - length % 16).ok_or(Sense::INVALID_PARAMETER)?;
@@ -309,8 +383,19 @@ impl Unit<'_> {
     }
 }
 
+/// What a guest is told when the medium did not do, but for its own memory.
+pub(crate) fn fault(fault: Fault, write: bool) -> Sense {
+    match fault {
+        Fault::Refused => Sense::OUT_OF_RANGE,
+        Fault::Full => Sense::NO_ROOM,
+        Fault::Unsupported => Sense::INVALID_COMMAND,
+        Fault::Broken if write => Sense::WRITE_ERROR,
+        Fault::Broken => Sense::READ_ERROR,
+    }
+}
+
 /// Bytes for the guest, as many as it has room for. No room is no mistake.
-pub(super) fn answer(mut data: Vec<u8>, room: usize) -> Plan {
+pub(crate) fn answer(mut data: Vec<u8>, room: usize) -> Plan {
     data.truncate(room);
     if data.is_empty() { Plan::Done } else { Plan::Answer(data) }
 }

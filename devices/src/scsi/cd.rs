@@ -18,7 +18,7 @@ const LEAD_OUT: u8 = 0xaa;
 const DATA: u8 = 0x14;
 
 /// What a command comes to, if only CDs have it.
-pub(super) fn plan(unit: &mut Unit<'_>, cdb: &Cdb) -> Option<Result<Plan, Sense>> {
+pub(crate) fn plan(unit: &mut Unit<'_>, cdb: &Cdb) -> Option<Result<Plan, Sense>> {
     Some(match cdb[0] {
         0x43 => contents(unit, cdb),
         0x46 => configuration(unit, cdb),

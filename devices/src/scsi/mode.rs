@@ -7,6 +7,7 @@ use super::unit::{Cdb, Plan, Unit, answer};
 /// Pages.
 const RECOVERY: u8 = 0x01;
 const CACHING: u8 = 0x08;
+const CONTROL: u8 = 0x0a;
 const CAPABILITIES: u8 = 0x2a;
 const ALL: u8 = 0x3f;
 
@@ -17,13 +18,13 @@ const DPOFUA: u8 = 0x10;
 /// Kilobytes per second that a CD of 50 times the first one's speed gives.
 const SPEED: [u8; 2] = [0x22, 0x60];
 
-pub(super) fn plan(unit: &Unit<'_>, cdb: &Cdb, room: usize, long: bool) -> Result<Plan, Sense> {
+pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb, room: usize, long: bool) -> Result<Plan, Sense> {
     let (control, page) = (cdb[2] >> 6, cdb[2] & 0x3f);
     if control == 3 {
         return Err(Sense::NOT_SAVED);
     }
     let known: &[u8] =
-        if unit.profile.cdrom { &[RECOVERY, CAPABILITIES] } else { &[RECOVERY, CACHING] };
+        if unit.profile.cdrom { &[RECOVERY, CAPABILITIES] } else { &[RECOVERY, CACHING, CONTROL] };
     if page != ALL && !known.contains(&page) || !matches!(cdb[3], 0 | 0xff) {
         return Err(Sense::INVALID_FIELD);
     }
@@ -72,6 +73,8 @@ fn body(unit: &Unit<'_>, page: u8) -> Vec<u8> {
         RECOVERY => vec![0; 10],
         // WCE: what is written lasts when it is flushed.
         CACHING => [&[4][..], &[0; 17]].concat(),
+        // What is under way together is done in any order.
+        CONTROL => [&[0, 0x10][..], &[0; 8]].concat(),
         // What is read: CDs, CD-Rs, DVDs in several sessions; a tray with a lock, which holds now.
         _ => {
             let lock = u8::from(unit.conditions.prevented) << 1;

@@ -1,19 +1,17 @@
 //! INQUIRY and the pages of vital product data (SPC-4, 6.6, 7.8; SBC-3, 6.5).
 
 use super::sense::Sense;
-use super::unit::{Cdb, Plan, RANGES, Unit, answer, be16};
+use super::unit::{Bus, Cdb, Plan, RANGE_BLOCKS, RANGES, Unit, answer, be16};
 use crate::fnv;
 
 /// T10 VENDOR IDENTIFICATION.
 const VENDOR: &[u8; 8] = b"TRANSOM ";
-/// PRODUCT IDENTIFICATION and PRODUCT REVISION LEVEL.
-const DISK: &[u8; 20] = b"USB disk        1.00";
-const CDROM: &[u8; 20] = b"USB CD-ROM      1.00";
+/// PRODUCT REVISION LEVEL.
+const REVISION: &str = "1.00";
+/// Of the last byte of the head: commands may be queued.
+const CMDQUE: u8 = 2;
 
-/// Most blocks of one range of an UNMAP.
-const UNMAP_BLOCKS: u32 = 1 << 22;
-
-pub(super) fn plan(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
+pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
     let room = be16(cdb, 3);
     if cdb[1] & 1 == 0 {
         return if cdb[2] == 0 {
@@ -31,8 +29,9 @@ pub(super) fn plan(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
         0xb0 if disk => limits(unit),
         // Not a thing that turns.
         0xb1 if disk => [&[0, 1][..], &[0; 58]].concat(),
-        // LBPU: by UNMAP; and what is not mapped is taken when it is written.
-        0xb2 if disk => vec![0, u8::from(unit.discards()) << 7, u8::from(unit.discards()) << 1, 0],
+        // By UNMAP and WRITE SAME; and what is not mapped is taken when it is written.
+        0xb2 if disk && unit.discards() => vec![0, 0xe0, 2, 0],
+        0xb2 if disk => vec![0; 4],
         _ => return Err(Sense::INVALID_FIELD),
     };
     let length = u16::try_from(body.len()).expect("ours are short").to_be_bytes();
@@ -46,10 +45,15 @@ fn kind(unit: &Unit<'_>) -> u8 {
 
 fn standard(unit: &Unit<'_>) -> Vec<u8> {
     let removable = u8::from(unit.profile.removable) << 7;
+    let (bus, queues) = match unit.profile.bus {
+        Bus::Usb => ("USB", 0),
+        Bus::Scsi => ("SCSI", CMDQUE),
+    };
     // SPC-4, in the format of all standards since SCSI-2, 31 bytes more.
-    let head = [kind(unit), removable, 6, 2, 31, 0, 0, 0];
-    let product = if unit.profile.cdrom { CDROM } else { DISK };
-    [&head[..], VENDOR, product].concat()
+    let head = [kind(unit), removable, 6, 2, 31, 0, 0, queues];
+    let name = if unit.profile.cdrom { "CD-ROM" } else { "disk" };
+    let product = format!("{:16}{REVISION}", format!("{bus} {name}"));
+    [&head[..], VENDOR, product.as_bytes()].concat()
 }
 
 /// By which the unit is told from others: the maker with the serial number, and a number made of
@@ -65,13 +69,16 @@ fn designators(serial: &str) -> Vec<u8> {
     data
 }
 
-/// Block limits: 60 bytes, of which those of UNMAP are of use.
+/// Block limits: 60 bytes, of which those of UNMAP and WRITE SAME are of use.
 fn limits(unit: &Unit<'_>) -> Vec<u8> {
     let mut data = vec![0; 60];
+    // A WRITE SAME of no blocks is refused.
+    data[0] = 1;
+    data[32..40].copy_from_slice(&u64::from(RANGE_BLOCKS).to_be_bytes());
     if let (true, Some(medium)) = (unit.discards(), unit.medium) {
         let ranges = u32::try_from(RANGES).expect("a few hundred");
         let grain = (medium.discard / medium.logical_block.max(1)).max(1);
-        for (at, value) in [(16, UNMAP_BLOCKS), (20, ranges), (24, grain), (28, 1 << 31)] {
+        for (at, value) in [(16, RANGE_BLOCKS), (20, ranges), (24, grain), (28, 1 << 31)] {
             data[at..at + 4].copy_from_slice(&value.to_be_bytes());
         }
     }

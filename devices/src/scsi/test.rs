@@ -1,0 +1,118 @@
+//! What commands come to, whatever carries them.
+
+use super::unit::{RANGE_BLOCKS, be32};
+use super::*;
+use crate::backend::disk::{Geometry, Operation};
+
+const BLOCKS: u64 = 2048;
+
+/// A unit that has been heard, and what it plans.
+fn plan(geometry: &Geometry, cdb: &[u8], cdrom: bool) -> Result<Plan, Sense> {
+    let profile = Profile { bus: Bus::Scsi, cdrom, removable: cdrom, serial: "a disk".into() };
+    let mut conditions = Conditions::default();
+    let mut unit = Unit { profile: &profile, conditions: &mut conditions, medium: Some(geometry) };
+    assert_eq!(unit.plan(&[0; 16]), Err(Sense::POWER_ON));
+    let mut whole = [0; 16];
+    whole[..cdb.len()].copy_from_slice(cdb);
+    unit.plan(&whole)
+}
+
+fn disk() -> Geometry {
+    let (logical_block, physical_block) = (512, 4096);
+    let size = BLOCKS * 512;
+    Geometry { size, logical_block, physical_block, discard: 4096, read_only: false }
+}
+
+fn answer(cdb: &[u8]) -> Vec<u8> {
+    match plan(&disk(), cdb, false) {
+        Ok(Plan::Answer(data)) => data,
+        other => panic!("{cdb:x?}: {other:?}"),
+    }
+}
+
+/// REPORT SUPPORTED OPERATION CODES.
+fn report(options: u8, code: u8, action: u8) -> [u8; 12] {
+    [0xa3, 0x0c, options, code, 0, action, 0, 0, 2, 0, 0, 0]
+}
+
+#[test]
+fn the_commands_that_are_reported_are_those_that_are_known() {
+    let all = answer(&report(0, 0, 0));
+    assert_eq!(be32(&all, 0) as usize, all.len() - 4);
+    let (listed, rest) = all[4..].as_chunks::<8>();
+    assert!(rest.is_empty());
+    for code in 0..=255 {
+        let found = listed.iter().find(|it| it[0] == code);
+        let action = found.map_or(0, |it| it[3]);
+        let mut cdb = [0; 16];
+        (cdb[0], cdb[1]) = (code, action);
+        let known = plan(&disk(), &cdb, false) != Err(Sense::INVALID_COMMAND);
+        assert_eq!(known, found.is_some(), "{code:#x}");
+        let one = answer(&report(3, code, action));
+        assert_eq!(one[1], if known { 3 } else { 1 }, "{code:#x}");
+        let Some(listed) = found else { continue };
+        assert_eq!((one[3], one[4], one.len()), (listed[7], code, 4 + usize::from(listed[7])));
+        let length = match code >> 5 {
+            0 => 6,
+            1 | 2 => 10,
+            4 => 16,
+            _ => 12,
+        };
+        assert_eq!(listed[7], length, "{code:#x}");
+    }
+}
+
+#[test]
+fn a_command_is_asked_for_with_its_action_or_without() {
+    assert_eq!(answer(&report(1, 0x28, 0))[1], 3);
+    assert_eq!(answer(&report(2, 0x9e, 0x10))[1], 3);
+    assert_eq!(answer(&report(2, 0x9e, 0x12))[1], 1);
+    assert_eq!(answer(&report(3, 0x28, 1))[1], 1);
+    for wrong in [report(1, 0x9e, 0x10), report(2, 0x28, 0), report(4, 0, 0)] {
+        assert_eq!(plan(&disk(), &wrong, false), Err(Sense::INVALID_FIELD), "{wrong:x?}");
+    }
+    assert_eq!(plan(&disk(), &report(0, 0, 0), true), Err(Sense::INVALID_COMMAND), "a CD");
+    // What a disk that frees nothing has not.
+    let plain = Geometry { discard: 0, ..disk() };
+    assert_eq!(plan(&plain, &report(3, 0x42, 0), false), Ok(Plan::Answer(vec![0, 1, 0, 0])));
+}
+
+#[test]
+fn an_ssd_says_so_and_how_it_forgets() {
+    assert_eq!(answer(&[0x12, 1, 0xb1, 0, 255, 0])[4..6], [0, 1], "not a thing that turns");
+    assert_eq!(answer(&[0x12, 1, 0xb2, 0, 255, 0]), [0, 0xb2, 0, 4, 0, 0xe0, 2, 0]);
+    let limits = answer(&[0x12, 1, 0xb0, 0, 255, 0]);
+    assert_eq!((limits.len(), limits[4]), (64, 1));
+    let words = [20, 24, 28, 36, 40].map(|at| be32(&limits, at));
+    assert_eq!(words, [RANGE_BLOCKS, 256, 8, 0, RANGE_BLOCKS]);
+    let plain = Geometry { discard: 0, ..disk() };
+    let page = plan(&plain, &[0x12, 1, 0xb2, 0, 255, 0], false);
+    assert_eq!(page, Ok(Plan::Answer(vec![0, 0xb2, 0, 4, 0, 0, 0, 0])));
+}
+
+#[test]
+fn write_same_is_of_zeros() {
+    let short = [0x41, 0, 0, 0, 0, 9, 0, 0, 4, 0];
+    assert_eq!(plan(&disk(), &short, false), Ok(Plan::Parameters(512)));
+    let mut long = [0; 16];
+    (long[0], long[1], long[9], long[13]) = (0x93, 9, 9, 4);
+    let zeros = |unmap| Plan::Clear(Operation::WriteZeroes { unmap }, vec![(9 * 512, 4 * 512)]);
+    assert_eq!(plan(&disk(), &long, false), Ok(zeros(true)));
+    let profile = Profile { bus: Bus::Usb, cdrom: false, removable: false, serial: "x".into() };
+    let (mut conditions, disk) = (Conditions::default(), disk());
+    let unit = Unit { profile: &profile, conditions: &mut conditions, medium: Some(&disk) };
+    let mut cdb = [0; 16];
+    cdb[..10].copy_from_slice(&short);
+    assert_eq!(unit.parameters(&cdb, &[0; 512]), Ok(zeros(false)));
+    assert_eq!(unit.parameters(&cdb, &[1; 512]), Err(Sense::INVALID_PARAMETER));
+    for (flags, expected) in [(1, Sense::INVALID_FIELD), (0x10, Sense::INVALID_FIELD)] {
+        let mut cdb = short;
+        cdb[1] = flags;
+        assert_eq!(plan(&disk, &cdb, false), Err(expected), "{flags:#x}");
+    }
+    let plain = Geometry { discard: 0, ..disk.clone() };
+    assert_eq!(plan(&plain, &long, false), Err(Sense::INVALID_FIELD), "nothing is unmapped");
+    let fixed = Geometry { read_only: true, discard: 0, ..disk.clone() };
+    assert_eq!(plan(&fixed, &short, false), Err(Sense::WRITE_PROTECTED));
+    assert_eq!(plan(&disk, &short, true), Err(Sense::INVALID_COMMAND), "a CD");
+}

@@ -1,0 +1,226 @@
+//! virtio-scsi: a disk behind a SCSI controller (VIRTIO 1.3, 5.6). Machines of QEMU have their disk
+//! there, and what was installed on one of them boots from nothing else.
+//!
+//! The controller has one target, number 0, with one unit, number 0. Each request queue has a
+//! thread and a channel of its own to the image, as those of virtio-blk have; one more thread
+//! serves the control queue and the events.
+//!
+//! Threats: units, commands, lengths and segments are the guest's. They are checked against the
+//! image in the SCSI layer and in the channel; a request that makes no sense is answered with an
+//! error, and one without room for an answer breaks the device. What a queue can have under way is
+//! bounded by its size, and what one request can name by that of an UNMAP's list.
+
+mod control;
+mod request;
+mod target;
+
+use std::sync::{Arc, Mutex};
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+use self::control::Control;
+use self::request::{Locked, Server};
+use self::target::Target;
+use super::{Identity, Queue, Virtio, on_pci};
+use crate::backend::disk::Drive;
+use crate::device::{Build, Device, Place, Saved};
+use crate::poller::Poller;
+use crate::scsi::Conditions;
+
+/// `--device virtio-scsi,path=disk.img`: a disk behind a SCSI controller, as QEMU's
+/// `virtio-scsi-pci` with `scsi-hd`. Windows needs a driver for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Config(pub crate::backend::disk::Config);
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        let disk = self.0;
+        let drive = disk.show(disk.open_at(place)?, place)?;
+        on_pci(Scsi::new(drive, disk.queues())?, disk.slot, place)
+    }
+}
+
+/// Entries of a queue, and pieces of data that fit one of them besides request and response.
+const QUEUE_SIZE: u16 = 256;
+const SEGMENTS: u32 = 254;
+/// The most request queues.
+const QUEUES_MAX: u16 = 64;
+
+/// The queues that come before those of requests.
+const CONTROL: u16 = 0;
+const EVENTS: u16 = 1;
+const REQUESTS: u16 = 2;
+
+/// Feature bits (5.6.3). Linux offers room for events only to controllers with HOTPLUG.
+const HOTPLUG: u64 = 1 << 1;
+const CHANGE: u64 = 1 << 2;
+
+/// Sectors of 512 bytes of one command, commands of a unit, and the last target and unit: as QEMU
+/// says them. The driver for Windows looks for no target when the last one is 0.
+const SECTORS_MAX: u32 = 0xffff;
+const COMMANDS_MAX: u32 = 128;
+const TARGET_MAX: u16 = 255;
+const UNIT_MAX: u32 = 16383;
+/// Bytes of an event.
+const EVENT: u32 = 16;
+
+/// Where the two fields are that a driver writes.
+const SENSE_SIZE: usize = 20;
+const CDB_SIZE: usize = 24;
+
+/// How long two parts of a request are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Sizes {
+    sense: u32,
+    cdb: u32,
+}
+
+impl Sizes {
+    /// As a driver finds them (5.6.4).
+    const NEW: Self = Self { sense: 96, cdb: 32 };
+
+    /// The standards have no longer ones (SPC-4, 4.5.1 and 4.2.5).
+    fn are_sound(self) -> bool {
+        self.sense <= 252 && self.cdb <= 260
+    }
+}
+
+/// A controller as a virtio device.
+pub struct Scsi {
+    target: Arc<Target>,
+    queues: u16,
+    sizes: Sizes,
+    control: Option<Poller<Control>>,
+    servers: Vec<Poller<Locked>>,
+    /// Bytes of the disk when the driver was last to look.
+    known: u64,
+}
+
+impl Scsi {
+    /// A controller with so many request queues, and this disk.
+    ///
+    /// # Errors
+    ///
+    /// When there are no queues, or too many, or the host has no file descriptor left.
+    pub fn new(drive: Arc<Drive>, queues: u16) -> anyhow::Result<Self> {
+        ensure!(
+            (1..=QUEUES_MAX).contains(&queues),
+            "queues={queues}: a disk has 1 to {QUEUES_MAX} queues"
+        );
+        let known = drive.geometry().size;
+        let target = Arc::new(Target::new(drive)?);
+        let (control, servers) = (None, Vec::new());
+        Ok(Self { target, queues, sizes: Sizes::NEW, control, servers, known })
+    }
+
+    /// Tells the driver when the disk grows, and now if it did while nobody could be told.
+    fn watch(&self) {
+        let target = Arc::downgrade(&self.target);
+        self.target.drive.watch(Some(Box::new(move || {
+            if let Some(target) = target.upgrade() {
+                target.grow();
+            }
+        })));
+        if self.target.drive.geometry().size != self.known {
+            self.target.grow();
+        }
+    }
+}
+
+/// What of a controller is saved beside its queues.
+#[derive(Serialize, Deserialize)]
+struct State {
+    conditions: Conditions,
+    sizes: Sizes,
+    /// Bytes that the driver knows of.
+    size: u64,
+}
+
+impl Virtio for Scsi {
+    fn identity(&self) -> Identity {
+        let queues = vec![QUEUE_SIZE; usize::from(REQUESTS + self.queues)];
+        let features = HOTPLUG | CHANGE;
+        Identity { id: 8, name: "virtio-scsi", class: 0x01_0000, queues, features }
+    }
+
+    fn config(&self) -> Vec<u8> {
+        let words = [self.queues.into(), SEGMENTS, SECTORS_MAX, COMMANDS_MAX, EVENT];
+        let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        bytes.extend(self.sizes.sense.to_le_bytes());
+        bytes.extend(self.sizes.cdb.to_le_bytes());
+        // One channel.
+        bytes.extend([0, 0]);
+        bytes.extend(TARGET_MAX.to_le_bytes());
+        bytes.extend(UNIT_MAX.to_le_bytes());
+        bytes
+    }
+
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        let Ok(value) = data.try_into().map(u32::from_le_bytes) else { return };
+        let sizes = match offset {
+            SENSE_SIZE => Sizes { sense: value, ..self.sizes },
+            CDB_SIZE => Sizes { cdb: value, ..self.sizes },
+            _ => return,
+        };
+        if sizes.are_sound() {
+            self.sizes = sizes;
+        }
+    }
+
+    fn start(&mut self, queues: Vec<Queue>, negotiated: u64) -> anyhow::Result<()> {
+        self.watch();
+        let (mut others, mut servers) = ([None, None], Vec::new());
+        for queue in queues {
+            if let Some(place) = others.get_mut(usize::from(queue.number())) {
+                *place = Some(queue);
+                continue;
+            }
+            let name = format!("scsi-{}", queue.number() - REQUESTS);
+            let server = Server::new(queue, self.target.clone(), self.sizes)?;
+            let server = Arc::new(Mutex::new(server));
+            servers.push(server.clone());
+            self.servers.push(Poller::spawn(&name, Locked(server))?);
+        }
+        let [control, events] = others;
+        if control.is_some() || events.is_some() {
+            let told = negotiated & CHANGE != 0;
+            let control = Control::new([control, events], servers, (self.target.clone(), told));
+            self.control = Some(Poller::spawn("scsi-control", control)?);
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Vec<Queue> {
+        self.target.drive.watch(None);
+        // Who could not be told is told when it runs on.
+        if !self.target.is_grown() {
+            self.known = self.target.drive.geometry().size;
+        }
+        // It may be about to end what the others do.
+        let others = self.control.take().map(|it| it.stop().finish()).unwrap_or_default();
+        let servers = self.servers.drain(..).map(Poller::stop);
+        others.into_iter().chain(servers.map(Locked::finish)).collect()
+    }
+
+    fn save(&self) -> Saved {
+        let conditions = self.target.conditions().clone();
+        Saved::of(&State { conditions, sizes: self.sizes, size: self.known })
+    }
+
+    fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let saved: Option<State> = saved.take()?;
+        // A driver that begins looks by itself.
+        let size = self.target.drive.geometry().size;
+        let new = State { conditions: Conditions::default(), sizes: Sizes::NEW, size };
+        let State { conditions, sizes, size } = saved.unwrap_or(new);
+        ensure!(sizes.are_sound(), "a request with {sizes:?}");
+        self.target.restore(conditions);
+        (self.sizes, self.known) = (sizes, size);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test;
