@@ -3,6 +3,8 @@
 
 #[path = "pod/engine.rs"]
 mod engine;
+#[path = "pod/kube.rs"]
+mod kube;
 #[path = "pod/sight.rs"]
 mod sight;
 

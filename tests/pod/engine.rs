@@ -1,10 +1,10 @@
 //! Podman with a store of its own, and pods in network namespaces of their own.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::thread;
@@ -14,9 +14,13 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use transom_tests::program::PATIENCE;
 
-/// What a container may have here: the engine's own limits are more than this host gives.
-const LIMITS: [&str; 4] = ["--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096"];
-const IMAGE: &str = "localhost/transom-test";
+/// What a container may have here: the engine's own limits are more than this host gives. And its
+/// log is a file, for there may be no journal.
+const SETTINGS: &str = "[containers]
+default_ulimits = [\"nofile=4096:4096\", \"nproc=4096:4096\"]
+log_driver = \"k8s-file\"
+";
+pub(crate) const IMAGE: &str = "localhost/transom-test";
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -43,6 +47,7 @@ pub(crate) fn is_here() -> Result<(), &'static str> {
 /// Podman, with the image.
 pub(crate) struct Engine {
     words: Vec<String>,
+    settings: PathBuf,
 }
 
 impl Engine {
@@ -69,10 +74,14 @@ impl Engine {
             "--cgroup-manager",
             "cgroupfs",
         ];
-        let engine = Self { words: words.map(str::to_owned).to_vec() };
+        fs::create_dir_all(&store)?;
+        let settings = store.join("containers.conf");
+        fs::write(&settings, SETTINGS)?;
+        let engine = Self { words: words.map(str::to_owned).to_vec(), settings };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/image");
         let mut build = Command::new(script);
         build.args(["--profile", profile()?, "--podman", &engine.words.join(" "), IMAGE]);
+        build.env("CONTAINERS_CONF", &engine.settings);
         said(&mut build).context("the image")?;
         Ok(engine)
     }
@@ -80,7 +89,7 @@ impl Engine {
     /// Podman with these words.
     pub(crate) fn podman(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.words[0]);
-        command.args(&self.words[1..]).args(words);
+        command.args(&self.words[1..]).args(words).env("CONTAINERS_CONF", &self.settings);
         command
     }
 }
@@ -147,10 +156,8 @@ impl Pod {
         let network = format!("ns:/run/netns/{}", pod.inside.name);
         let storage = format!("{}:/storage", pod.volume.path().display());
         let mut run = vec!["run", "--detach", "--name", &pod.name, "--network", &network];
-        run.extend(["--log-driver", "k8s-file"]);
         run.extend(["--device", "/dev/kvm", "--device", "/dev/net/tun", "--cap-add", "NET_ADMIN"]);
         run.extend(["--volume", &storage]);
-        run.extend(LIMITS);
         run.extend(words);
         run.push(IMAGE);
         said(&mut engine.podman(&run))?;
@@ -236,12 +243,16 @@ impl Pod {
 
     /// Waits for its end, and tells its status.
     pub(crate) fn wait(&self) -> Result<i32> {
-        let mut wait = self.engine.podman(&["wait", &self.name]);
-        let limit = PATIENCE.as_secs().to_string();
-        let mut limited = Command::new("timeout");
-        limited.arg(limit).arg(wait.get_program()).args(wait.get_args());
-        wait = limited;
-        Ok(said(&mut wait)?.trim().parse()?)
+        let end = Instant::now() + PATIENCE;
+        let form = ["inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", &self.name];
+        loop {
+            let state = said(&mut self.engine.podman(&form))?;
+            if let Some(("exited", status)) = state.trim().split_once(' ') {
+                return Ok(status.parse()?);
+            }
+            ensure!(Instant::now() < end, "still {state}\n{}", self.logs()?);
+            thread::sleep(LOOK);
+        }
     }
 
     /// What it has said.
@@ -279,18 +290,18 @@ fn carry(near: &TcpStream, far: &TcpStream) -> io::Result<()> {
 }
 
 /// A network namespace, as long as it is kept.
-struct Namespace {
-    name: String,
+pub(crate) struct Namespace {
+    pub(crate) name: String,
 }
 
 impl Namespace {
-    fn make(name: &str) -> Result<Self> {
+    pub(crate) fn make(name: &str) -> Result<Self> {
         said(Command::new("ip").args(["netns", "add", name]))?;
         Ok(Self { name: name.into() })
     }
 
     /// A command in it.
-    fn run(&self, words: &[&str]) -> Command {
+    pub(crate) fn run(&self, words: &[&str]) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).args(words);
         command

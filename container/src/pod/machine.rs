@@ -268,3 +268,110 @@ pub fn shown(plan: &Plan) -> String {
         count => format!("{what}: {count} processors, {memory} of memory"),
     }
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::settings::environment::Environment;
+
+    /// The machine of an environment, as `vmm` reads it.
+    fn made(words: &[(&str, &str)]) -> anyhow::Result<serde_json::Value> {
+        let root = tempfile::tempdir()?;
+        for folder in ["proc", "storage"] {
+            std::fs::create_dir_all(root.path().join(folder))?;
+        }
+        let cpus = "processor: 0\n".repeat(8);
+        std::fs::write(root.path().join("proc/cpuinfo"), cpus)?;
+        std::fs::write(root.path().join("proc/meminfo"), "MemAvailable: 67108864 kB\n")?;
+        std::fs::write(root.path().join("storage/data.img"), "x")?;
+        let environment: Environment =
+            words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+        let plan = Plan::make(&environment, root.path())?;
+        let parts = Parts {
+            firmware: Some(("/code".into(), "/vars".into())),
+            disks: vec![Disk { path: "/a,b.img".into(), format: Format::Raw }],
+            media: vec!["/a,b.iso".into()],
+            control: "/run/vmm.sock".into(),
+            doors: vec!["unix:/run/screen.sock".into(), "[::]:5900,auth=none".into()],
+            ..Parts::default()
+        };
+        let config = config(&plan, &parts)?;
+        let text = serde_json::to_string(&config)?;
+        // What is written to `vmm` is what it reads.
+        let read = Config::from_json(&text)?;
+        assert_eq!(serde_json::to_value(&read)?, serde_json::to_value(&config)?);
+        Ok(serde_json::to_value(&config)?)
+    }
+
+    fn kinds(machine: &serde_json::Value) -> Vec<&str> {
+        let devices = machine["device"].as_array().unwrap();
+        devices.iter().map(|device| device["kind"].as_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn the_usual_machine_is_that_of_the_reference_image() {
+        let machine = made(&[]).unwrap();
+        let all =
+            ["xhci", "usb-tablet", "usb-keyboard", "virtio-scsi", "usb-storage", "virtio-rng"];
+        assert_eq!(kinds(&machine), all);
+        assert_eq!(
+            (&machine["cpus"]["count"], &machine["memory"]["size"]),
+            (&2.into(), &"4G".into())
+        );
+        assert_eq!(machine["device"][3]["path"], "/a,b.img");
+        assert_eq!(machine["device"][4]["path"], "/a,b.iso");
+        assert_eq!(machine["device"][4]["cdrom"], true);
+        assert_eq!(machine["display"]["mode"], "1280x720");
+        assert_eq!(machine["vnc"].as_array().unwrap().len(), 2);
+        assert_eq!(machine["msr"], "ignore");
+    }
+
+    #[test]
+    fn what_is_said_is_what_the_machine_has() {
+        for (words, kind) in [
+            ("nvme", "nvme"),
+            ("blk", "virtio-blk"),
+            ("usb", "usb-storage"),
+            ("auto", "nvme"),
+            ("scsi", "virtio-scsi"),
+        ] {
+            assert_eq!(kinds(&made(&[("DISK_TYPE", words)]).unwrap())[3], kind, "{words}");
+        }
+        let machine = made(&[
+            ("SMP", "8,sockets=2,cores=2,threads=2"),
+            ("RAM_SIZE", "6G"),
+            ("WIDTH", "1920"),
+            ("HEIGHT", "1080"),
+            ("HV", "N"),
+            ("RNG", "N"),
+            ("USB", "N"),
+            ("HPET", "Y"),
+            ("BALLOONING", "Y"),
+            ("DISK_CACHE", "writeback"),
+            ("DISK_DISCARD", "ignore"),
+            ("UUID", "12345678-9abc-def0-1234-56789abcdef0"),
+            ("SM_BIOS", "type=1,serial=7"),
+            ("ARGUMENTS", "-fw_cfg name=opt/a,string=b"),
+            ("KEYBOARD", "de-DE"),
+        ])
+        .unwrap();
+        assert_eq!(machine["cpus"]["threads"], 2);
+        assert_eq!(machine["memory"]["size"], "6G");
+        assert_eq!(machine["display"]["mode"], "1920x1080");
+        assert_eq!(machine["hyperv"], "off");
+        assert_eq!(kinds(&machine)[..2], ["virtio-scsi", "usb-storage"]);
+        assert!(["hpet", "virtio-balloon"].iter().all(|kind| kinds(&machine).contains(kind)));
+        assert!(!kinds(&machine).contains(&"virtio-rng"));
+        assert_eq!(
+            (&machine["device"][0]["direct"], &machine["device"][0]["discard"]),
+            (&"off".into(), &false.into())
+        );
+        assert_eq!(machine["smbios"]["uuid"], "12345678-9abc-def0-1234-56789abcdef0");
+        assert_eq!(machine["smbios"]["serial"], "7");
+        assert_eq!(machine["fw-cfg"][0], "opt/a=b");
+        assert_eq!(machine["keyboard"], "de");
+        assert_eq!(made(&[("VGA", "none")]).unwrap()["display"], "none");
+        let error = made(&[("BOOT_MODE", "windows_secure")]).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Boot);
+    }
+}

@@ -1,0 +1,117 @@
+//! Manifests as users of the reference image have them, played by Podman.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
+use transom_tests::program::PATIENCE;
+
+use super::engine::{Engine, IMAGE, Namespace, said};
+use super::runs_here;
+
+const MANIFESTS: &str = include_str!("users.yaml");
+const SECRET: &str = "windows-user-credential-secret";
+/// As the engine keeps one for pods: each value in base64.
+const WORDS: &str = r#"{"username":"YWRh","password":"YSBsb25nIHdvcmQ="}"#;
+/// As the engine calls what it makes of the Deployment.
+const CONTAINER: &str = "windows-deployment-pod-0-windows";
+
+/// A host of its own, with the manifests on it.
+struct Host {
+    engine: &'static Engine,
+    space: Namespace,
+    folder: TempDir,
+}
+
+impl Host {
+    fn new(engine: &'static Engine, runs: &str) -> Result<Self> {
+        let space = Namespace::make(&format!("transom-{}-kube", std::process::id()))?;
+        said(&mut space.run(&["ip", "link", "set", "lo", "up"]))?;
+        let folder = tempfile::tempdir()?;
+        let text = MANIFESTS.replace("IMAGE", IMAGE).replace("RUNS", runs);
+        fs::write(folder.path().join("all.yaml"), text)?;
+        fs::write(folder.path().join("secret"), WORDS)?;
+        let host = Self { engine, space, folder };
+        // What a run that was killed left.
+        host.clear();
+        let secret = host.path("secret");
+        said(&mut host.podman(&["secret", "create", SECRET, &secret]))?;
+        said(&mut host.podman(&["kube", "play", &host.path("all.yaml")]))?;
+        Ok(host)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// Podman in the namespace, which keeps the host's control groups.
+    fn podman(&self, words: &[&str]) -> Command {
+        let podman = self.engine.podman(words);
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.space.name)).arg(podman.get_program());
+        command.args(podman.get_args());
+        for (name, value) in podman.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        command
+    }
+
+    fn clear(&self) {
+        said(&mut self.podman(&["kube", "down", &self.path("all.yaml")])).ok();
+        said(&mut self.podman(&["secret", "rm", SECRET])).ok();
+        said(&mut self.podman(&["volume", "rm", "--force", "windows-persistent-volume-claim"]))
+            .ok();
+    }
+
+    /// Asks until the answer has this word.
+    fn until(&self, mut ask: impl FnMut() -> Command, word: &str) -> Result<String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let output = ask().output()?;
+            let text = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            if text.contains(word) {
+                return Ok(text);
+            }
+            ensure!(Instant::now() < end, "no {word} in {text}");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+#[test]
+fn manifests_of_the_reference_image_are_taken_as_they_are() -> Result<()> {
+    if !runs_here("manifests") {
+        return Ok(());
+    }
+    let engine = Engine::get()?;
+    // As they are: what is missing is said, and the engine starts it again and again.
+    let host = Host::new(engine, "11")?;
+    let sentence = "mount its ISO as /custom.iso";
+    host.until(|| host.podman(&["logs", CONTAINER]), sentence)?;
+    drop(host);
+    let host = Host::new(engine, "probe")?;
+    let form = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}";
+    let infra = said(&mut host.podman(&["inspect", "--format", "{{.Pod}}", CONTAINER]))?;
+    let infra = format!("{}-infra", infra.trim().get(..12).context("a pod")?);
+    let address = said(&mut host.podman(&["inspect", "--format", form, &infra]))?;
+    let address = address.split_whitespace().next().context("an address")?.to_owned();
+    let page = |path: &str, more: &[&str]| {
+        let place = format!("http://{address}:8006{path}");
+        let words = [&["curl", "--silent", "--include", "--max-time", "20"][..], more, &[&place]];
+        host.space.run(&words.concat())
+    };
+    host.until(|| page("/readyz", &[]), "HTTP/1.1 200")?;
+    let state = said(&mut page("/api/v1/state", &["--user", "ada:a long word"]))?;
+    ensure!(state.contains("\"phase\":\"running\""), "{state}");
+    Ok(())
+}
