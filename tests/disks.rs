@@ -196,7 +196,7 @@ echo 3 > /proc/sys/vm/drop_caches
 
 fn sees_a_disk_grow(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
-    let mut guest = Guest::transom().cpus("2");
+    let mut guest = Guest::transom().cpus("2").word("--jail").word("on");
     let kinds = ["virtio-blk", "nvme", "virtio-scsi"];
     let path = |kind: &str| folder.path().join(kind);
     for kind in kinds {
@@ -282,7 +282,7 @@ chroot /tools fio --name=fill --filename=/dev/$1 --rw=randwrite --bs=64k --iodep
 fn waits_while_a_volume_is_full(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let volume = Volume::of(&folder.path().join("volume"), 16)?;
-    let mut guest = Guest::transom().cpus("2");
+    let mut guest = Guest::transom().cpus("2").word("--jail").word("on");
     let kinds = ["virtio-blk", "nvme"];
     for kind in kinds {
         let path = volume.0.join(kind);
@@ -334,7 +334,7 @@ fn keeps_what_it_wrote(release: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut loops = Vec::new();
     let disks = disks(folder.path(), &mut loops)?;
-    let mut guest = Guest::transom().cpus("4").memory("1G");
+    let mut guest = Guest::transom().cpus("4").memory("1G").word("--jail").word("on");
     for disk in &disks {
         guest = guest.word("--device").word(&disk.words);
     }

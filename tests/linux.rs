@@ -206,7 +206,7 @@ fn bzimage(release: &str) -> anyhow::Result<PathBuf> {
 }
 
 fn reboots_in_the_same_process(release: &str) -> anyhow::Result<()> {
-    let guest = Guest::transom().cpus("2");
+    let guest = Guest::transom().cpus("2").word("--jail").word("on");
     let mut booted = Linux::new(guest, &bzimage(release)?).boot(BOOT)?;
     let first = booted.run("cat /proc/sys/kernel/random/boot_id", SOON)?;
     ensure!(booted.running.resets()? == 0, "it was reset before");

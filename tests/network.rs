@@ -164,7 +164,7 @@ fn dhcp(folder: &Path, tap: &str, mac: &str, way: &Way) -> anyhow::Result<Servic
 /// The guest, with ethtool, and the ping that can forbid fragments.
 fn linux(folder: &Path, release: &str) -> anyhow::Result<Linux> {
     let memory = if lab::everything() { "3G" } else { "512M" };
-    let mut guest = Guest::transom().cpus("4").memory(memory);
+    let mut guest = Guest::transom().cpus("4").memory(memory).word("--jail").word("on");
     for device in DEVICES {
         let mut words = device.to_owned();
         if device.ends_with(':') {

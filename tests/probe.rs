@@ -16,6 +16,8 @@ mod display;
 mod doctor;
 #[path = "probe/doors.rs"]
 mod doors;
+#[path = "probe/jail.rs"]
+mod jail;
 #[path = "probe/life.rs"]
 mod life;
 #[path = "probe/machine.rs"]

@@ -101,6 +101,26 @@ impl Config {
         matches!(self, Self::UsbKeyboard(_) | Self::UsbStorage(_) | Self::UsbTablet(_))
     }
 
+    /// The network that it is connected to.
+    #[must_use]
+    pub fn network(&self) -> Option<&Network> {
+        match self {
+            Self::VirtioNet(net) => Some(&net.to),
+            _ => None,
+        }
+    }
+
+    /// Where its bytes go to and come from.
+    #[must_use]
+    pub fn stream(&self) -> Option<&Stream> {
+        match self {
+            Self::Serial(serial) => Some(&serial.to),
+            Self::VirtioSerial(serial) => Some(&serial.to),
+            Self::Debugcon(debugcon) => Some(&debugcon.to),
+            _ => None,
+        }
+    }
+
     /// Takes away what changes the host: a machine that is only looked at truncates no log, takes
     /// no lock and makes no socket.
     pub fn leave_host_alone(&mut self) {

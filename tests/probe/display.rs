@@ -93,6 +93,7 @@ fn the_kernel_tells_which_pages_were_drawn_in() {
     }
     let (tell, _notices) = mpsc::channel();
     let mut machine = machine::build(config, tell).expect("a machine");
+    machine.start().expect("threads");
     machine.prepare().expect("power-on");
     let screen = machine.screens().first().expect("a display");
     let changed = || {

@@ -64,7 +64,8 @@ fn clients_come_in_by_sockets_that_were_inherited() {
     assert_eq!(security(early), [2], "a password there");
     let near = UnixStream::connect(at("vnc")).expect("the socket");
     assert_eq!(security(near), [1], "and none here");
-    page.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("room");
+    page.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .expect("room");
     let mut answer = String::new();
     page.read_to_string(&mut answer).expect("a page");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

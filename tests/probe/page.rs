@@ -121,6 +121,7 @@ fn the_page_shows_where_the_pointer_is_and_what_is_held() {
     }
     let (tell, _notices) = mpsc::channel();
     let mut machine = machine::build(config, tell).expect("a machine");
+    machine.start().expect("threads");
     machine.prepare().expect("power-on");
     machine.resume();
     let (_, _, body) = PAGES[0];

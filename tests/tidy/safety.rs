@@ -12,7 +12,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("vmm/src/heap.rs", "a setting of the allocator"),
     ("vmm/src/kvm/fd.rs", "KVM's ioctls, and the shared run page of a processor"),
     ("vmm/src/ram.rs", "the mapping of guest memory"),
-    ("vmm/src/sandbox.rs", "what a process gives up before the guest runs"),
+    ("vmm/src/jail/kernel.rs", "leaving the network, and what a refused call's signal tells"),
 ];
 
 /// Freestanding guest code: it has no process to harm, only the guest that it is.

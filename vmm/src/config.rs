@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::display::{Absent, Display};
 pub use self::smbios::Smbios;
+use crate::jail;
 use crate::keys::layout;
 use crate::keyvalue;
 use crate::msr::Unknown;
@@ -127,6 +128,15 @@ options! {
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,origin=URL][,proxy=ADDRESS]\
            [,name=TEXT]"
     web: Option<web::Config>,
+    /// What this process gives up before the guest runs. `auto`, if nothing is said: what changes
+    /// nothing of what can be asked of the machine later. `on`: also root's right to open any file,
+    /// and all files but what is open, what lies in the folders of disks and media, and in
+    /// `folders`; what this host does not let it give up is said in a line. `must`: all of it, or
+    /// there is no machine. `user` is who root becomes. `seccomp=log` lets refused system calls
+    /// work, and the kernel logs them. `debug` leaves the process open to debuggers and core dumps.
+    "jail" "auto|off|on|must[,user=UID[:GID]][,folders=PATH[:PATH...]][,seccomp=on|off|log]\
+            [,landlock=on|off][,debug]"
+    jail: jail::Config,
     /// Hyper-V enlightenments: `on`, `off`, or `auto`, which is on with firmware where KVM has
     /// them and off for a kernel that is started directly.
     "hyperv" "auto|on|off" hyperv: Hyperv,
@@ -277,6 +287,7 @@ flat_words! {
     Cpus: Some("count"), "a number or an object";
     Memory: Some("size"), "a size or an object";
     Smbios: None, "an object";
+    jail::Config: Some("mode"), "a word or an object";
 }
 
 impl Word for Vec<registry::Config> {

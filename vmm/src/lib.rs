@@ -9,6 +9,7 @@ pub mod control;
 pub mod cpuid;
 pub mod doctor;
 pub mod heap;
+pub mod jail;
 pub mod keys;
 pub mod keyvalue;
 pub mod kvm;

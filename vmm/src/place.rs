@@ -217,6 +217,15 @@ mod test {
     }
 
     #[test]
+    fn a_path_in_use_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Local::Path(folder.path().join("control"));
+        let _bound = place.listen().unwrap();
+        let error = format!("{:#}", place.listen().err().unwrap());
+        assert!(error.contains("in use"), "{error}");
+    }
+
+    #[test]
     fn the_file_of_a_socket_that_was_inherited_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");

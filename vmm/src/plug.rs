@@ -1,6 +1,6 @@
 //! What is plugged and pulled at USB while the machine runs, and what is put into drives.
 //!
-//! Files are opened by their paths here: who confines this process passes it what it may open.
+//! Files are opened by their paths here: the jail lets through what lies beside the machine's own.
 
 use std::path::Path;
 

@@ -45,6 +45,7 @@ pub fn all() -> String {
          | 1 | something that was asked for cannot be done |\n\
          | 2 | the command line or the configuration is wrong |\n\
          | 70 | the guest did what KVM cannot run: the message has registers and bytes |\n\
+         | 77 | a system call that the jail forbids: the message has its number and the thread |\n\
          | 88 | no KVM, or one that cannot run what was asked for |\n\
          | 128 + N | ended by signal N |\n",
     );

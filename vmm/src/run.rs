@@ -17,10 +17,12 @@ use serde_json::{Value, json};
 
 use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server};
+use crate::jail::{self, Held};
 use crate::keys::layout::Stroke;
 use crate::keys::{Combination, text};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::place::Local;
 use crate::plug;
 use crate::screen::{Closed, Screen};
 use crate::screenshot::{self, Picture};
@@ -59,10 +61,9 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let (tell, notices) = mpsc::channel();
     let told = tell.clone();
     let signalled = move |signal| told.send(Notice::Signal(signal)).is_ok();
-    signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
+    let mut signals = signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
     // First the socket: what is in use there must end us before the guest touches a disk.
-    let control = config.control.clone();
-    let server = control.map(|place| Server::new(&place, tell.clone())).transpose()?;
+    let control = config.control.as_ref().map(Local::listen).transpose().context("--control")?;
     let screen = Closed::new(&config)?;
     let mut machine = match (machine::build(config, tell.clone()), signals::arrived()) {
         // There is no guest yet that could be asked.
@@ -73,6 +74,15 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         }
         (built, None) => built?,
     };
+    // All is open, and nobody else runs.
+    if let Some(status) = signals.rest() {
+        tracing::info!("ended before the guest ran");
+        return Ok(status);
+    }
+    let jail = jail::enter(machine.config(), &machine)?;
+    signals.go_on()?;
+    let server = control.map(|bound| Server::new(bound, tell.clone())).transpose()?;
+    machine.start()?;
     // A file that is wrong is said first: it is wrong on every host.
     machine.prepare()?;
     refuse_what_cannot_run(&machine)?;
@@ -87,6 +97,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let mut life = Life {
         screen,
         machine,
+        jail,
         notices,
         typing: Arc::default(),
         paused: false,
@@ -121,6 +132,7 @@ struct Life {
     // Before the machine, whose display it shows.
     screen: Option<Screen>,
     machine: Machine,
+    jail: Held,
     notices: Receiver<Notice>,
     /// Whose text is typed.
     typing: Arc<Mutex<()>>,
@@ -280,55 +292,58 @@ impl Life {
 
     fn control(&mut self, request: Request) -> Option<u8> {
         let mut status = None;
-        let answer = match &request.command {
-            Command::Status => Ok(self.status()),
-            Command::Pause => {
-                self.machine.pause();
-                self.paused = true;
-                Ok(json!({}))
-            }
-            Command::Resume => {
-                self.paused = false;
-                self.machine.wake_clocks();
-                self.go_on();
-                Ok(json!({}))
-            }
-            Command::Reset => self.reset().map(|()| json!({})),
-            Command::PowerButton => press(self.machine.buttons()),
-            Command::Nmi => {
-                let sent = self.machine.nmi();
-                self.go_on();
-                sent.map(|()| json!({}))
-            }
-            Command::Registers => Ok(json!({ "registers": self.registers() })),
-            Command::Balloon { size } => self.balloon(*size),
-            Command::Grow { name, size } => self.grow(name, *size),
-            Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
-            Command::Attach { device } => plug::attach(&mut self.machine, device),
-            Command::Detach { name } => plug::detach(&mut self.machine, name),
-            Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
-            Command::Insert { name, path } => plug::insert(&self.machine, name, path),
-            Command::Screenshot => {
-                request.show(self.screenshot());
-                return None;
-            }
-            Command::Key { keys } => self.key(keys),
-            Command::Type { text } => {
-                match self.strokes(text) {
-                    Ok(strokes) => self.type_strokes(strokes, request),
-                    Err(error) => request.answer(Err(error)),
+        let answer =
+            match &request.command {
+                Command::Status => Ok(self.status()),
+                Command::Pause => {
+                    self.machine.pause();
+                    self.paused = true;
+                    Ok(json!({}))
                 }
-                return None;
-            }
-            Command::Pointer { x, y, buttons, wheel } => {
-                let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
-                self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
-            }
-            Command::Quit => {
-                status = Some(Status::Off as u8);
-                Ok(json!({}))
-            }
-        };
+                Command::Resume => {
+                    self.paused = false;
+                    self.machine.wake_clocks();
+                    self.go_on();
+                    Ok(json!({}))
+                }
+                Command::Reset => self.reset().map(|()| json!({})),
+                Command::PowerButton => press(self.machine.buttons()),
+                Command::Nmi => {
+                    let sent = self.machine.nmi();
+                    self.go_on();
+                    sent.map(|()| json!({}))
+                }
+                Command::Registers => Ok(json!({ "registers": self.registers() })),
+                Command::Balloon { size } => self.balloon(*size),
+                Command::Grow { name, size } => self.grow(name, *size),
+                Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
+                Command::Attach { device } => plug::attach(&mut self.machine, device)
+                    .map_err(|error| self.jail.explain(error)),
+                Command::Detach { name } => plug::detach(&mut self.machine, name),
+                Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
+                Command::Insert { name, path } => plug::insert(&self.machine, name, path)
+                    .map_err(|error| self.jail.explain(error)),
+                Command::Screenshot => {
+                    request.show(self.screenshot());
+                    return None;
+                }
+                Command::Key { keys } => self.key(keys),
+                Command::Type { text } => {
+                    match self.strokes(text) {
+                        Ok(strokes) => self.type_strokes(strokes, request),
+                        Err(error) => request.answer(Err(error)),
+                    }
+                    return None;
+                }
+                Command::Pointer { x, y, buttons, wheel } => {
+                    let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
+                    self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
+                }
+                Command::Quit => {
+                    status = Some(Status::Off as u8);
+                    Ok(json!({}))
+                }
+            };
         request.answer(answer);
         status
     }
@@ -342,6 +357,7 @@ impl Life {
             "processors": self.machine.config().cpus.count,
             "memory": self.machine.config().memory.size.0,
             "pid": std::process::id(),
+            "jail": self.jail.status(),
             "display": self.machine.screens().first().map(|display| show_display(&*display)),
             "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
             "disks": disks.iter().map(|disk| show_disk(disk)).collect::<Vec<_>>(),

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -72,6 +71,8 @@ impl Closed {
         if !config.is_watched() {
             return Ok(None);
         }
+        // Before the jail, in which it is not seen.
+        rfb::processors();
         let vnc = config.vnc.iter().map(rfb::listen::Listener::new);
         let vnc = vnc.collect::<anyhow::Result<_>>()?;
         let web = config.web.as_ref().map(web::listen::Listener::new).transpose()?;
@@ -84,9 +85,8 @@ impl Closed {
     ///
     /// When the host has no threads left.
     pub fn open(self, machine: &Machine, tell: Sender<Notice>) -> anyhow::Result<Screen> {
-        let processors = available_parallelism().map_or(1, usize::from);
         let runtime = Builder::new_multi_thread()
-            .worker_threads(processors.min(CARRIERS))
+            .worker_threads(rfb::processors().min(CARRIERS))
             .max_blocking_threads(rfb::encoders() + LOOKERS)
             .thread_keep_alive(IDLE)
             .thread_name("screen")

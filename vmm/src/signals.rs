@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Once, OnceLock};
-use std::thread::Builder;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -26,6 +26,8 @@ extern "C" fn on_signal(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_vo
 }
 
 const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+/// The byte of the event that means: end the thread.
+const REST: u32 = 7;
 
 fn slot(signal: i32) -> u32 {
     (0..).zip(ENDING).find(|it| it.1 == signal).map_or(0, |it| it.0)
@@ -36,12 +38,25 @@ pub fn arrived() -> Option<u8> {
     Some(STATUS.load(Ordering::Relaxed)).filter(|status| *status != 0)
 }
 
+/// The thread that waits for signals.
+pub struct Watch {
+    event: &'static OwnedFd,
+    thread: Option<JoinHandle<Body>>,
+    body: Option<Body>,
+}
+
+/// What the thread does with a signal; false when nobody listens any more.
+type Body = Box<dyn Fn(i32) -> bool + Send>;
+
 /// Tells each signal that means "end", until nobody listens any more.
 ///
 /// # Errors
 ///
 /// When the host has no thread or file descriptor left.
-pub fn catch(tell: impl Fn(i32) -> bool + Send + 'static, grace: Duration) -> anyhow::Result<()> {
+pub fn catch(
+    tell: impl Fn(i32) -> bool + Send + 'static,
+    grace: Duration,
+) -> anyhow::Result<Watch> {
     let event = eventfd(0, EventfdFlags::CLOEXEC).context("an event for signals")?;
     let event = SIGNALS.get_or_init(|| event);
     // A file that may not grow is an error of one request, not the end.
@@ -53,29 +68,68 @@ pub fn catch(tell: impl Fn(i32) -> bool + Send + 'static, grace: Duration) -> an
         block_signal(signal).ok();
         register_signal_handler(signal, on_signal).context("signal handlers")?;
     }
-    let body = move || {
-        for signal in ENDING {
-            unblock_signal(signal).ok();
-        }
-        let mut number = [0; 8];
-        loop {
-            match rustix::io::read(event, &mut number) {
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(_) => return,
-            }
-            let which = u64::from_ne_bytes(number).trailing_zeros() / 8;
-            let signal = ENDING.get(which as usize).copied().unwrap_or(libc::SIGTERM);
-            let order = Ordering::Relaxed;
-            STATUS.compare_exchange(0, status(signal), order, order).ok();
-            if !tell(signal) {
-                return;
-            }
+    let body: Body = Box::new(move |signal| {
+        let order = Ordering::Relaxed;
+        STATUS.compare_exchange(0, status(signal), order, order).ok();
+        let heard = tell(signal);
+        if heard {
             end_at_last(signal, grace);
         }
-    };
-    Builder::new().name("signals".into()).spawn(body).context("a thread for signals")?;
-    Ok(())
+        heard
+    });
+    let mut watch = Watch { event, thread: None, body: Some(body) };
+    watch.go_on()?;
+    Ok(watch)
+}
+
+impl Watch {
+    /// Ends the thread: a signal waits until there is one again. If one has arrived, the status to
+    /// end with.
+    ///
+    /// # Panics
+    ///
+    /// When the thread panicked, which ends the process anyway.
+    pub fn rest(&mut self) -> Option<u8> {
+        if let Some(thread) = self.thread.take() {
+            rustix::io::write(self.event, &(1_u64 << (8 * REST)).to_ne_bytes()).ok();
+            self.body = Some(thread.join().expect("a panic ends the process"));
+        }
+        arrived()
+    }
+
+    /// Waits for signals, from here on.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no thread left.
+    pub fn go_on(&mut self) -> anyhow::Result<()> {
+        let Some(body) = self.body.take() else { return Ok(()) };
+        let event = self.event;
+        let body = move || wait(event, body);
+        let thread = Builder::new().name("signals".into()).spawn(body);
+        self.thread = Some(thread.context("a thread for signals")?);
+        Ok(())
+    }
+}
+
+fn wait(event: &OwnedFd, tell: Body) -> Body {
+    for signal in ENDING {
+        unblock_signal(signal).ok();
+    }
+    let mut number = [0; 8];
+    loop {
+        match rustix::io::read(event, &mut number) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(_) => return tell,
+        }
+        let came = |slot: u32| u64::from_ne_bytes(number) >> (8 * slot) & 0xff != 0;
+        let signal = ENDING.iter().zip(0..).find(|(_, slot)| came(*slot));
+        let heard = signal.is_none_or(|(signal, _)| tell(*signal));
+        if came(REST) || !heard {
+            return tell;
+        }
+    }
 }
 
 /// As a shell says it.

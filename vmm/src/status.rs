@@ -14,6 +14,8 @@ pub enum Status {
     Usage = 2,
     /// The guest did what the hypervisor cannot run (internal error, failed entry).
     Guest = 70,
+    /// A system call that the jail forbids.
+    Jail = 77,
     /// No KVM, or one that cannot be used: as in the reference image.
     NoKvm = 88,
 }

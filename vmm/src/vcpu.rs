@@ -26,7 +26,7 @@ pub enum Stop {
 /// Told on the processor's thread; it must not block.
 pub type OnStop = Arc<dyn Fn(Stop) + Send + Sync>;
 
-/// All processors of a machine. They begin paused.
+/// All processors of a machine. They begin paused, without threads.
 pub struct Processors {
     shared: Arc<Shared>,
     cpus: Vec<Arc<Mutex<Vcpu>>>,
@@ -58,17 +58,8 @@ enum Order {
 }
 
 impl Processors {
-    /// Starts a thread for each processor, paused.
-    ///
-    /// # Errors
-    ///
-    /// When the host has no thread left.
-    pub fn new(
-        vcpus: Vec<Vcpu>,
-        spaces: Arc<Spaces>,
-        policy: Policy,
-        on_stop: OnStop,
-    ) -> anyhow::Result<Self> {
+    /// Processors that are there and do not run.
+    pub fn new(vcpus: Vec<Vcpu>, spaces: Arc<Spaces>, policy: Policy, on_stop: OnStop) -> Self {
         let state = State { order: Order::Pause, round: 0, parked: 0 };
         let shared = Arc::new(Shared {
             wanted: AtomicBool::new(true),
@@ -78,14 +69,23 @@ impl Processors {
             policy,
             on_stop,
         });
-        let cpus: Vec<_> = vcpus.into_iter().map(|vcpu| Arc::new(Mutex::new(vcpu))).collect();
-        let threads = cpus.iter().enumerate().map(|(index, cpu)| {
-            let (shared, cpu) = (shared.clone(), cpu.clone());
+        let cpus = vcpus.into_iter().map(|vcpu| Arc::new(Mutex::new(vcpu))).collect();
+        Self { shared, cpus, threads: Vec::new() }
+    }
+
+    /// Starts a thread for each processor, paused.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no thread left.
+    pub fn start(&mut self) -> anyhow::Result<()> {
+        for (index, cpu) in self.cpus.iter().enumerate() {
+            let (shared, cpu) = (self.shared.clone(), cpu.clone());
             let body = move || shared.work(&cpu);
-            Builder::new().name(format!("cpu{index}")).spawn(body).context("a processor's thread")
-        });
-        let threads = threads.collect::<anyhow::Result<_>>()?;
-        Ok(Self { shared, cpus, threads })
+            let thread = Builder::new().name(format!("cpu{index}")).spawn(body);
+            self.threads.push(thread.context("a processor's thread")?);
+        }
+        Ok(())
     }
 
     /// Stops all processors between two instructions; returns when they have.

@@ -15,6 +15,9 @@ use crate::settings::words::Mac;
 use crate::settings::{Boot, Discard, Settings};
 use crate::status::{Failure, Status};
 
+/// Who the machine runs as where we are root: nobody else of the image.
+const USER: u32 = 10001;
+
 /// What was made ready for the machine.
 #[derive(Debug, Default)]
 pub struct Parts {
@@ -77,6 +80,7 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
         config.set("device", &words)?;
     }
     extras(&mut config, plan)?;
+    confine(&mut config, settings)?;
     config.check()?;
     Ok(config)
 }
@@ -187,6 +191,13 @@ fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<()> {
         Bus::Ahci | Bus::Auto | Bus::Scsi | Bus::Blk | Bus::Nvme | Bus::Usb => "usb-storage",
     };
     config.set("device", &format!("{kind},path={path},cdrom=true"))
+}
+
+/// What the process of the machine gives up: it becomes another user, and reaches the volume alone.
+fn confine(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
+    let folder = text(&settings.storage.folder)?;
+    let user = rustix::process::geteuid().is_root().then(|| format!(",user={USER}:{USER}"));
+    config.set("jail", &format!("on{},folders={}", user.unwrap_or_default(), escaped(&folder)))
 }
 
 /// What else there is.

@@ -8,6 +8,7 @@ pub mod vm;
 
 use std::fs;
 use std::io::ErrorKind;
+use std::sync::OnceLock;
 
 use kvm_bindings as kb;
 use kvm_ioctls::Kvm;
@@ -31,14 +32,17 @@ pub enum Situation {
 }
 
 impl Situation {
-    /// Looks at the host.
+    /// Looks at the host, once: it stays what it is, and a jail hides it.
     pub fn of_this_host() -> Self {
-        if open().is_err() {
-            return Self::None;
-        }
-        let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
-        if has("vmx") || has("svm") { Self::Full } else { Self::Paravirtual }
+        static FOUND: OnceLock<Situation> = OnceLock::new();
+        *FOUND.get_or_init(|| {
+            if open().is_err() {
+                return Self::None;
+            }
+            let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
+            if has("vmx") || has("svm") { Self::Full } else { Self::Paravirtual }
+        })
     }
 }
 

@@ -189,7 +189,7 @@ impl Plan {
     }
 }
 
-/// Builds a machine, switched off.
+/// Builds a machine, switched off: all that it is made of is there and open, and no thread runs.
 ///
 /// # Errors
 ///
@@ -220,7 +220,7 @@ pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
     });
     let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
     let policy = Policy::new(plan.config.msr);
-    let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop)?;
+    let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop);
     Ok(Machine { config: plan.config, processors, board, vm, ram, direct, fresh: true })
 }
 
@@ -257,6 +257,15 @@ fn open(path: &Path) -> anyhow::Result<File> {
 }
 
 impl Machine {
+    /// Starts the threads of the processors, which wait.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no thread left.
+    pub fn start(&mut self) -> anyhow::Result<()> {
+        self.processors.start()
+    }
+
     /// Makes everything as new, with the kernel in its place; `resume` starts it.
     ///
     /// # Errors

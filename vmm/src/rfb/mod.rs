@@ -43,7 +43,7 @@ pub mod wishes;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -79,9 +79,15 @@ const ENCODERS: usize = 4;
 /// Whole updates that wait in memory, in KiB, for all clients that take none in parts.
 const BUDGET: usize = 128 << 10;
 
+/// How many processors we have, asked once: in a jail nobody sees how many of them are ours.
+pub fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// How many pictures are encoded at once.
 pub fn encoders() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(ENCODERS)
+    processors().min(ENCODERS)
 }
 
 /// A line to a client.

@@ -61,7 +61,10 @@ type Wire = Extension<Line>;
 /// All of it. Each request must carry a [`Line`] as its extension.
 pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
     let web = Arc::new(Web { gate: Gate::new(rules), stage, farewell });
-    let inside = more.inside.route_layer(from_fn_with_state(web.clone(), guard));
+    let guard = from_fn_with_state(web.clone(), guard);
+    // Where there are none it would panic.
+    let inside = more.inside;
+    let inside = if inside.has_routes() { inside.route_layer(guard) } else { inside };
     Router::new()
         .route("/", get(page))
         .route("/login", get(login_page).post(log_in))

@@ -24,7 +24,8 @@ impl Machine {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control");
         let (tell, notices) = mpsc::channel();
-        let server = Server::new(&Local::Path(path.clone()), tell).expect("the folder is new");
+        let bound = Local::Path(path.clone()).listen().expect("the folder is new");
+        let server = Server::new(bound, tell).expect("a thread");
         std::thread::spawn(move || {
             while let Ok(notice) = notices.recv() {
                 if let Notice::Control(request) = notice {

@@ -118,10 +118,14 @@ fn explain(error: io::Error, path: &Path, read_only: bool) -> anyhow::Error {
     let name = path.display();
     let way_out = if read_only { "" } else { ", or say `readonly`" };
     match error.kind() {
-        io::ErrorKind::PermissionDenied => anyhow::anyhow!(
-            "no permission to open {name} for {}: give this process' user the right{way_out}",
-            if read_only { "reading" } else { "writing" }
-        ),
+        io::ErrorKind::PermissionDenied => {
+            let use_ = if read_only { "reading" } else { "writing" };
+            let text = format!(
+                "no permission to open {name} for {use_}: give this process' user the right\
+                 {way_out}"
+            );
+            io::Error::new(error.kind(), text).into()
+        }
         io::ErrorKind::ReadOnlyFilesystem => {
             anyhow::anyhow!("{name} is on a file system that is read-only: say `readonly`")
         }

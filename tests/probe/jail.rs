@@ -1,0 +1,276 @@
+//! The jail: what a machine gave up is gone for each of its threads, all that can be asked of it
+//! works all the same, and what lies outside stays outside.
+
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use transom_tests::program::{PATIENCE, Running, connect, run_in};
+use vmm::control::{Client, Command, Plug};
+use vmm::keys::Combination;
+use vmm::size::Size;
+
+use crate::runs_here;
+
+/// Nobody in particular.
+const USER: u32 = 12345;
+const GROUP: u32 = 23456;
+
+/// A machine with everything that can be asked of, in a jail.
+struct Jailed {
+    machine: Running,
+    client: Client,
+    folder: TempDir,
+}
+
+impl Jailed {
+    /// Nothing, if no guest runs here.
+    fn new(test: &str, jail: &str, more: &[&str]) -> Option<Self> {
+        if !runs_here(test) {
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        // Who it becomes comes in as well.
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("a mode");
+        for media in ["media", "other"] {
+            fs::create_dir(at(media)).expect("a folder");
+            for name in ["first.iso", "second.iso"] {
+                fs::write(at(media).join(name), vec![7; 1 << 16]).expect("a file");
+            }
+        }
+        File::create(at("disk")).and_then(|it| it.set_len(1 << 20)).expect("a file");
+        let control = at("control").display().to_string();
+        let disk = at("disk").display().to_string();
+        let cd = format!("usb-storage,cdrom,path={}", at("media/first.iso").display());
+        let vnc = format!("unix:{}", at("vnc").display());
+        let words = ["run", "--jail", jail, "--control", &control, "--disk", &disk];
+        let devices = ["--device", "xhci", "--device", "usb-keyboard", "--device", "usb-tablet"];
+        let rest = ["--device", &cd, "--device", "virtio-balloon", "--device", "virtio-net"];
+        let screen = ["--vnc", &vnc, "--web", "127.0.0.1:0", "--cmdline", "then=halt"];
+        let words = [&words[..], &devices, &rest, &screen, more].concat();
+        let mut machine = Running::vmm(&words).expect("vmm");
+        machine.says("]}\n", 1).expect("a report");
+        let client = connect(&at("control")).expect("the control socket");
+        Some(Self { machine, client, folder })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn ask(&mut self, command: &Command) -> Value {
+        self.client.ask(command).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    fn insert(&mut self, path: PathBuf) -> Result<Value, String> {
+        let insert = Command::Insert { name: "usb-storage".into(), path };
+        self.client.ask(&insert).map_err(|error| error.to_string())
+    }
+
+    /// A field of `/proc/PID/task/TID/status`, of all threads.
+    fn threads(&self, field: &str) -> Vec<String> {
+        let folder = format!("/proc/{}/task", self.machine.pid().as_raw_nonzero());
+        let tasks = fs::read_dir(folder).expect("the process").flatten();
+        // One that has just ended has none.
+        let texts = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+        let value = |text: String| {
+            let line = text.lines().find(|line| line.split(':').next() == Some(field));
+            let words = line.expect(field).split_once(':').expect("a colon").1.split_whitespace();
+            words.collect::<Vec<_>>().join(" ")
+        };
+        texts.map(value).collect()
+    }
+
+    fn all_have(&self, field: &str, value: &str) {
+        let threads = self.threads(field);
+        assert!(threads.len() > 4, "processors, devices, control, screen: {threads:?}");
+        assert!(threads.iter().all(|it| it == value), "{field}: {threads:?}, not {value}");
+    }
+
+    /// What is open, but for what has no name: events, pipes, sockets, timers.
+    fn files(&self) -> Vec<PathBuf> {
+        let pid = self.machine.pid().as_raw_nonzero().to_string();
+        // What this test was started with has been handed on.
+        let ours: Vec<_> = links_of("self").collect();
+        let mut paths: Vec<_> = links_of(&pid).collect();
+        paths.retain(|path| path.is_absolute() && !ours.contains(path));
+        paths.sort();
+        paths.dedup();
+        paths
+    }
+}
+
+/// What the open files of a process lead to.
+fn links_of(pid: &str) -> impl Iterator<Item = PathBuf> + use<> {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process").flatten();
+    links.filter_map(|link| fs::read_link(link.path()).ok())
+}
+
+fn is_root() -> bool {
+    geteuid().is_root()
+}
+
+/// The words of a jail with everything, for whoever runs this.
+fn all() -> String {
+    if is_root() { format!("on,user={USER}:{GROUP}") } else { "on".to_owned() }
+}
+
+/// What a viewer sees first.
+fn greeting(path: &Path) -> Vec<u8> {
+    let mut line = UnixStream::connect(path).expect("the screen");
+    line.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    let mut text = vec![0; 12];
+    line.read_exact(&mut text).expect("a version");
+    line.write_all(&text).expect("room");
+    text
+}
+
+#[test]
+fn nothing_is_left_to_any_thread() {
+    let Some(mut it) = Jailed::new("nothing_is_left_to_any_thread", &all(), &[]) else { return };
+    let held = it.ask(&Command::Status)["jail"].clone();
+    greeting(&it.path("vnc"));
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        it.all_have(set, "0000000000000000");
+    }
+    it.all_have("NoNewPrivs", "1");
+    it.all_have("Seccomp", "2");
+    assert_eq!(held["seccomp"], "on");
+    if is_root() {
+        it.all_have("CapBnd", "0000000000000000");
+        it.all_have("Uid", &[USER.to_string().as_str(); 4].join(" "));
+        it.all_have("Gid", &[GROUP.to_string().as_str(); 4].join(" "));
+        it.all_have("Groups", "");
+        assert_eq!((&held["user"], &held["group"]), (&json!(USER), &json!(GROUP)));
+    }
+    let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).expect("a network");
+    let theirs = network(&it.machine.pid().as_raw_nonzero().to_string());
+    assert_eq!(held["network"] == "none", theirs != network("self"), "{held}");
+    // What this host has not, it says, and nothing else is missing.
+    let lacks = held["lacks"].as_array().expect("a list");
+    let landlock = held["landlock"].is_object();
+    assert_eq!(lacks.len(), usize::from(!landlock), "{held}");
+    if landlock {
+        assert_eq!(held["landlock"]["files"], true, "{held}");
+    }
+    // Its own files, and what it was started with.
+    let own = [it.path("disk"), it.path("media/first.iso")];
+    let others = it.files().into_iter().filter(|path| !path.starts_with("/dev"));
+    assert_eq!(others.collect::<Vec<_>>(), own);
+    let devices = it.files().into_iter().filter(|path| path.starts_with("/dev"));
+    let known =
+        |path: &PathBuf| ["/dev/null", "/dev/kvm"].iter().any(|known| path == Path::new(known));
+    assert!(devices.clone().all(|path| known(&path)), "{:?}", devices.collect::<Vec<_>>());
+}
+
+#[test]
+fn everything_can_still_be_asked_of_it() {
+    let test = "everything_can_still_be_asked_of_it";
+    let Some(mut it) = Jailed::new(test, &all(), &[]) else { return };
+    let (picture, pixels) = it.client.screenshot().expect("a picture");
+    assert_eq!(pixels.len(), 4 * picture.width as usize * picture.height as usize);
+    let file = it.path("picture.png").display().to_string();
+    let control = it.path("control").display().to_string();
+    let words = ["ctl", "--control", &control, "screenshot", &file];
+    assert_eq!(run_in(it.folder.path(), &words).expect("an end").status, 0);
+    assert_eq!(greeting(&it.path("vnc")), b"RFB 003.008\n");
+    let key: Combination = serde_json::from_value(json!("a")).expect("a key");
+    it.ask(&Command::Key { keys: key });
+    it.ask(&Command::Type { text: "Typed, in jail.\n".into() });
+    let grown = it.ask(&Command::Grow { name: "nvme".into(), size: Some(Size(4 << 20)) });
+    assert_eq!(grown["size"], 4 << 20);
+    it.ask(&Command::Eject { name: "usb-storage".into(), force: None });
+    it.insert(it.path("media/second.iso")).expect("it lies beside the first");
+    let device = format!("usb-storage,path={}", it.path("media/first.iso").display());
+    let name = it.ask(&Command::Attach { device })["name"].clone();
+    it.ask(&Command::Detach { name: name.as_str().expect("a name").into() });
+    it.ask(&Command::Link { name: "virtio-net".into(), state: Some(Plug::Down), mtu: None });
+    it.ask(&Command::Registers);
+    it.ask(&Command::Pause);
+    it.ask(&Command::Resume);
+    it.ask(&Command::Reset);
+    it.machine.says("]}\n", 2).expect("a second report");
+    it.ask(&Command::Nmi);
+    it.ask(&Command::Status);
+    it.ask(&Command::Quit);
+    assert_eq!(it.machine.wait(PATIENCE).expect("an end"), 0, "{}", it.machine.stderr.text());
+}
+
+#[test]
+fn what_lies_outside_cannot_be_opened() {
+    let test = "what_lies_outside_cannot_be_opened";
+    let Some(mut it) = Jailed::new(test, &all(), &[]) else { return };
+    if it.ask(&Command::Status)["jail"]["landlock"].is_null() {
+        return transom_tests::program::not_run(test, "this kernel has no Landlock");
+    }
+    it.ask(&Command::Eject { name: "usb-storage".into(), force: None });
+    for outside in [it.path("other/../../second.iso"), "/etc/passwd".into(), "/etc".into()] {
+        it.insert(outside).expect_err("it is outside");
+    }
+    let link = it.path("media/link.iso");
+    std::os::unix::fs::symlink("/etc/passwd", &link).expect("a link");
+    let said = it.insert(link).expect_err("it leads outside");
+    assert!(said.contains("no permission to open") && said.contains("--jail folders="), "{said}");
+    it.insert(it.path("media/second.iso")).expect("it is inside");
+}
+
+#[test]
+fn folders_that_are_named_are_open() {
+    let test = "folders_that_are_named_are_open";
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("a mode");
+    let file = folder.path().join("a.iso");
+    fs::write(&file, vec![7; 1 << 16]).expect("a file");
+    let jail = format!("{},folders={}", all(), folder.path().display());
+    let Some(mut it) = Jailed::new(test, &jail, &[]) else { return };
+    it.ask(&Command::Eject { name: "usb-storage".into(), force: None });
+    it.insert(file).expect("it lies in a folder that was named");
+}
+
+#[test]
+fn without_a_word_files_from_anywhere_can_be_inserted() {
+    let test = "without_a_word_files_from_anywhere_can_be_inserted";
+    let Some(mut it) = Jailed::new(test, "auto", &[]) else { return };
+    let held = it.ask(&Command::Status)["jail"].clone();
+    assert_eq!((&held["mode"], &held["seccomp"]), (&json!("auto"), &json!("on")));
+    it.all_have("NoNewPrivs", "1");
+    it.all_have("Seccomp", "2");
+    if is_root() {
+        // To open any file, and nothing else.
+        it.all_have("CapEff", "0000000000000002");
+        it.all_have("CapBnd", "0000000000000002");
+    }
+    it.ask(&Command::Eject { name: "usb-storage".into(), force: None });
+    let elsewhere = tempfile::NamedTempFile::new().expect("a file");
+    elsewhere.as_file().set_len(1 << 16).expect("room");
+    it.insert(elsewhere.path().into()).expect("any file");
+}
+
+#[test]
+fn nothing_changes_where_the_jail_is_off() {
+    let Some(it) = Jailed::new("nothing_changes_where_the_jail_is_off", "off", &[]) else { return };
+    it.all_have("NoNewPrivs", "0");
+    it.all_have("Seccomp", "0");
+}
+
+#[test]
+fn who_insists_is_told_what_cannot_be_had() {
+    if !runs_here("who_insists_is_told_what_cannot_be_had") {
+        return;
+    }
+    let (jail, words) = if is_root() {
+        ("must", "--jail must: it stays root: say user=UID:GID")
+    } else {
+        ("must,user=1", "may not become another one")
+    };
+    let mut machine = Running::vmm(&["run", "--jail", jail]).expect("vmm");
+    assert_eq!(machine.wait(PATIENCE).expect("an end"), 1);
+    let said = machine.stderr.text();
+    assert!(said.contains(words), "{said}");
+}

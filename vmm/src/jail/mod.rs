@@ -1,0 +1,280 @@
+//! The jail: what this process gives up once its files and sockets are open, before the guest's
+//! first instruction.
+//!
+//! A guest that breaks out of a device has this process' memory, and then what the process may do:
+//! so it may do little. `user` is who it is and what it may, `paths` the files that it may open
+//! (Landlock), `filter` its system calls (seccomp), and `kernel` the network that it leaves and the
+//! line that a refused call ends with. All of it holds for one thread and those that it starts, so
+//! it is done while there is only one.
+//!
+//! Nothing of it is silently missing: what this host does not let us give up is in a line, in
+//! `vmm ctl status`, and the end with `--jail must`.
+
+mod filter;
+mod kernel;
+mod paths;
+mod user;
+mod words;
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use anyhow::{anyhow, bail};
+use devices::backend::net::Network;
+use devices::backend::stream::Stream;
+use rustix::process::{getgid, getuid};
+use rustix::termios::isatty;
+use serde_json::{Value, json};
+
+use self::filter::Needs;
+use self::paths::{Paths, Use};
+use self::user::Keep;
+pub use self::words::{Config, Folders, Landlock, Mode, Seccomp, User};
+use crate::config::Config as Options;
+use crate::kvm::Situation;
+use crate::machine::Machine;
+use crate::place::{Local, Place};
+
+/// How long a thread takes to be gone after it has ended.
+const LEAVING: Duration = Duration::from_secs(1);
+
+/// What holds.
+#[derive(Debug, Default)]
+pub struct Held {
+    mode: Mode,
+    /// Who we are now.
+    user: u32,
+    group: u32,
+    /// Whether the network is one of our own that has nothing.
+    network: bool,
+    landlock: Option<paths::Kept>,
+    files: bool,
+    seccomp: Seccomp,
+    capabilities: bool,
+    /// What could not be had, each with the reason.
+    lacks: Vec<String>,
+}
+
+impl Held {
+    /// Looks who we are: it cannot be asked later.
+    fn who(&mut self) {
+        (self.user, self.group) = (getuid().as_raw(), getgid().as_raw());
+    }
+
+    /// For `vmm ctl status`.
+    pub fn status(&self) -> Value {
+        let on = self.mode != Mode::Off;
+        let capabilities = match (on, self.capabilities) {
+            (false, _) => "as they were",
+            (true, true) => "files",
+            (true, false) => "none",
+        };
+        let landlock = self
+            .landlock
+            .map(|kept| json!({ "abi": kept.abi, "whole": kept.whole, "files": self.files }));
+        json!({
+            "mode": self.mode,
+            "user": self.user,
+            "group": self.group,
+            "capabilities": capabilities,
+            "network": if self.network { "none" } else { "as it was" },
+            "landlock": landlock,
+            "seccomp": if on { self.seccomp } else { Seccomp::Off },
+            "lacks": self.lacks,
+        })
+    }
+
+    /// What a file that cannot be opened has to do with the jail.
+    pub fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let refused = |cause: &(dyn std::error::Error + 'static)| {
+            let cause = cause.downcast_ref::<std::io::Error>();
+            cause.is_some_and(|it| it.kind() == ErrorKind::PermissionDenied)
+        };
+        if self.files && error.chain().any(refused) {
+            return anyhow!(
+                "{error:#}: in its jail the machine opens what lies beside its disks and media, \
+                 and in the folders of --jail folders=PATH"
+            );
+        }
+        error
+    }
+}
+
+/// Enters the jail of a machine that is built and switched off.
+///
+/// # Errors
+///
+/// With `--jail must`, what this host does not let us give up; else what the kernel refuses
+/// although it should not.
+pub fn enter(options: &Options, machine: &Machine) -> anyhow::Result<Held> {
+    let config = &options.jail;
+    if config.mode == Mode::Off {
+        let mut held = Held { mode: Mode::Off, ..Held::default() };
+        held.who();
+        return Ok(held);
+    }
+    let mut held = Held { mode: config.mode, seccomp: config.seccomp, ..Held::default() };
+    held.files = config.mode != Mode::Auto && config.landlock == Landlock::On;
+    if held.files {
+        // It cannot be looked at later.
+        Situation::of_this_host();
+    }
+    let threads = threads();
+    if threads > 1 {
+        held.lacks.push(format!("{} threads stay outside: please report it", threads - 1));
+    }
+    let programs = filter::programs(needs(options, machine), config.seccomp)?;
+    let rules = paths(options, machine).rules(held.files)?;
+    match kernel::leave_network() {
+        Ok(()) => held.network = true,
+        // There are no calls for it either then.
+        Err(error) if config.seccomp == Seccomp::On => {
+            tracing::debug!("jail: the network stays, without calls for it: {error}");
+        }
+        Err(error) => held.lacks.push(format!("the network stays: {error}")),
+    }
+    become_nobody(config, &mut held)?;
+    // Another start tells who has a disk by our open files, which only root sees then.
+    if config.mode != Mode::Auto && !config.debug {
+        user::hide()?;
+    }
+    if config.landlock == Landlock::On {
+        match paths::close(rules) {
+            Ok(kept) => held.landlock = Some(kept),
+            Err(error) => held.lacks.push(format!("{error:#}")),
+        }
+    }
+    kernel::end_on_refusal()?;
+    held.who();
+    if let Err(error) = filter::apply(&programs) {
+        held.seccomp = Seccomp::Off;
+        held.lacks.push(format!("{error:#}"));
+    }
+    tell(config, &held)?;
+    Ok(held)
+}
+
+/// How many threads there are: the kernel does most of this for the calling one alone. One that
+/// has ended may still be leaving.
+fn threads() -> usize {
+    let end = Instant::now() + LEAVING;
+    loop {
+        let count = fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+        if count <= 1 || Instant::now() >= end {
+            return count;
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Gives up the user and all rights, as far as the configuration says.
+fn become_nobody(config: &Config, held: &mut Held) -> anyhow::Result<()> {
+    let root = getuid().is_root();
+    // Files that are named later may be anybody's, and root could open them all.
+    let keep = if config.mode == Mode::Auto && config.user.is_none() && root {
+        held.capabilities = true;
+        Keep::Files
+    } else {
+        Keep::Nothing
+    };
+    user::close_ways_back(keep)?;
+    match config.user {
+        Some(user) => {
+            if let Err(error) = user::change(user) {
+                held.lacks.push(format!("{error:#}"));
+            }
+        }
+        None if root && config.mode != Mode::Auto => {
+            held.lacks.push("it stays root: say user=UID:GID".into());
+        }
+        None => {}
+    }
+    user::drop_capabilities(keep)
+}
+
+/// What could not be had, in a line: to insist on it is an error.
+fn tell(config: &Config, held: &Held) -> anyhow::Result<()> {
+    let lacks = held.lacks.join("; ");
+    match config.mode {
+        Mode::Must if !lacks.is_empty() => bail!("--jail must: {lacks}"),
+        Mode::On if !lacks.is_empty() => tracing::warn!("jail: {lacks}"),
+        _ if !lacks.is_empty() => tracing::debug!("jail: {lacks}"),
+        _ => {}
+    }
+    tracing::debug!("jail: {}", held.status());
+    Ok(())
+}
+
+/// Which calls this machine makes besides those that all make.
+fn needs(options: &Options, machine: &Machine) -> Needs {
+    let networks = options.device.iter().filter_map(|device| device.network());
+    let mut needs = Needs { rings: !machine.disks().all().is_empty(), ..Needs::default() };
+    for network in networks {
+        needs.network = true;
+        // passt may be started anew.
+        needs.connect |= matches!(network, Network::Passt(_));
+    }
+    needs
+}
+
+/// What may be opened later, or is removed at the end.
+fn paths(options: &Options, machine: &Machine) -> Paths {
+    let mut paths = Paths::default();
+    for disk in machine.disks().all() {
+        let what = if disk.geometry().read_only { Use::Read } else { Use::Write };
+        paths.add_folder_of(disk.path(), what);
+    }
+    for tray in machine.disks().trays() {
+        if let Some(medium) = tray.medium() {
+            paths.add_folder_of(medium.path(), Use::Read);
+        }
+    }
+    for folder in options.jail.folders.iter().flat_map(|folders| &folders.0) {
+        paths.add(folder, Use::Write);
+    }
+    for socket in sockets(options) {
+        let folder = socket.parent().filter(|it| !it.as_os_str().is_empty());
+        paths.add(folder.unwrap_or(Path::new(".")), Use::Remove);
+    }
+    let web = options.web.iter().flat_map(|web| [&web.tls_cert, &web.tls_key]);
+    let vnc = options.vnc.iter().flat_map(|vnc| [&vnc.tls_cert, &vnc.tls_key]);
+    for file in web.chain(vnc).flatten() {
+        paths.add_folder_of(file, Use::Read);
+    }
+    if isatty(rustix::stdio::stdout()) {
+        // It is opened once more, for us alone.
+        paths.add(Path::new("/proc/self/fd/1"), Use::Write);
+    }
+    // The guest's clock looks at its zone again at each reset.
+    for zone in ["/etc/localtime", "/usr/share/zoneinfo"] {
+        paths.add(Path::new(zone), Use::Read);
+    }
+    if let Some(zone) = std::env::var_os("TZ") {
+        let zone = Path::new("/usr/share/zoneinfo").join(zone);
+        paths.add(&zone, Use::Read);
+    }
+    paths
+}
+
+/// Sockets of ours that have a file.
+fn sockets(options: &Options) -> Vec<PathBuf> {
+    let control = options.control.iter().filter_map(|control| match control {
+        Local::Path(path) => Some(path.clone()),
+        Local::Inherited(_) => None,
+    });
+    let web = options.web.iter().filter_map(|web| web.to.as_ref());
+    let vnc = options.vnc.iter().filter_map(|vnc| vnc.to.as_ref());
+    let screens = web.chain(vnc).filter_map(|place| match place {
+        Place::Unix(path) => Some(path.clone()),
+        Place::Tcp(_) | Place::Inherited(_) => None,
+    });
+    let first = options.serial.iter();
+    let streams = first.chain(options.device.iter().filter_map(|device| device.stream()));
+    let streams = streams.filter_map(|stream| match stream {
+        Stream::Socket(path) => Some(path.clone()),
+        Stream::None | Stream::Stdio | Stream::File(_) => None,
+    });
+    control.chain(screens).chain(streams).collect()
+}
