@@ -333,7 +333,7 @@ mod test {
         }),
         ("program", libc::SYS_execve, || {
             // The process that it would run in is one thing, and what it runs another.
-            std::os::unix::process::CommandExt::exec(&mut Command::new("/bin/true"));
+            drop(std::os::unix::process::CommandExt::exec(&mut Command::new("/bin/true")));
         }),
         ("process", libc::SYS_clone, || {
             // Whichever call it is that the C library makes for it.
