@@ -3,6 +3,7 @@
 
 pub mod command;
 pub mod help;
+pub mod net;
 pub mod plan;
 pub mod settings;
 pub mod status;
