@@ -381,7 +381,8 @@ fn the_guest_reaches_no_service_of_the_pod() {
         serve(&net.world.outside, HOST, 7, |mut stream| drop(stream.write_all(b"public")))?;
         let said = net.guest(&format!("nc -w 5 {HOST} 7"))?;
         ensure!(said == "public", "{said}");
-        net.guest("ip route add 127.0.0.2 via 10.77.0.1; echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet")?;
+        net.guest("ip route add 127.0.0.2 via 10.77.0.1")?;
+        net.guest("echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet")?;
         for address in ["10.77.0.2", "127.0.0.2", "0.0.0.1"] {
             let (status, said) = net.world.guest.attempt(&format!("nc -v -w 5 {address} 7"))?;
             ensure!(status == Some(1) && !said.contains("secret"), "{address}: {status:?} {said}");

@@ -1,8 +1,8 @@
 //! One connection as the guest sees it (RFC 9293): segments in, segments out, and bytes between.
 //! Nothing here knows of sockets; `connection` carries the bytes outside.
 //!
-//! Threats: the guest sends any segment at any time. What is outside of what it may send is answered
-//! as the RFC has it, and what it may send is bounded: see `buffer`.
+//! Threats: the guest sends any segment at any time. What is outside of what it may send is
+//! answered as the RFC has it, and what it may send is bounded: see `buffer`.
 
 pub mod buffer;
 pub mod receiver;
@@ -309,6 +309,10 @@ impl Tcp {
             told = send(&Segment { seq, flags: ACK, ..plain });
         }
         self.receiver.owes &= !told;
+        // What is missing is told by an acknowledgement for each segment that came early.
+        for _ in 0..std::mem::take(&mut self.receiver.repeats) {
+            send(&Segment { seq: self.sender.next, flags: ACK, ..plain });
+        }
         sent && !self.receiver.owes
     }
 

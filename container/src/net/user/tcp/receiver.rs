@@ -3,6 +3,19 @@
 use super::super::segment::{FIN, MAX_SCALE, Segment, Seq};
 use super::buffer::{Buffer, Room};
 
+/// How many segments may come early: small ones take memory, too.
+const EARLY: usize = 256;
+/// How often the guest is told in a row what is missing: thrice is a reason to send it again.
+const REPEATS: u8 = 3;
+
+/// A segment that came early.
+#[derive(Debug)]
+struct Early {
+    seq: Seq,
+    data: Vec<u8>,
+    last: bool,
+}
+
 /// What comes from the guest.
 #[derive(Debug)]
 pub struct Receiver {
@@ -17,10 +30,14 @@ pub struct Receiver {
     room: Room,
     /// How much came since there last was more room.
     came: usize,
+    /// What came before it was its turn.
+    early: Vec<Early>,
     /// Nothing follows `data`.
     pub ended: bool,
     /// The guest is to be told something.
     pub owes: bool,
+    /// And so many times more, so that it sees what is missing (RFC 5681, 3.2).
+    pub repeats: u8,
     /// The most data of a segment.
     mss: usize,
 }
@@ -35,8 +52,10 @@ impl Receiver {
             data: Buffer::default(),
             room,
             came: 0,
+            early: Vec::new(),
             ended: false,
             owes: false,
+            repeats: 0,
             mss,
         }
     }
@@ -56,7 +75,7 @@ impl Receiver {
         !self.next.is_after(seq) && !seq.is_after(self.edge)
     }
 
-    /// Takes what is next of a segment. What follows a gap comes again.
+    /// Takes what is next of a segment, and keeps what follows a gap.
     pub fn hear(&mut self, segment: &Segment<'_>) {
         if segment.length() == 0 {
             // A probe is before what is next; whoever sends it wants an answer.
@@ -64,17 +83,48 @@ impl Receiver {
             return;
         }
         self.owes = true;
-        if segment.seq.is_after(self.next) || self.ended {
+        if self.ended {
             return;
         }
-        let Some(fresh) = segment.data.get(self.next.since(segment.seq)..) else { return };
+        if segment.seq.is_after(self.next) {
+            self.keep(segment);
+            return;
+        }
+        self.append(segment.seq, segment.data, segment.has(FIN));
+        while let Some(at) = self.early.iter().position(|it| !it.seq.is_after(self.next)) {
+            let Early { seq, data, last } = self.early.swap_remove(at);
+            self.append(seq, &data, last);
+        }
+        if self.early.is_empty() {
+            self.repeats = 0;
+        }
+    }
+
+    /// Takes what is new of these bytes, whose first is not after the next.
+    fn append(&mut self, seq: Seq, data: &[u8], last: bool) {
+        let fresh = data.get(self.next.since(seq)..).filter(|_| !self.ended);
+        let Some(fresh) = fresh else { return };
         let taken = fresh.len().min(self.edge.since(self.next));
         self.data.push(&fresh[..taken]);
         self.next = self.next.plus(taken);
         self.came += taken;
-        if segment.has(FIN) && taken == fresh.len() {
+        if last && taken == fresh.len() {
             self.next = self.next.plus(1);
             self.ended = true;
+            self.early.clear();
+        }
+    }
+
+    /// Keeps what came early, if it is within the window; all of it has room for one window.
+    fn keep(&mut self, segment: &Segment<'_>) {
+        self.repeats = self.repeats.saturating_add(1).min(REPEATS);
+        let end = segment.seq.plus(segment.data.len());
+        let held: usize = self.early.iter().map(|it| it.data.len()).sum();
+        let fits = held + segment.data.len() <= self.room.size() && self.early.len() < EARLY;
+        let known = self.early.iter().any(|it| it.seq == segment.seq);
+        if fits && !known && !end.is_after(self.edge) {
+            let (data, last) = (segment.data.to_vec(), segment.has(FIN));
+            self.early.push(Early { seq: segment.seq, data, last });
         }
     }
 

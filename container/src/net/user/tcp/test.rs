@@ -209,3 +209,22 @@ fn an_end_goes_with_the_last_data() {
     assert_eq!(pair.got(), b"all");
     assert!(pair.far.has_ended());
 }
+
+#[test]
+fn what_comes_in_another_order_is_put_in_order() {
+    let mut pair = Pair::new(1460);
+    let data: Vec<u8> = (0..14_600_u32).map(|it| it.to_be_bytes()[3]).collect();
+    pair.put(&data);
+    pair.near.finish();
+    let mut sent = emit(&mut pair.near, pair.now);
+    assert_eq!(sent.len(), 10);
+    sent.reverse();
+    let first = sent.pop().unwrap();
+    for early in &sent {
+        hear(&mut pair.far, early, pair.now);
+    }
+    let told = emit(&mut pair.far, pair.now);
+    assert!(told.len() > 3 && told.iter().all(|it| it.0.ack == first.0.seq), "{told:?}");
+    hear(&mut pair.far, &first, pair.now);
+    assert!(pair.got() == data && pair.far.has_ended());
+}
