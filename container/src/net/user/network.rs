@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
 use tokio::task::spawn_local;
@@ -36,6 +36,8 @@ use crate::net::relay::Relay;
 
 /// How many connections there may be, where the process may have as many files.
 const CONNECTIONS: usize = 2048;
+/// For how long an address that was found out not to be the pod's is not.
+const RECENT: Duration = Duration::from_secs(1);
 
 /// Where a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +75,8 @@ pub struct Network {
     /// What was said already.
     said: RefCell<HashSet<&'static str>>,
     secret: RandomState,
+    /// Where the last packet went, and when that was found out.
+    last: Cell<Option<(IpAddr, Instant, Way)>>,
     /// The number of the next packet that goes in parts.
     parts: Cell<u16>,
 }
@@ -97,6 +101,7 @@ impl Network {
             fragments: RefCell::default(),
             said: RefCell::default(),
             secret: RandomState::new(),
+            last: Cell::new(None),
             parts: Cell::new(0),
         }
     }
@@ -208,16 +213,12 @@ impl Network {
         if packet.protocol == ICMPV6 && self.hear_neighbour(packet) {
             return;
         }
-        if !self.is_guest(packet.from) {
-            return;
+        if packet.protocol == TCP {
+            return self.hear_tcp(packet);
         }
-        let way = self.way(packet.to);
+        let Some(way) = self.admit(packet) else { return };
         let back = (packet.to, packet.from);
-        if packet.hops <= 1 && way == Way::Outside {
-            return self.refuse(back, Why::TooFar, packet.quoted());
-        }
         match packet.protocol {
-            TCP => self.hear_tcp(packet, way),
             UDP => match (datagram, way) {
                 (None, _) | (_, Way::Nowhere) => {}
                 (Some(datagram), _) => self.datagrams.send(self, packet, &datagram, way),
@@ -236,6 +237,19 @@ impl Network {
             }
             _ => {}
         }
+    }
+
+    /// Where a packet goes, if it is one of the guest's that may go on.
+    fn admit(&self, packet: &Packet<'_>) -> Option<Way> {
+        if !self.is_guest(packet.from) {
+            return None;
+        }
+        let way = self.way(packet.to);
+        if packet.hops <= 1 && way == Way::Outside {
+            self.refuse((packet.to, packet.from), Why::TooFar, packet.quoted());
+            return None;
+        }
+        Some(way)
     }
 
     /// Whether this is an address that a guest can have; an IPv6 one is remembered.
@@ -299,18 +313,28 @@ impl Network {
 
     /// Outside, unless the address is one of the pod's now.
     fn unless_own(&self, to: IpAddr) -> Way {
+        let now = Instant::now();
+        if let Some((last, since, way)) = self.last.get()
+            && last == to
+            && now.saturating_duration_since(since) < RECENT
+        {
+            return way;
+        }
         // The kernel knows best: only an own address can be bound to.
         let own = to == IpAddr::V4(self.lan.guest) || UdpSocket::bind((to, 0)).is_ok();
-        if own { Way::Closed } else { Way::Outside }
+        let way = if own { Way::Closed } else { Way::Outside };
+        self.last.set(Some((to, now, way)));
+        way
     }
 
-    fn hear_tcp(self: &Rc<Self>, packet: &Packet<'_>, way: Way) {
+    fn hear_tcp(self: &Rc<Self>, packet: &Packet<'_>) {
         let Some(segment) = Segment::read(packet) else { return };
         let pair = Pair::of(packet, segment.ports);
         let known = self.connections.borrow().get(&pair).cloned();
         if let Some(connection) = known {
             return connection.hear(&segment, Instant::now());
         }
+        let Some(way) = self.admit(packet) else { return };
         let open = match way {
             Way::Outside => true,
             Way::Gateway if segment.ports.1 == dns::PORT => true,
@@ -402,7 +426,7 @@ impl Network {
         let tries = taken.count();
         drop(connections);
         if !self.link.is_connected() || tries == 256 {
-            let now = std::time::Duration::ZERO;
+            let now = Duration::ZERO;
             rustix::net::sockopt::set_socket_linger(&stream, Some(now)).ok();
             return;
         }
