@@ -249,6 +249,37 @@ fn a_side_that_has_ended_still_hears_the_other() {
 }
 
 #[test]
+fn a_machine_that_comes_again_is_served_and_an_end_leaves_nothing() {
+    apart(|| {
+        let net = Net::start(1500, |_| ())?;
+        let (gone, went) = mpsc::channel();
+        serve(&net.world.outside, HOST, 7, move |mut stream| {
+            stream.write_all(b"hello").ok();
+            // What the machine had breaks off with it.
+            gone.send(stream.read_to_end(&mut Vec::new()).is_err()).ok();
+        })?;
+        let _open = Service::start(&net.world.guest, &format!("socat -u TCP:{HOST}:7 STDOUT"))?;
+        until("a connection", || {
+            let all = net.world.guest.run("ss -Htn state established");
+            all.is_ok_and(|all| all.contains(HOST))
+        })?;
+        let Net { _wire: wire, user, world, folder } = net;
+        drop(wire);
+        ensure!(went.recv_timeout(SOON)?, "it ended in order");
+        let wire = world.plug(user.socket())?;
+        let said = world.guest.run("ping -c 3 -i 0.2 -W 5 10.77.0.1")?;
+        ensure!(said.contains(" 0% packet loss"), "{said}");
+        let socket = user.socket().to_owned();
+        ensure!(TcpListener::bind("0.0.0.0:3389").is_err(), "nobody listens");
+        user.end();
+        ensure!(!socket.exists(), "the socket stays");
+        TcpListener::bind("0.0.0.0:3389").context("the port stays")?;
+        drop((wire, folder));
+        Ok(())
+    });
+}
+
+#[test]
 fn many_connections_at_once_are_all_served() {
     apart(|| {
         const MANY: usize = 400;
