@@ -4,6 +4,7 @@
 pub mod ask;
 pub mod command;
 pub mod help;
+pub mod net;
 pub mod plan;
 pub mod pod;
 pub mod settings;

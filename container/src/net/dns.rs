@@ -1,0 +1,539 @@
+//! DNS messages (RFC 1035), as far as a relay looks into them: the question, names of our own, the
+//! search list of the pod, and whether an answer is the answer.
+//!
+//! Threats: guest and resolvers write any bytes. A question is walked within its message and has
+//! no pointers; what goes deeper into an answer is the parser's. All lists are bounded.
+
+use std::net::Ipv4Addr;
+
+use simple_dns::rdata::{CNAME, RData};
+use simple_dns::{CLASS, Name, Packet, ResourceRecord};
+
+use super::resolv::Resolv;
+
+/// Where resolvers listen.
+pub const PORT: u16 = 53;
+/// The pod itself, under a name that the guest can always use.
+pub const POD: &str = "host.lan";
+/// The domain of a guest whose pod has none: Windows asks for no name without one.
+pub const DOMAIN: &str = "lan";
+
+/// RFC 1035, 4.1.1.
+const HEADER: usize = 12;
+const LONGEST_NAME: usize = 255;
+/// Most bytes of a datagram, where the guest says nothing else.
+const DATAGRAM: usize = 512;
+/// Seconds that an answer of ours holds.
+const TTL: u32 = 60;
+
+/// Bits of the second word.
+const RESPONSE: u16 = 0x8000;
+const OPCODE: u16 = 0x7800;
+const AUTHORITATIVE: u16 = 0x0400;
+const TRUNCATED: u16 = 0x0200;
+const WANTS_RECURSION: u16 = 0x0100;
+const HAS_RECURSION: u16 = 0x0080;
+const CODE: u16 = 0x000f;
+
+/// What a response says about the question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// All is well.
+    Fine = 0,
+    /// The question is none.
+    Malformed = 1,
+    /// Nobody could tell.
+    Failed = 2,
+    /// There is no such name.
+    NoName = 3,
+    /// Nobody here does that.
+    Unknown = 4,
+    /// They do not want to.
+    Refused = 5,
+}
+
+/// Kinds of records.
+const A: u16 = 1;
+const PTR: u16 = 12;
+const AAAA: u16 = 28;
+/// The class of the Internet.
+const IN: u16 = 1;
+
+/// A question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Query<'a> {
+    id: [u8; 2],
+    flags: u16,
+    /// As in the message, with the root at its end.
+    name: &'a [u8],
+    kind: u16,
+    class: u16,
+    message: &'a [u8],
+}
+
+/// Two bytes of a message.
+fn word(message: &[u8], at: usize) -> Option<u16> {
+    let bytes = message.get(at..at.checked_add(2)?)?;
+    Some(u16::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// The name of a question.
+fn question_name(message: &[u8]) -> Option<&[u8]> {
+    let mut end = HEADER;
+    loop {
+        let length = usize::from(*message.get(end)?);
+        end += 1 + length;
+        if length == 0 {
+            return message.get(HEADER..end);
+        }
+        // The first name has nothing that it could point to.
+        if length > 63 || end - HEADER >= LONGEST_NAME {
+            return None;
+        }
+    }
+}
+
+impl<'a> Query<'a> {
+    /// Reads a question, or gives what is answered in its place, if anything is.
+    ///
+    /// # Errors
+    ///
+    /// When it is none that can be relayed.
+    pub fn read(message: &'a [u8]) -> Result<Self, Option<Vec<u8>>> {
+        let (Some(id), Some(flags)) = (message.get(..2), word(message, 2)) else {
+            return Err(None);
+        };
+        // Who answers answers would never stop.
+        if flags & RESPONSE != 0 || message.len() < HEADER {
+            return Err(None);
+        }
+        let refuse = |code: Code| {
+            let flags = RESPONSE | flags & (OPCODE | WANTS_RECURSION) | code as u16;
+            let mut answer = [id, &flags.to_be_bytes()].concat();
+            answer.resize(HEADER, 0);
+            Err(Some(answer))
+        };
+        if flags & OPCODE != 0 {
+            return refuse(Code::Unknown);
+        }
+        let Some(name) = question_name(message).filter(|_| word(message, 4) == Some(1)) else {
+            return refuse(Code::Malformed);
+        };
+        let end = HEADER + name.len();
+        let (Some(kind), Some(class)) = (word(message, end), word(message, end + 2)) else {
+            return refuse(Code::Malformed);
+        };
+        Ok(Self { id: [id[0], id[1]], flags, name, kind, class, message })
+    }
+
+    /// The name in small letters with dots; nothing if it has letters that no host's name has.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        self.spelled().map(|name| name.to_ascii_lowercase())
+    }
+
+    /// The same in the letters of the guest.
+    fn spelled(&self) -> Option<String> {
+        let (mut text, mut rest) = (String::new(), self.name);
+        while let Some((length, after)) = rest.split_first().filter(|(length, _)| **length > 0) {
+            let (label, after) = after.split_at_checked(usize::from(*length))?;
+            let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
+            if !label.iter().all(plain) {
+                return None;
+            }
+            if !text.is_empty() {
+                text.push('.');
+            }
+            text.extend(label.iter().copied().map(char::from));
+            rest = after;
+        }
+        Some(text).filter(|text| !text.is_empty())
+    }
+
+    /// What follows on the name: kind, class and other records.
+    fn rest(&self) -> &'a [u8] {
+        &self.message[HEADER + self.name.len()..]
+    }
+
+    fn asks_for_address(&self) -> bool {
+        self.class == IN && [A, AAAA].contains(&self.kind)
+    }
+
+    /// The same question under another id, and for another name if one is said.
+    #[must_use]
+    pub fn forward(&self, id: [u8; 2], name: Option<&str>) -> Option<Vec<u8>> {
+        let name = match name {
+            Some(name) => labels(name)?,
+            None => self.name.to_vec(),
+        };
+        Some([&id, &self.message[2..HEADER], &name, self.rest()].concat())
+    }
+
+    /// An answer of our own without records.
+    #[must_use]
+    pub fn refuse(&self, code: Code) -> Vec<u8> {
+        self.respond(RESPONSE | HAS_RECURSION | code as u16, 0)
+    }
+
+    fn respond(&self, flags: u16, records: u16) -> Vec<u8> {
+        let flags = flags | self.flags & WANTS_RECURSION;
+        let mut answer = self.id.to_vec();
+        for word in [flags, 1, records, 0, 0] {
+            answer.extend(word.to_be_bytes());
+        }
+        answer.extend(self.name);
+        answer.extend(self.kind.to_be_bytes());
+        answer.extend(self.class.to_be_bytes());
+        answer
+    }
+
+    /// Says that the answer is too long for a datagram, so that the guest comes by TCP.
+    fn truncate(&self) -> Vec<u8> {
+        self.respond(RESPONSE | HAS_RECURSION | TRUNCATED, 0)
+    }
+
+    /// Most bytes of an answer that the guest takes in a datagram (RFC 6891, 6.2.3).
+    fn datagram(&self) -> usize {
+        let packet = Packet::parse(self.message).ok();
+        let said = packet.and_then(|packet| packet.opt().map(|opt| opt.udp_packet_size));
+        said.map_or(DATAGRAM, |size| usize::from(size).clamp(DATAGRAM, 4096))
+    }
+
+    /// The answer if it fits the way that it goes.
+    #[must_use]
+    pub fn fit(&self, answer: Vec<u8>, way: Way) -> Vec<u8> {
+        let fits = way == Way::Stream || answer.len() <= self.datagram();
+        if fits { answer } else { self.truncate() }
+    }
+}
+
+/// How a message travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// UDP.
+    Datagram,
+    /// TCP.
+    Stream,
+}
+
+/// A name as a message has it.
+fn labels(name: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(name.len() + 2);
+    for label in name.split('.') {
+        bytes.push(u8::try_from(label.len()).ok().filter(|length| (1..=63).contains(length))?);
+        bytes.extend(label.as_bytes());
+    }
+    bytes.push(0);
+    (bytes.len() <= LONGEST_NAME).then_some(bytes)
+}
+
+/// Names that nobody else knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Local {
+    /// The pod, as the guest sees it.
+    pub gateway: Ipv4Addr,
+    /// The guest.
+    pub guest: Ipv4Addr,
+    /// What the guest is called.
+    pub host: String,
+}
+
+impl Local {
+    /// The answer, if the question is about one of them.
+    #[must_use]
+    pub fn answer(&self, query: &Query<'_>) -> Option<Vec<u8>> {
+        if query.class != IN {
+            return None;
+        }
+        let host = self.host.to_ascii_lowercase();
+        let name = query.text()?;
+        let address = match name.strip_suffix(".lan").unwrap_or(&name) {
+            _ if name == POD => Some(self.gateway),
+            label if label == host => Some(self.guest),
+            _ => None,
+        };
+        let data = match (address, query.kind) {
+            (Some(address), A) => Some(address.octets().to_vec()),
+            (Some(_), _) => None,
+            (None, PTR) => Some(labels(&self.name_of(&name, &host)?)?),
+            (None, _) => return None,
+        };
+        let flags = RESPONSE | HAS_RECURSION | AUTHORITATIVE;
+        let mut answer = query.respond(flags, u16::from(data.is_some()));
+        if let Some(data) = data {
+            // The name of the question, which is the first thing after the header.
+            answer.extend([0xc0, 12]);
+            answer.extend(query.kind.to_be_bytes());
+            answer.extend(IN.to_be_bytes());
+            answer.extend(TTL.to_be_bytes());
+            answer.extend(u16::try_from(data.len()).ok()?.to_be_bytes());
+            answer.extend(data);
+        }
+        Some(answer)
+    }
+
+    /// Whose address this is, backwards.
+    fn name_of(&self, reverse: &str, host: &str) -> Option<String> {
+        let octets = reverse.strip_suffix(".in-addr.arpa")?;
+        let address: Ipv4Addr = octets.rsplit('.').collect::<Vec<_>>().join(".").parse().ok()?;
+        match address {
+            it if it == self.gateway => Some(POD.to_owned()),
+            it if it == self.guest => Some(format!("{host}.{DOMAIN}")),
+            _ => None,
+        }
+    }
+}
+
+/// The names to ask for, one after the other, until one has an address: as programs in the pod
+/// search. `None` is the name as it came.
+#[must_use]
+pub fn candidates(query: &Query<'_>, resolv: &Resolv) -> Vec<Option<String>> {
+    let Some(name) = query.text().filter(|_| query.asks_for_address()) else {
+        return vec![None];
+    };
+    let is_in = |domain: &str| name.strip_suffix(domain).is_some_and(|it| it.ends_with('.'));
+    if let Some(label) = name.strip_suffix(".lan").filter(|label| !label.contains('.')) {
+        // Windows has put our domain to a name that the pod knows without: that of a container.
+        return vec![None, Some(label.to_owned())];
+    }
+    if name.ends_with(".arpa") || resolv.search.iter().any(|domain| is_in(domain)) {
+        return vec![None];
+    }
+    let longer = |domain: &String| Some(format!("{name}.{domain}"));
+    let searched = resolv.search.iter().map(longer);
+    let dots = name.matches('.').count();
+    if dots >= usize::from(resolv.dots) {
+        [None].into_iter().chain(searched).collect()
+    } else {
+        searched.chain([None]).collect()
+    }
+}
+
+/// Whether this is the answer to what was sent: an answer at all, with its id and its question.
+#[must_use]
+pub fn is_answer(sent: &[u8], received: &[u8]) -> bool {
+    let (Some(asked), Some(answered)) = (question_name(sent), question_name(received)) else {
+        // Who cannot read a question says so without it.
+        return same_id(sent, received) && received.len() == HEADER && code(received) != Code::Fine;
+    };
+    let rest = |message: &[u8], name: &[u8]| {
+        let end = HEADER + name.len();
+        message.get(end..end + 4).map(<[u8]>::to_vec)
+    };
+    same_id(sent, received)
+        && word(received, 4) == Some(1)
+        && asked.eq_ignore_ascii_case(answered)
+        && rest(sent, asked).is_some()
+        && rest(sent, asked) == rest(received, answered)
+}
+
+fn same_id(sent: &[u8], received: &[u8]) -> bool {
+    let flags = word(received, 2).unwrap_or(0);
+    flags & RESPONSE != 0 && received.len() >= HEADER && word(sent, 0) == word(received, 0)
+}
+
+/// What an answer says about the question.
+#[must_use]
+pub fn code(answer: &[u8]) -> Code {
+    match word(answer, 2).unwrap_or(0) & CODE {
+        0 => Code::Fine,
+        1 => Code::Malformed,
+        3 => Code::NoName,
+        4 => Code::Unknown,
+        5 => Code::Refused,
+        _ => Code::Failed,
+    }
+}
+
+/// Whether an answer has what was asked for.
+#[must_use]
+pub fn is_positive(answer: &[u8]) -> bool {
+    let some = word(answer, 6).is_some_and(|records| records > 0);
+    code(answer) == Code::Fine && (some || is_truncated(answer))
+}
+
+/// Whether an answer was cut, since it was too long for a datagram.
+#[must_use]
+pub fn is_truncated(answer: &[u8]) -> bool {
+    word(answer, 2).is_some_and(|flags| flags & TRUNCATED != 0)
+}
+
+/// The answer under the guest's own id. One to a longer name becomes one to the guest's: an alias
+/// leads from there.
+#[must_use]
+pub fn rename(query: &Query<'_>, mut answer: Vec<u8>, name: Option<&str>) -> Option<Vec<u8>> {
+    let Some(name) = name else {
+        answer.get_mut(..2)?.copy_from_slice(&query.id);
+        return Some(answer);
+    };
+    if is_truncated(&answer) {
+        return Some(query.truncate());
+    }
+    let mut packet = Packet::parse(&answer).ok()?;
+    let asked = query.spelled()?;
+    let asked = Name::new(&asked).ok()?;
+    let alias = RData::CNAME(CNAME(Name::new(name).ok()?));
+    packet.answers.insert(0, ResourceRecord::new(asked.clone(), CLASS::IN, TTL, alias));
+    packet.questions.first_mut()?.qname = asked;
+    // Nobody needs to know who told.
+    packet.name_servers.clear();
+    packet.additional_records.clear();
+    packet.set_id(u16::from_be_bytes(query.id));
+    packet.build_bytes_vec_compressed().ok()
+}
+
+#[cfg(test)]
+mod test {
+    use simple_dns::rdata::{A as Address, NS};
+    use simple_dns::{PacketFlag, QCLASS, QTYPE, Question, TYPE};
+
+    use super::*;
+
+    fn ask(name: &str, kind: TYPE) -> Vec<u8> {
+        let mut packet = Packet::new_query(0x1234);
+        packet.set_flags(PacketFlag::RECURSION_DESIRED);
+        let name = Name::new(name).unwrap();
+        packet.questions.push(Question::new(
+            name,
+            QTYPE::TYPE(kind),
+            QCLASS::CLASS(CLASS::IN),
+            false,
+        ));
+        packet.build_bytes_vec().unwrap()
+    }
+
+    fn local() -> Local {
+        let address = |last| Ipv4Addr::new(172, 30, 0, last);
+        Local { gateway: address(1), guest: address(2), host: "Windows".into() }
+    }
+
+    /// The addresses of an answer, and the names that it goes through.
+    fn told(answer: &[u8]) -> (Vec<String>, Vec<Ipv4Addr>) {
+        let packet = Packet::parse(answer).unwrap();
+        assert_eq!(packet.id(), 0x1234);
+        assert!(packet.has_flags(PacketFlag::RESPONSE));
+        let mut told = (vec![packet.questions[0].qname.to_string()], Vec::new());
+        for record in &packet.answers {
+            match &record.rdata {
+                RData::A(address) => told.1.push(address.address.into()),
+                RData::CNAME(name) => told.0.push(name.0.to_string()),
+                RData::PTR(name) => told.0.push(name.0.to_string()),
+                _ => {}
+            }
+        }
+        told
+    }
+
+    #[test]
+    fn knows_the_pod_and_the_guest() {
+        let answer = |name, kind| local().answer(&Query::read(&ask(name, kind)).unwrap());
+        let addresses = |name| told(&answer(name, TYPE::A).unwrap()).1;
+        assert_eq!(addresses("Host.LAN"), [Ipv4Addr::new(172, 30, 0, 1)]);
+        assert_eq!(addresses("windows"), [Ipv4Addr::new(172, 30, 0, 2)]);
+        assert_eq!(addresses("WINDOWS.lan"), [Ipv4Addr::new(172, 30, 0, 2)]);
+        assert!(told(&answer("host.lan", TYPE::AAAA).unwrap()).1.is_empty());
+        let name = |name| told(&answer(name, TYPE::PTR).unwrap()).0[1].clone();
+        assert_eq!(name("1.0.30.172.in-addr.arpa"), "host.lan");
+        assert_eq!(name("2.0.30.172.in-addr.arpa"), "windows.lan");
+        assert_eq!(answer("3.0.30.172.in-addr.arpa", TYPE::PTR), None);
+        assert_eq!(answer("host.lan.example", TYPE::A), None);
+    }
+
+    #[test]
+    fn searches_as_programs_in_the_pod_do() {
+        let pod = Resolv::read("search ns.svc.cluster.local svc.cluster.local\noptions ndots:5\n");
+        let asked = |name, kind, resolv: &Resolv| {
+            let message = ask(name, kind);
+            let names = candidates(&Query::read(&message).unwrap(), resolv);
+            names.into_iter().map(|it| it.unwrap_or_default()).collect::<Vec<_>>()
+        };
+        let longer = ["web.other.ns.svc.cluster.local", "web.other.svc.cluster.local", ""];
+        assert_eq!(asked("web.other", TYPE::A, &pod), longer);
+        assert_eq!(asked("web.other", TYPE::TXT, &pod), [""]);
+        assert_eq!(asked("web.ns.svc.cluster.local", TYPE::A, &pod), [""]);
+        assert_eq!(asked("a.b.c.d.e.f", TYPE::A, &pod)[0], "");
+        let plain = Resolv::read("search corp.example\n");
+        assert_eq!(asked("db.eu", TYPE::AAAA, &plain), ["", "db.eu.corp.example"]);
+        assert_eq!(asked("db", TYPE::A, &plain), ["db.corp.example", ""]);
+        assert_eq!(asked("web.lan", TYPE::A, &Resolv::default()), ["", "web"]);
+        assert_eq!(asked("1.0.0.127.in-addr.arpa", TYPE::A, &pod), [""]);
+    }
+
+    #[test]
+    fn an_answer_to_a_longer_name_becomes_one_to_the_question() {
+        let message = ask("Web.Other", TYPE::A);
+        let query = Query::read(&message).unwrap();
+        let sent = query.forward([9, 9], Some("web.other.svc.cluster.local")).unwrap();
+        let mut packet = Packet::parse(&sent).unwrap().into_reply();
+        let name = Name::new("web.other.svc.cluster.local").unwrap();
+        let data = RData::A(Address { address: 0x0a00_0001 });
+        packet.answers.push(ResourceRecord::new(name.clone(), CLASS::IN, 5, data));
+        let data = RData::NS(NS(Name::new("ns.dns.cluster.local").unwrap()));
+        packet.name_servers.push(ResourceRecord::new(name, CLASS::IN, 5, data));
+        let received = packet.build_bytes_vec_compressed().unwrap();
+        assert!(is_answer(&sent, &received) && is_positive(&received));
+        let answer = rename(&query, received, Some("web.other.svc.cluster.local")).unwrap();
+        let names = ["Web.Other".to_owned(), "web.other.svc.cluster.local".to_owned()];
+        assert_eq!(told(&answer), (names.to_vec(), vec![Ipv4Addr::new(10, 0, 0, 1)]));
+    }
+
+    #[test]
+    fn takes_no_answer_that_is_for_another_question() {
+        let sent = ask("example.org", TYPE::A);
+        let received = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut answer = sent.clone();
+            answer[2] |= 0x80;
+            change(&mut answer);
+            is_answer(&sent, &answer)
+        };
+        assert!(received(&|_| ()));
+        assert!(received(&|it| it[13] = b'E'), "letters may be of another size");
+        assert!(!received(&|it| it[0] ^= 1), "another id");
+        assert!(!received(&|it| it[2] &= 0x7f), "a question");
+        assert!(!received(&|it| it[13] = b'x'), "another name");
+        assert!(!received(&|it| *it.last_mut().unwrap() = 3), "another class");
+        assert!(!received(&|it| it.truncate(20)));
+        assert!(!received(&|it| it.truncate(12)), "no question, and no error");
+    }
+
+    #[test]
+    fn what_is_no_question_is_refused_or_not_answered() {
+        let code_of = |message: &[u8]| match Query::read(message) {
+            Ok(_) => None,
+            Err(answer) => Some(answer.map(|answer| code(&answer))),
+        };
+        let good = ask("example.org", TYPE::A);
+        assert_eq!(code_of(&good), None);
+        let with = |at: usize, byte: u8| {
+            let mut bad = good.clone();
+            bad[at] = byte;
+            code_of(&bad)
+        };
+        assert_eq!(with(2, 0x80), Some(None), "an answer");
+        assert_eq!(with(2, 0x28), Some(Some(Code::Unknown)), "an update");
+        assert_eq!(with(5, 2), Some(Some(Code::Malformed)), "two questions");
+        assert_eq!(with(12, 0xc0), Some(Some(Code::Malformed)), "a pointer");
+        assert_eq!(code_of(&good[..good.len() - 1]), Some(Some(Code::Malformed)));
+        assert_eq!(code_of(&good[..11]), Some(None));
+    }
+
+    #[test]
+    fn what_is_too_long_for_a_datagram_is_asked_for_again_by_tcp() {
+        let message = ask("example.org", TYPE::TXT);
+        let query = Query::read(&message).unwrap();
+        let mut long = message.clone();
+        long[2] |= 0x80;
+        long.resize(513, 0);
+        assert_eq!(query.fit(long.clone(), Way::Stream), long);
+        let cut = query.fit(long, Way::Datagram);
+        assert!(is_truncated(&cut) && cut.len() < 100);
+        let mut packet = Packet::parse(&message).unwrap();
+        *packet.opt_mut() = Some(simple_dns::rdata::OPT {
+            opt_codes: Vec::new(),
+            udp_packet_size: 1232,
+            version: 0,
+        });
+        let message = packet.build_bytes_vec().unwrap();
+        assert_eq!(Query::read(&message).unwrap().datagram(), 1232);
+    }
+}

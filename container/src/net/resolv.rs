@@ -1,0 +1,171 @@
+//! The pod's resolvers: `/etc/resolv.conf`, as resolv.conf(5) has it.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Most servers that are asked, most domains that are searched, and the longest times: those of
+/// glibc.
+const SERVERS: usize = 3;
+const DOMAINS: usize = 32;
+const DOTS: u8 = 15;
+const SECONDS: u8 = 30;
+const ATTEMPTS: u8 = 5;
+/// More of a file is not read.
+const LONGEST: u64 = 64 << 10;
+
+/// What the file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolv {
+    /// Who is asked, one after the other.
+    pub servers: Vec<IpAddr>,
+    /// Domains in which a short name is searched.
+    pub search: Vec<String>,
+    /// A name with so many dots is asked for as it is before it is searched.
+    pub dots: u8,
+    /// How long a server has time.
+    pub timeout: Duration,
+    /// How often each is asked.
+    pub attempts: u8,
+}
+
+impl Default for Resolv {
+    fn default() -> Self {
+        let timeout = Duration::from_secs(5);
+        Self { servers: Vec::new(), search: Vec::new(), dots: 1, timeout, attempts: 2 }
+    }
+}
+
+impl Resolv {
+    /// Reads its text. What makes no sense is passed over, as glibc does.
+    #[must_use]
+    pub fn read(text: &str) -> Self {
+        let mut resolv = Self::default();
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            match words.next() {
+                Some("nameserver") => {
+                    let server = words.next().and_then(|word| word.parse::<IpAddr>().ok());
+                    let room = resolv.servers.len() < SERVERS;
+                    resolv.servers.extend(server.filter(|_| room));
+                }
+                // The last line of these two counts.
+                Some("search" | "domain") => {
+                    let domain = |word: &str| word.trim_matches('.').to_ascii_lowercase();
+                    let domains = words.map(domain).filter(|domain| is_domain(domain));
+                    resolv.search = domains.take(DOMAINS).collect();
+                }
+                Some("options") => words.for_each(|word| resolv.option(word)),
+                _ => {}
+            }
+        }
+        resolv
+    }
+
+    fn option(&mut self, word: &str) {
+        let Some((name, number)) = word.split_once(':') else { return };
+        let Ok(number) = number.parse::<u8>() else { return };
+        match name {
+            "ndots" => self.dots = number.min(DOTS),
+            "timeout" => self.timeout = Duration::from_secs(number.clamp(1, SECONDS).into()),
+            "attempts" => self.attempts = number.clamp(1, ATTEMPTS),
+            _ => {}
+        }
+    }
+}
+
+/// Whether it can be a part of a name.
+fn is_domain(text: &str) -> bool {
+    let label = |label: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        (1..=63).contains(&label.len()) && label.bytes().all(plain)
+    };
+    text.len() <= 253 && text.split('.').all(label)
+}
+
+/// The file, read again when it has changed.
+pub struct File {
+    path: PathBuf,
+    last: Mutex<(Option<Stamp>, Arc<Resolv>)>,
+}
+
+/// What changes with a file's content.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: u64,
+    changed: (i64, i64),
+}
+
+impl File {
+    /// The file at this path.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), last: Mutex::default() }
+    }
+
+    /// What it says now; what it said last while it cannot be read.
+    pub fn now(&self) -> Arc<Resolv> {
+        let mut last = self.last.lock().expect("nothing panics while it is read");
+        let stamp = fs::metadata(&self.path).ok().map(|it| Stamp {
+            inode: it.ino(),
+            size: it.len(),
+            changed: (it.ctime(), it.ctime_nsec()),
+        });
+        if stamp.is_some_and(|it| it.size <= LONGEST)
+            && stamp != last.0
+            && let Ok(text) = fs::read(&self.path)
+        {
+            *last = (stamp, Arc::new(Resolv::read(&String::from_utf8_lossy(&text))));
+        }
+        last.1.clone()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn reads_what_kubernetes_and_docker_write() {
+        let pod = Resolv::read(
+            "search win.svc.cluster.local svc.cluster.local Cluster.Local.\n\
+             nameserver 10.96.0.10\noptions ndots:5\n",
+        );
+        assert_eq!(pod.servers, ["10.96.0.10".parse::<IpAddr>().unwrap()]);
+        assert_eq!(pod.search, ["win.svc.cluster.local", "svc.cluster.local", "cluster.local"]);
+        assert_eq!((pod.dots, pod.timeout.as_secs(), pod.attempts), (5, 5, 2));
+        let docker = Resolv::read("# made\nnameserver 127.0.0.11\noptions edns0 ndots:0\n");
+        assert_eq!((docker.servers.len(), docker.dots), (1, 0));
+    }
+
+    #[test]
+    fn passes_over_what_makes_no_sense() {
+        let resolv = Resolv::read(
+            "nameserver\nnameserver x\nnameserver fd00::1\nnameserver 1.1.1.1\nnameserver 2.2.2.2\n\
+             nameserver 3.3.3.3\ndomain a\nsearch b..c ok \u{e9} -\noptions ndots:99 timeout:0 \
+             attempts:x ndots\n",
+        );
+        assert_eq!((resolv.servers.len(), resolv.dots), (3, 15));
+        assert_eq!(resolv.search, ["ok", "-"]);
+        assert_eq!((resolv.timeout.as_secs(), resolv.attempts), (1, 2));
+    }
+
+    #[test]
+    fn the_file_is_read_again_when_it_has_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("resolv.conf");
+        let file = File::new(&path);
+        assert_eq!(*file.now(), Resolv::default());
+        fs::write(&path, "search one\n").unwrap();
+        assert_eq!(file.now().search, ["one"]);
+        fs::write(folder.path().join("new"), "search other\n").unwrap();
+        fs::rename(folder.path().join("new"), &path).unwrap();
+        assert_eq!(file.now().search, ["other"]);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(file.now().search, ["other"]);
+    }
+}

@@ -1,0 +1,227 @@
+//! The user-mode network: the guest's connections become the pod's own, for pods without
+//! `NET_ADMIN` and without `/dev/net/tun`.
+//!
+//! `vmm` speaks Ethernet over a Unix socket as passt(1) has it, and this is the other end. What the
+//! guest sends by TCP, UDP and ICMP leaves by plain sockets of this process: rules for the pod and
+//! a mesh's sidecar apply to it as to any other program. It is one thread with tasks: one reads
+//! frames, one writes them, and each flow has one that carries its data. Between the guest and the
+//! outside nothing waits without a bound, and a side that does not read holds back the other.
+
+pub mod checksum;
+pub mod connection;
+pub mod datagrams;
+pub mod doors;
+pub mod echoes;
+pub mod fragments;
+pub mod icmp;
+pub mod lan;
+pub mod link;
+pub mod neighbours;
+pub mod network;
+pub mod packet;
+pub mod segment;
+pub mod service;
+pub mod tcp;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::oneshot;
+use tokio::task::{LocalSet, spawn_local};
+
+use self::doors::Doors;
+use self::lan::{Lan, Pod};
+use self::network::Network;
+use super::dns::Local;
+use super::relay::Relay;
+use super::resolv::File;
+use crate::settings::Settings;
+use crate::settings::value::Value as _;
+use crate::settings::words::Ports;
+
+/// How often the guest is told of its IPv6 router: well before it forgets.
+const ADVERTISE: Duration = Duration::from_secs(1800);
+/// A pause after a client that could not be accepted, as there are no files left.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The network, as long as it is there.
+#[derive(Debug)]
+pub struct User {
+    socket: PathBuf,
+    mtu: u16,
+    said: String,
+    /// Dropped to end it.
+    stop: Option<oneshot::Sender<()>>,
+    broken: oneshot::Receiver<anyhow::Error>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl User {
+    /// Starts it: opens the forwarded ports, and listens for `vmm` in `folder`. The pod's resolvers
+    /// are those of `etc/resolv.conf` below `root`.
+    ///
+    /// # Errors
+    ///
+    /// When the guest cannot have its address, or the socket cannot be made.
+    pub fn start(settings: &Settings, root: &Path, folder: &Path) -> anyhow::Result<Self> {
+        if let Some(device) = &settings.network.uplink {
+            tracing::warn!(
+                "network: DEV={}: in user mode connections go by the pod's routes",
+                device.0
+            );
+        }
+        let lan = Lan::new(&settings.network, &Pod::read())?;
+        let host = settings.account.host.as_ref().map_or(&settings.pod.app.0, |host| &host.0);
+        let local = Local { gateway: lan.gateway, guest: lan.guest, host: host.clone() };
+        let relay = Relay::new(local, File::new(root.join("etc/resolv.conf")));
+        let ports = doors::ports(settings);
+        let doors = Doors::open(&ports);
+        let socket = folder.join("network.sock");
+        let listener = listen(&socket)?;
+        let mtu = lan.mtu;
+        let said = format!(
+            "user mode: the guest is {}, its gateway and name server {}; forwarded: {}",
+            lan.guest,
+            lan.gateway,
+            Ports(ports).show(),
+        );
+        let (stop, stopped) = oneshot::channel();
+        let (tell, broken) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let thread = Builder::new().name("network".into()).spawn(move || {
+            let network = Rc::new(Network::new(lan, relay, files()));
+            let serve = async {
+                tokio::select! {
+                    outcome = serve(&network, listener, doors) => outcome.err(),
+                    // The other end is dropped when it is to end.
+                    _ = stopped => None,
+                }
+            };
+            let tasks = LocalSet::new();
+            if let Some(error) = runtime.block_on(tasks.run_until(serve)) {
+                // Nobody may want to know any more.
+                tell.send(error).ok();
+            }
+        })?;
+        Ok(Self { socket, mtu, said, stop: Some(stop), broken, thread: Some(thread) })
+    }
+
+    /// The socket, for `vmm run --device virtio-net,to=passt:SOCKET,mtu=MTU`.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The longest packet, which `vmm` tells the guest.
+    #[must_use]
+    pub fn mtu(&self) -> u16 {
+        self.mtu
+    }
+
+    /// What there is, in one line.
+    #[must_use]
+    pub fn said(&self) -> &str {
+        &self.said
+    }
+
+    /// Waits until it breaks, which it does not by itself; says why.
+    pub async fn broken(&mut self) -> anyhow::Error {
+        let error = (&mut self.broken).await;
+        error.unwrap_or_else(|_| anyhow!("the network's thread has ended"))
+    }
+
+    /// Ends it: connections break off, and ports and socket are free.
+    pub fn end(mut self) {
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // That it panicked was told where it did.
+            thread.join().ok();
+            fs::remove_file(&self.socket).ok();
+        }
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Listens, for our user alone, in place of what a pod that was killed left there.
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    let bind = || {
+        if fs::symlink_metadata(path).is_ok() {
+            fs::remove_file(path)?;
+        }
+        let listener = UnixListener::bind(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        std::io::Result::Ok(listener)
+    };
+    bind().with_context(|| path.display().to_string())
+}
+
+/// How many files this process may have.
+fn files() -> usize {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(most).unwrap_or(usize::MAX)
+}
+
+/// Serves one guest after another.
+async fn serve(network: &Rc<Network>, listener: UnixListener, doors: Doors) -> anyhow::Result<()> {
+    for listener in doors.tcp {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        spawn_local(accept(network.clone(), listener));
+    }
+    for socket in doors.udp {
+        let network = network.clone();
+        spawn_local(async move { network.datagrams.serve(&network, socket).await });
+    }
+    if network.lan.v6.is_some() {
+        let network = network.clone();
+        spawn_local(async move {
+            loop {
+                tokio::time::sleep(ADVERTISE).await;
+                network.advertise();
+            }
+        });
+    }
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    loop {
+        let (socket, _) = listener.accept().await.context("the socket to vmm")?;
+        network.plug();
+        let outcome = tokio::select! {
+            outcome = link::read(&socket, |frame| network.hear(frame)) => outcome,
+            outcome = network.link.drain(&socket) => outcome,
+        };
+        network.unplug();
+        if let Err(error) = outcome {
+            tracing::warn!("network: the socket to vmm: {error}: it is expected again");
+        }
+    }
+}
+
+/// Takes connections to a port that is the guest's.
+async fn accept(network: Rc<Network>, listener: tokio::net::TcpListener) {
+    let Ok(address) = listener.local_addr() else { return };
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => network.accept(stream, from, address.port()),
+            Err(error) => {
+                network.say("accept", || format!("port {}: {error}", address.port()));
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! ICMP (RFC 792) and ICMPv6 (RFC 4443): why something did not arrive, and echoes.
+
+use std::io;
+use std::net::IpAddr;
+
+use rustix::io::Errno;
+
+use super::packet::{Draft, ICMP, ICMPV6, Packet};
+
+/// Bytes of a header.
+pub const HEADER: usize = 8;
+/// Where in a header its checksum is.
+pub const CHECKSUM: usize = 2;
+
+/// Why a packet did not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// There is no way there.
+    NoNetwork,
+    /// Nobody is there.
+    NoHost,
+    /// Nobody listens on the port.
+    NoPort,
+    /// It is forbidden.
+    Forbidden,
+    /// It passed too many routers.
+    TooFar,
+}
+
+impl Why {
+    /// What an error of a socket says about the way, if it does.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Option<Self> {
+        match Errno::from_io_error(error)? {
+            Errno::NETUNREACH | Errno::NETDOWN => Some(Self::NoNetwork),
+            Errno::HOSTUNREACH | Errno::HOSTDOWN => Some(Self::NoHost),
+            Errno::CONNREFUSED => Some(Self::NoPort),
+            Errno::ACCESS | Errno::PERM => Some(Self::Forbidden),
+            _ => None,
+        }
+    }
+
+    /// Type and code.
+    fn numbers(self, v4: bool) -> [u8; 2] {
+        match (self, v4) {
+            (Self::NoNetwork, true) => [3, 0],
+            (Self::NoHost, true) => [3, 1],
+            (Self::NoPort, true) => [3, 3],
+            (Self::Forbidden, true) => [3, 13],
+            (Self::TooFar, true) => [11, 0],
+            (Self::NoNetwork, false) => [1, 0],
+            (Self::NoHost, false) => [1, 3],
+            (Self::NoPort, false) => [1, 4],
+            (Self::Forbidden, false) => [1, 1],
+            (Self::TooFar, false) => [3, 0],
+        }
+    }
+
+    /// The message about a packet, of which it quotes the beginning.
+    #[must_use]
+    pub fn draft<'a>(self, v4: bool, room: &'a mut [u8; HEADER], quoted: &'a [u8]) -> Draft<'a> {
+        *room = [0; HEADER];
+        room[..2].copy_from_slice(&self.numbers(v4));
+        draft(v4, room, quoted)
+    }
+}
+
+/// A message.
+#[must_use]
+pub fn draft<'a>(v4: bool, header: &'a [u8; HEADER], data: &'a [u8]) -> Draft<'a> {
+    Draft { protocol: if v4 { ICMP } else { ICMPV6 }, header, checksum: CHECKSUM, data }
+}
+
+/// An echo that the guest asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Echo<'a> {
+    /// Which of its programs asks.
+    pub ident: [u8; 2],
+    /// The whole message.
+    pub message: &'a [u8],
+}
+
+/// Types of echoes: what is asked, and the answer.
+#[must_use]
+pub fn echo_types(v4: bool) -> (u8, u8) {
+    if v4 { (8, 0) } else { (128, 129) }
+}
+
+impl<'a> Echo<'a> {
+    /// Reads a packet, if it asks for an echo.
+    #[must_use]
+    pub fn read(packet: &Packet<'a>) -> Option<Self> {
+        let (v4, message) = (packet.from.is_ipv4(), packet.payload);
+        let header = message.first_chunk::<HEADER>()?;
+        let mine = packet.protocol == if v4 { ICMP } else { ICMPV6 };
+        let asks = mine && header[..2] == [echo_types(v4).0, 0] && is_sound(packet);
+        asks.then_some(Self { ident: [header[4], header[5]], message })
+    }
+
+    /// The header of the answer.
+    #[must_use]
+    pub fn answer(&self, v4: bool) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        header.copy_from_slice(&self.message[..HEADER]);
+        header[0] = echo_types(v4).1;
+        header[CHECKSUM..CHECKSUM + 2].fill(0);
+        header
+    }
+
+    /// What comes back.
+    #[must_use]
+    pub fn data(&self) -> &'a [u8] {
+        &self.message[HEADER..]
+    }
+}
+
+/// Whether a message has the right checksum.
+#[must_use]
+pub fn is_sound(packet: &Packet<'_>) -> bool {
+    match packet.from {
+        IpAddr::V4(_) => {
+            let sum = super::checksum::sum(packet.payload);
+            super::checksum::finish(sum) == [0, 0]
+        }
+        IpAddr::V6(_) => packet.is_sound(),
+    }
+}

@@ -1,0 +1,166 @@
+//! The socket to `vmm`: before each frame its length, four bytes, the highest first (as passt(1)
+//! and QEMU's `-netdev stream` speak).
+//!
+//! Threats: `vmm` may have been taken over by its guest. A length that no frame has ends the
+//! connection; a peer that does not read holds data back, and loses what cannot wait.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+
+use super::packet::ETHERNET;
+
+/// Bytes of a length.
+const LENGTH: usize = 4;
+/// Most bytes of a frame: the longest packet, an Ethernet header and a VLAN tag.
+const FRAME: usize = 65535 + ETHERNET + 4;
+/// What one read may bring: several of the longest frames.
+const INPUT: usize = 256 << 10;
+/// As much may wait to be sent, and the frame that comes then.
+const OUTPUT: usize = 256 << 10;
+/// What cannot wait has so much more room.
+const URGENT: usize = 128 << 10;
+
+/// Frames on their way to the guest.
+#[derive(Debug, Default)]
+pub struct Link {
+    output: RefCell<Vec<u8>>,
+    connected: Cell<bool>,
+    filled: Notify,
+    drained: Notify,
+}
+
+impl Link {
+    /// Whether there is room for what can wait.
+    pub fn has_room(&self) -> bool {
+        self.output.borrow().len() < OUTPUT
+    }
+
+    /// Waits until there is room again.
+    pub async fn room(&self) {
+        let drained = self.drained.notified();
+        if !self.has_room() {
+            drained.await;
+        }
+    }
+
+    /// Whether there is a guest.
+    pub fn is_connected(&self) -> bool {
+        self.connected.get()
+    }
+
+    /// The guest is there, or is gone with all that was for it.
+    pub fn connect(&self, connected: bool) {
+        self.connected.set(connected);
+        self.output.borrow_mut().clear();
+        self.drained.notify_waiters();
+    }
+
+    /// Has a frame written, or several; false where the link is so full that they are lost. What
+    /// is for nobody is lost as well, but then it need not be tried again.
+    pub fn send(&self, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        let mut output = self.output.borrow_mut();
+        if !self.connected.get() {
+            return true;
+        }
+        if output.len() >= OUTPUT + URGENT {
+            return false;
+        }
+        write(&mut output);
+        self.filled.notify_one();
+        true
+    }
+
+    /// Sends what there is, for as long as there is a peer.
+    pub async fn drain(&self, socket: &UnixStream) -> io::Result<()> {
+        let mut chunk = Vec::new();
+        loop {
+            while self.output.borrow().is_empty() {
+                self.filled.notified().await;
+            }
+            chunk.clear();
+            std::mem::swap(&mut chunk, &mut *self.output.borrow_mut());
+            self.drained.notify_waiters();
+            let mut rest = chunk.as_slice();
+            while !rest.is_empty() {
+                socket.writable().await?;
+                match socket.try_write(rest) {
+                    Ok(count) => rest = &rest[count..],
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+}
+
+/// Reads frames until the peer hangs up, and gives each to `take`.
+pub async fn read(socket: &UnixStream, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut input = vec![0; INPUT];
+    let mut filled = 0;
+    loop {
+        socket.readable().await?;
+        match socket.try_read(&mut input[filled..]) {
+            Ok(0) => return Ok(()),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        }
+        let used = split(&input[..filled], &mut take)?;
+        input.copy_within(used..filled, 0);
+        filled -= used;
+        // Those whose frames these were go on before there are more.
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Gives each whole frame to `take`; the answer is how many bytes they were.
+fn split(input: &[u8], take: &mut impl FnMut(&[u8])) -> io::Result<usize> {
+    let mut rest = input;
+    while let Some((length, behind)) = rest.split_first_chunk::<LENGTH>() {
+        let number = u32::from_be_bytes(*length);
+        let length = usize::try_from(number).unwrap_or(usize::MAX);
+        if !(ETHERNET..=FRAME).contains(&length) {
+            let what = format!("a frame of {number} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        let Some((frame, behind)) = behind.split_at_checked(length) else { break };
+        take(frame);
+        rest = behind;
+    }
+    Ok(input.len() - rest.len())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn whole_frames_are_taken_and_the_rest_waits() {
+        let mut frames = Vec::new();
+        let input = [&[0, 0, 0, 14][..], &[1; 14], &[0, 0, 0, 20], &[2; 20], &[0, 0]].concat();
+        let used = split(&input, &mut |frame| frames.push(frame.to_vec())).unwrap();
+        assert_eq!((used, frames), (42, vec![vec![1; 14], vec![2; 20]]));
+        assert_eq!(split(&input[..20], &mut |_| ()).unwrap(), 18);
+    }
+
+    #[test]
+    fn a_length_that_no_frame_has_ends_the_connection() {
+        for bad in [0, 13, 65554, u32::MAX] {
+            assert!(split(&u32::to_be_bytes(bad), &mut |_| ()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_has_frames_lost_and_no_memory_grown() {
+        let link = Link::default();
+        assert!(link.send(|_| panic!("there is nobody")));
+        link.connect(true);
+        while link.send(|output| output.extend([0; 60_000])) {}
+        assert!(!link.has_room() && link.output.borrow().len() < OUTPUT + URGENT + 60_000);
+        link.connect(false);
+        assert!(link.has_room());
+    }
+}

@@ -1,0 +1,97 @@
+//! Neighbour discovery (RFC 4861): who has an address, and who is the router.
+
+use std::net::Ipv6Addr;
+
+use super::icmp;
+use super::lan::LanV6;
+use super::packet::{Draft, ICMPV6, Mac, Packet};
+
+/// All hosts on the link, and their cards (RFC 2464, 7).
+pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+/// The address of the frame.
+pub const ALL_NODES_CARD: Mac = [0x33, 0x33, 0, 0, 0, 1];
+
+/// Types of messages.
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+
+/// How long a router is one, in seconds: the longest that there is, since it is told only once.
+const ROUTER_LIFETIME: u16 = 9000;
+
+/// What the guest wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Who routes.
+    Router,
+    /// Who has this address.
+    Neighbour(Ipv6Addr),
+    /// Nothing.
+    Other,
+}
+
+impl Question {
+    /// Reads a message about neighbours, if it is one.
+    #[must_use]
+    pub fn read(packet: &Packet<'_>) -> Option<Self> {
+        let kind = *packet.payload.first()?;
+        if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
+            return None;
+        }
+        // What a router has passed on is from no neighbour.
+        if packet.hops != 255 || packet.payload.get(1) != Some(&0) {
+            return Some(Self::Other);
+        }
+        Some(match kind {
+            ROUTER_SOLICITATION => Self::Router,
+            NEIGHBOUR_SOLICITATION => {
+                let wanted = packet.payload.get(8..).and_then(|rest| rest.first_chunk::<16>());
+                wanted.map_or(Self::Other, |wanted| Self::Neighbour(Ipv6Addr::from(*wanted)))
+            }
+            _ => Self::Other,
+        })
+    }
+}
+
+/// What is said.
+#[derive(Clone, Debug)]
+pub struct Message(Vec<u8>);
+
+impl Message {
+    /// As it is sent.
+    #[must_use]
+    pub fn draft(&self) -> Draft<'_> {
+        Draft { protocol: ICMPV6, header: &self.0, checksum: icmp::CHECKSUM, data: &[] }
+    }
+}
+
+/// An address is behind our card (4.4).
+#[must_use]
+pub fn answer(wanted: Ipv6Addr, mac: Mac) -> Message {
+    // We are a router, and it was asked for; what is known already is right, too.
+    let mut bytes = vec![NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
+    bytes.extend(wanted.octets());
+    bytes.extend([2, 1]);
+    bytes.extend(mac);
+    Message(bytes)
+}
+
+/// We are the router of this network (4.2).
+#[must_use]
+pub fn advertise(lan: &LanV6, mac: Mac, mtu: u16) -> Message {
+    let mut bytes = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0];
+    bytes.extend(ROUTER_LIFETIME.to_be_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend([1, 1]);
+    bytes.extend(mac);
+    bytes.extend([5, 1, 0, 0]);
+    bytes.extend(u32::from(mtu).to_be_bytes());
+    // The guest makes its address of it, but its other hosts are behind us: they are outside.
+    bytes.extend([3, 4, 64, 0x40]);
+    bytes.extend([0xff; 8]);
+    bytes.extend([0; 4]);
+    bytes.extend(lan.prefix.octets());
+    Message(bytes)
+}

@@ -1,0 +1,482 @@
+//! The router between the guest and the pod's sockets: each frame of the guest goes to what it
+//! belongs to, and nothing of the guest reaches the pod itself.
+//!
+//! Threats: the guest sends any frames from any addresses. The pod's own addresses, those of its
+//! loopback and all that names no single host are nowhere; so is the loopback behind IPv6 names
+//! for IPv4 addresses. All tables have a bound, beyond which what was unused for longest goes.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpStream;
+use tokio::task::spawn_local;
+
+use super::connection::{Connection, Outside, Pair};
+use super::datagrams::Datagrams;
+use super::echoes::Echoes;
+use super::fragments::Fragments;
+use super::icmp::{self, Echo, Why};
+use super::lan::Lan;
+use super::link::Link;
+use super::neighbours;
+use super::packet::{
+    ARP, ArpRequest, Datagram, Draft, Ends, Frame, HEADER_V4, HEADER_V6, ICMP, ICMPV6, IPV4, IPV6,
+    Mac, Packet, TCP, UDP, write_frame,
+};
+use super::segment::{self, ACK, RST, SYN, Segment, Seq};
+use super::service;
+use super::tcp::buffer::Budget;
+use super::tcp::{Start, Tcp};
+use crate::net::dns;
+use crate::net::relay::Relay;
+
+/// How many connections there may be, where the process may have as many files.
+const CONNECTIONS: usize = 2048;
+/// For how long an address that was found out not to be the pod's is not.
+const RECENT: Duration = Duration::from_secs(1);
+
+/// Where a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To us.
+    Gateway,
+    /// To another host.
+    Outside,
+    /// To the pod itself, or to what the guest could only find by mistake.
+    Closed,
+    /// To several hosts, or to none.
+    Nowhere,
+}
+
+/// The network.
+pub struct Network {
+    /// Addresses.
+    pub lan: Lan,
+    /// The way to the guest.
+    pub link: Link,
+    /// Flows of UDP.
+    pub datagrams: Datagrams,
+    /// Flows of pings.
+    pub echoes: Echoes,
+    /// The guest's card.
+    card: Cell<Mac>,
+    /// The guest's IPv6 address that other hosts know.
+    guest_v6: Cell<Option<Ipv6Addr>>,
+    budget: Budget,
+    connections: RefCell<HashMap<Pair, Rc<Connection>>>,
+    most: usize,
+    /// The guest's name server.
+    pub relay: Relay,
+    fragments: RefCell<Fragments>,
+    /// What was said already.
+    said: RefCell<HashSet<&'static str>>,
+    secret: RandomState,
+    /// Where the last packet went, and when that was found out.
+    last: Cell<Option<(IpAddr, Instant, Way)>>,
+    /// The number of the next packet that goes in parts.
+    parts: Cell<u16>,
+}
+
+impl Network {
+    /// A network with these addresses, for a process that may have so many files.
+    #[must_use]
+    pub fn new(lan: Lan, relay: Relay, files: usize) -> Self {
+        // Half of them at most: the pod needs files for other things, too.
+        let most = (files / 4).clamp(16, CONNECTIONS);
+        Self {
+            lan,
+            link: Link::default(),
+            datagrams: Datagrams::new(most / 2),
+            echoes: Echoes::default(),
+            card: Cell::new(super::packet::BROADCAST),
+            guest_v6: Cell::new(None),
+            budget: Budget::default(),
+            connections: RefCell::default(),
+            most,
+            relay,
+            fragments: RefCell::default(),
+            said: RefCell::default(),
+            secret: RandomState::new(),
+            last: Cell::new(None),
+            parts: Cell::new(0),
+        }
+    }
+
+    /// The guest is there.
+    pub fn plug(&self) {
+        self.link.connect(true);
+        if self.lan.v6.is_some() {
+            self.advertise();
+        }
+    }
+
+    /// The guest is gone, and all that it had.
+    pub fn unplug(&self) {
+        self.link.connect(false);
+        let connections: Vec<_> = self.connections.borrow().values().cloned().collect();
+        connections.iter().for_each(|connection| connection.abort());
+        self.datagrams.end();
+        self.echoes.end();
+        self.guest_v6.set(None);
+    }
+
+    /// Says something the first time that it happens.
+    pub fn say(&self, what: &'static str, sentence: impl FnOnce() -> String) {
+        if self.said.borrow_mut().insert(what) {
+            tracing::warn!("network: {}", sentence());
+        }
+    }
+
+    /// The guest's card.
+    #[must_use]
+    pub fn card(&self) -> Mac {
+        self.card.get()
+    }
+
+    /// The ends of a packet for the guest.
+    #[must_use]
+    pub fn ends(&self, addresses: (IpAddr, IpAddr)) -> Ends {
+        Ends { cards: (self.lan.mac, self.card.get()), addresses }
+    }
+
+    /// Our address, of the family of another one.
+    #[must_use]
+    pub fn gateway(&self, like: IpAddr) -> IpAddr {
+        match (like, self.lan.v6) {
+            (IpAddr::V6(_), Some(lan)) => lan.gateway.into(),
+            _ => self.lan.gateway.into(),
+        }
+    }
+
+    /// Sends the guest what is not TCP; false when that is lost.
+    pub fn send(&self, addresses: (IpAddr, IpAddr), draft: &Draft<'_>) -> bool {
+        let id = self.parts.get();
+        self.parts.set(id.wrapping_add(1));
+        let ends = self.ends(addresses);
+        let parts = (usize::from(self.lan.mtu), id);
+        self.link.send(|output| draft.write_in_parts(output, &ends, parts))
+    }
+
+    /// Tells the guest why its packet did not arrive. `addresses` are those of an answer.
+    pub fn refuse(&self, addresses: (IpAddr, IpAddr), why: Why, packet: &[u8]) {
+        let (peer, guest) = addresses;
+        let from = if why == Why::NoPort { peer } else { self.gateway(guest) };
+        let mut header = [0; icmp::HEADER];
+        let draft = why.draft(guest.is_ipv4(), &mut header, packet);
+        self.send((from, guest), &draft);
+    }
+
+    /// A frame came from the guest.
+    pub fn hear(self: &Rc<Self>, bytes: &[u8]) {
+        let Some(frame) = Frame::read(bytes) else { return };
+        let for_many = frame.to[0] & 1 != 0;
+        if frame.from[0] & 1 != 0 || !(for_many || frame.to == self.lan.mac) {
+            return;
+        }
+        self.card.set(frame.from);
+        match frame.kind {
+            ARP => self.hear_arp(frame.payload),
+            IPV4 | IPV6 => {
+                let Some(packet) = Packet::read(frame.kind, frame.payload) else { return };
+                let Some(part) = packet.fragment else { return self.hear_packet(&packet) };
+                let whole = self.fragments.borrow_mut().take(&packet, part, Instant::now());
+                if let Some(payload) = whole {
+                    self.hear_packet(&Packet { fragment: None, payload: &payload, ..packet });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Every address but the guest's own is behind our card, so that its neighbours are, too.
+    fn hear_arp(&self, bytes: &[u8]) {
+        let Some(request) = ArpRequest::read(bytes) else { return };
+        // Who asks for its own address wants to know whether it has it alone.
+        let own = request.wanted == request.from || request.wanted == self.lan.guest;
+        if own || request.from.is_unspecified() && request.wanted != self.lan.gateway {
+            return;
+        }
+        let answer = request.answer(self.lan.mac);
+        let cards = (self.lan.mac, request.mac);
+        self.link.send(|output| write_frame(output, cards, ARP, &answer));
+    }
+
+    fn hear_packet(self: &Rc<Self>, packet: &Packet<'_>) {
+        let datagram = if packet.protocol == UDP { Datagram::read(packet) } else { None };
+        if datagram.is_some_and(|datagram| service::hear(self, packet, &datagram)) {
+            return;
+        }
+        if packet.protocol == ICMPV6 && self.hear_neighbour(packet) {
+            return;
+        }
+        if packet.protocol == TCP {
+            return self.hear_tcp(packet);
+        }
+        let Some(way) = self.admit(packet) else { return };
+        let back = (packet.to, packet.from);
+        match packet.protocol {
+            UDP => match (datagram, way) {
+                (None, _) | (_, Way::Nowhere) => {}
+                (Some(datagram), _) => self.datagrams.send(self, packet, &datagram, way),
+            },
+            ICMP | ICMPV6 => {
+                let Some(echo) = Echo::read(packet) else { return };
+                match way {
+                    Way::Gateway => {
+                        let v4 = packet.from.is_ipv4();
+                        let header = echo.answer(v4);
+                        self.send(back, &icmp::draft(v4, &header, echo.data()));
+                    }
+                    Way::Outside => self.echoes.send(self, packet, &echo),
+                    Way::Closed | Way::Nowhere => {}
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Where a packet goes, if it is one of the guest's that may go on.
+    fn admit(&self, packet: &Packet<'_>) -> Option<Way> {
+        if !self.is_guest(packet.from) {
+            return None;
+        }
+        let way = self.way(packet.to);
+        if packet.hops <= 1 && way == Way::Outside {
+            self.refuse((packet.to, packet.from), Why::TooFar, packet.quoted());
+            return None;
+        }
+        Some(way)
+    }
+
+    /// Whether this is an address that a guest can have; an IPv6 one is remembered.
+    fn is_guest(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => {
+                let strange = address.is_loopback() || address.is_multicast();
+                !strange
+                    && address != self.lan.gateway
+                    && address.octets()[0] != 0
+                    && !self.lan.is_broadcast(address)
+            }
+            IpAddr::V6(address) => {
+                let Some(lan) = self.lan.v6 else { return false };
+                let strange = address.is_loopback() || address.is_multicast();
+                let network = u128::from(address) >> 64 == u128::from(lan.prefix) >> 64;
+                if network {
+                    self.guest_v6.set(Some(address));
+                }
+                !strange && !address.is_unspecified() && address != lan.gateway
+            }
+        }
+    }
+
+    /// Where a packet goes that is for this address.
+    #[must_use]
+    pub fn way(&self, to: IpAddr) -> Way {
+        match to {
+            IpAddr::V4(to) if to == self.lan.gateway => Way::Gateway,
+            IpAddr::V4(to) => {
+                // 0.0.0.0/8 is a name of the pod's own loopback, and 240.0.0.0/4 is nobody's.
+                let first = to.octets()[0];
+                if to.is_loopback() || first == 0 {
+                    Way::Closed
+                } else if first >= 224 || self.lan.is_broadcast(to) {
+                    Way::Nowhere
+                } else {
+                    self.unless_own(to.into())
+                }
+            }
+            IpAddr::V6(to) if self.lan.v6.is_some_and(|lan| lan.gateway == to) => Way::Gateway,
+            IpAddr::V6(to) => {
+                // ::/96 and ::ffff:0:0/96 are other names of IPv4 addresses.
+                let v4 = to.to_ipv4().is_some();
+                if to.is_multicast() || to.is_unicast_link_local() {
+                    Way::Nowhere
+                } else if v4 || self.lan.v6.is_none() {
+                    Way::Closed
+                } else {
+                    self.unless_own(to.into())
+                }
+            }
+        }
+    }
+
+    /// Whether the gateway's address is another host's as well.
+    #[must_use]
+    pub fn is_outside(&self, gateway: IpAddr) -> bool {
+        self.unless_own(gateway) == Way::Outside
+    }
+
+    /// Outside, unless the address is one of the pod's now.
+    fn unless_own(&self, to: IpAddr) -> Way {
+        let now = Instant::now();
+        if let Some((last, since, way)) = self.last.get()
+            && last == to
+            && now.saturating_duration_since(since) < RECENT
+        {
+            return way;
+        }
+        // The kernel knows best: only an own address can be bound to.
+        let own = to == IpAddr::V4(self.lan.guest) || UdpSocket::bind((to, 0)).is_ok();
+        let way = if own { Way::Closed } else { Way::Outside };
+        self.last.set(Some((to, now, way)));
+        way
+    }
+
+    fn hear_tcp(self: &Rc<Self>, packet: &Packet<'_>) {
+        let Some(segment) = Segment::read(packet) else { return };
+        let pair = Pair::of(packet, segment.ports);
+        let known = self.connections.borrow().get(&pair).cloned();
+        if let Some(connection) = known {
+            return connection.hear(&segment, Instant::now());
+        }
+        let Some(way) = self.admit(packet) else { return };
+        let open = match way {
+            Way::Outside => true,
+            Way::Gateway if segment.ports.1 == dns::PORT => true,
+            Way::Gateway => packet.to.is_ipv4() && self.is_outside(packet.to),
+            Way::Closed | Way::Nowhere => false,
+        };
+        if !open || segment.flags & (SYN | ACK | RST) != SYN {
+            return self.reset(&pair, &segment);
+        }
+        let tcp = Tcp::asked(&self.start(&pair), &segment);
+        if way == Way::Gateway && segment.ports.1 == dns::PORT {
+            match service::connect(self) {
+                Ok(stream) => self.begin(pair, tcp, Outside::Here(stream)),
+                Err(error) => self.say("names", || format!("the name server: {error}")),
+            }
+            return;
+        }
+        // Enough for the guest to know its own segment again.
+        let quoted = packet.quoted()[..packet.quoted().len().min(80)].to_vec();
+        self.begin(pair, tcp, Outside::Dial(quoted));
+    }
+
+    /// There is no such connection.
+    fn reset(&self, pair: &Pair, segment: &Segment<'_>) {
+        let Some(refusal) = segment.refusal() else { return };
+        let header = refusal.header();
+        let header = header.bytes();
+        let draft = Draft { protocol: TCP, header, checksum: segment::CHECKSUM, data: &[] };
+        self.send(pair.back(), &draft);
+    }
+
+    fn start(&self, pair: &Pair) -> Start {
+        let header = if pair.guest.is_ipv4() { HEADER_V4 } else { HEADER_V6 };
+        let headers = u16::try_from(header + segment::HEADER).expect("headers are short");
+        let now = Instant::now();
+        let [.., a, b, c, d] = self.secret.hash_one((pair, now)).to_be_bytes();
+        Start {
+            ports: (pair.peer.port(), pair.guest.port()),
+            first: Seq(u32::from_be_bytes([a, b, c, d])),
+            mss: self.lan.mtu - headers,
+            budget: self.budget.clone(),
+            now,
+        }
+    }
+
+    fn begin(self: &Rc<Self>, pair: Pair, tcp: Tcp, outside: Outside) {
+        let connection = Rc::new(Connection::new(pair, tcp));
+        let before = {
+            let mut connections = self.connections.borrow_mut();
+            if connections.len() >= self.most {
+                let oldest = connections.iter().min_by_key(|(_, it)| it.used.get());
+                let oldest = oldest.map(|(pair, _)| *pair);
+                oldest.and_then(|pair| connections.remove(&pair))
+            } else {
+                None
+            }
+        };
+        if let Some(oldest) = before {
+            self.say("connections", || {
+                format!("the guest has {} connections: the one unused for longest ends", self.most)
+            });
+            oldest.abort();
+        }
+        self.connections.borrow_mut().insert(pair, connection.clone());
+        let network = self.clone();
+        spawn_local(async move {
+            connection.live(&network, outside).await;
+            let mut connections = network.connections.borrow_mut();
+            // It may have given way to another one already.
+            if connections.get(&pair).is_some_and(|it| Rc::ptr_eq(it, &connection)) {
+                connections.remove(&pair);
+            }
+        });
+    }
+
+    /// Somebody has connected to a port of the pod that is the guest's.
+    pub fn accept(self: &Rc<Self>, stream: TcpStream, from: SocketAddr, port: u16) {
+        let (guest, peer) = self.seen(from);
+        let mut pair = Pair { guest: SocketAddr::new(guest, port), peer };
+        // Two clients can look the same only where neither has an address that the guest knows.
+        let connections = self.connections.borrow();
+        let taken = (0..256).take_while(|_| {
+            let taken = connections.contains_key(&pair);
+            if taken {
+                pair.peer.set_port(pair.peer.port().checked_add(1).unwrap_or(1024));
+            }
+            taken
+        });
+        let tries = taken.count();
+        drop(connections);
+        if !self.link.is_connected() || tries == 256 {
+            let now = Duration::ZERO;
+            rustix::net::sockopt::set_socket_linger(&stream, Some(now)).ok();
+            return;
+        }
+        let tcp = Tcp::asking(&self.start(&pair));
+        self.begin(pair, tcp, Outside::Here(stream));
+    }
+
+    /// The address of the guest for a client from outside, and the client's as the guest sees it:
+    /// its own, unless that would lead the guest elsewhere than back to it.
+    #[must_use]
+    pub fn seen(&self, from: SocketAddr) -> (IpAddr, SocketAddr) {
+        let honest = self.way(from.ip()) == Way::Outside;
+        match (from.ip(), self.guest_v6.get()) {
+            (IpAddr::V4(_), _) if honest => (self.lan.guest.into(), from),
+            (IpAddr::V6(_), Some(guest)) if honest => (guest.into(), from),
+            _ => {
+                let gateway = SocketAddr::new(self.lan.gateway.into(), from.port());
+                (self.lan.guest.into(), gateway)
+            }
+        }
+    }
+
+    /// Neighbours and routers of IPv6; true for what is nothing else.
+    fn hear_neighbour(&self, packet: &Packet<'_>) -> bool {
+        if self.lan.v6.is_none() || !icmp::is_sound(packet) {
+            return false;
+        }
+        match neighbours::Question::read(packet) {
+            None => return false,
+            Some(neighbours::Question::Router) => self.advertise(),
+            Some(neighbours::Question::Neighbour(wanted)) => {
+                // Its own addresses are those of no other host; it asks to be sure of that.
+                let own = packet.from.is_unspecified() || self.guest_v6.get() == Some(wanted);
+                if !own {
+                    let answer = neighbours::answer(wanted, self.lan.mac);
+                    self.send((wanted.into(), packet.from), &answer.draft());
+                }
+            }
+            Some(neighbours::Question::Other) => {}
+        }
+        true
+    }
+
+    /// Tells the guest of its router and its network.
+    pub fn advertise(&self) {
+        let Some(lan) = self.lan.v6 else { return };
+        let told = neighbours::advertise(&lan, self.lan.mac, self.lan.mtu);
+        let all = IpAddr::V6(neighbours::ALL_NODES);
+        let cards = (self.lan.mac, neighbours::ALL_NODES_CARD);
+        let ends = Ends { cards, addresses: (lan.gateway.into(), all) };
+        self.link.send(|output| told.draft().write(output, &ends));
+    }
+}

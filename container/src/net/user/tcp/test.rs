@@ -1,0 +1,230 @@
+//! Two of them talk to each other over a link that loses what it is told to lose.
+
+use super::super::segment::{ACK, FIN, RST, SYN, Segment, Seq};
+use super::buffer::Budget;
+use super::*;
+
+/// A segment with its data.
+type Sent = (Segment<'static>, Vec<u8>);
+
+fn start(first: u32, mss: u16, now: Instant) -> Start {
+    Start { ports: (80, 4000), first: Seq(first), mss, budget: Budget::default(), now }
+}
+
+/// All that it sends now.
+fn emit(tcp: &mut Tcp, now: Instant) -> Vec<Sent> {
+    let mut sent = Vec::new();
+    tcp.emit(now, &mut |segment| {
+        sent.push((Segment { data: &[], ..*segment }, segment.data.to_vec()));
+        true
+    });
+    sent
+}
+
+fn hear(tcp: &mut Tcp, (segment, data): &Sent, now: Instant) {
+    tcp.hear(&Segment { data, ..*segment }, now);
+}
+
+/// Two ends that are connected, and the time.
+struct Pair {
+    near: Tcp,
+    far: Tcp,
+    now: Instant,
+}
+
+impl Pair {
+    fn new(mss: u16) -> Self {
+        let now = Instant::now();
+        let mut near = Tcp::asking(&start(u32::MAX - 5000, mss, now));
+        let syn = emit(&mut near, now).remove(0);
+        assert_eq!((syn.0.flags, syn.0.mss), (SYN, Some(mss)));
+        let mut far = Tcp::asked(&start(7, mss, now), &syn.0);
+        assert!(emit(&mut far, now).is_empty(), "nothing before the outside has connected");
+        far.connected();
+        let answer = emit(&mut far, now).remove(0);
+        assert_eq!(answer.0.flags, SYN | ACK);
+        hear(&mut near, &answer, now);
+        for sent in emit(&mut near, now) {
+            hear(&mut far, &sent, now);
+        }
+        assert_eq!((near.stage(), far.stage()), (Stage::Open, Stage::Open));
+        Self { near, far, now }
+    }
+
+    /// Carries segments both ways until nothing more comes; those are lost whose number says so.
+    fn settle(&mut self, mut lost: impl FnMut(usize) -> bool) {
+        let (mut number, mut quiet) = (0, 0);
+        while quiet < 3 {
+            let (there, back) = (emit(&mut self.near, self.now), emit(&mut self.far, self.now));
+            quiet = if there.is_empty() && back.is_empty() { quiet + 1 } else { 0 };
+            for sent in there {
+                number += 1;
+                if !lost(number) {
+                    hear(&mut self.far, &sent, self.now);
+                }
+            }
+            for sent in back {
+                number += 1;
+                if !lost(number) {
+                    hear(&mut self.near, &sent, self.now);
+                }
+            }
+            if quiet > 0 {
+                self.now += Duration::from_secs(1);
+                self.near.tick(self.now);
+                self.far.tick(self.now);
+            }
+        }
+    }
+
+    fn put(&mut self, data: &[u8]) -> usize {
+        let count = self.near.space().min(data.len());
+        self.near.fill(count, |buffer| buffer.extend_from_slice(&data[..count]));
+        count
+    }
+
+    fn got(&mut self) -> Vec<u8> {
+        let data = self.far.data().to_vec();
+        self.far.take(data.len());
+        data
+    }
+}
+
+#[test]
+fn data_arrives_whole_whatever_is_lost() {
+    for percent in [0, 1, 5, 20, 40] {
+        let mut pair = Pair::new(1460);
+        let data: Vec<u8> =
+            (0..2_000_000_u32).map(|it| it.to_be_bytes()[1] ^ it.to_be_bytes()[3]).collect();
+        let (mut put, mut got) = (0, Vec::new());
+        let mut dice = 1_u64;
+        let mut lost = move |_| {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (dice >> 33) % 100 < percent
+        };
+        while got.len() < data.len() {
+            put += pair.put(&data[put..]);
+            // Never the same ones, so that some of each come through.
+            pair.settle(&mut lost);
+            assert_eq!(pair.near.stage(), Stage::Open, "with {percent} in 100 lost");
+            got.extend(pair.got());
+        }
+        assert!(got == data, "with {percent} in 100 lost");
+        pair.near.finish();
+        pair.far.finish();
+        pair.settle(|_| false);
+        pair.settle(|_| false);
+        assert!(pair.near.is_done() && pair.far.is_done(), "with {percent} in 100 lost");
+    }
+}
+
+#[test]
+fn a_window_that_closed_is_asked_for_and_opens_again() {
+    let mut pair = Pair::new(1460);
+    let data = vec![5; 4 << 20];
+    let mut put = 0;
+    for _ in 0..20 {
+        put += pair.put(&data[put..]);
+        pair.settle(|_| false);
+    }
+    let held = pair.far.data().len();
+    assert!(held <= 64 << 10 && put - held <= LARGE, "{held} of {put}");
+    // What opens it is lost, and still it is found out.
+    let mut got = pair.got().len();
+    emit(&mut pair.far, pair.now);
+    for _ in 0..60 {
+        pair.now += SLOWEST;
+        pair.near.tick(pair.now);
+        pair.settle(|_| false);
+        got += pair.got().len();
+    }
+    assert_eq!(got, put);
+}
+
+#[test]
+fn a_guest_that_is_gone_is_found_out() {
+    let mut pair = Pair::new(1460);
+    let mut asked = 0;
+    for _ in 0..100 {
+        let Some(due) = pair.near.due() else { break };
+        pair.now = due;
+        pair.near.tick(due);
+        asked += emit(&mut pair.near, due).len();
+    }
+    assert_eq!(pair.near.stage(), Stage::Over);
+    assert!(asked > 5);
+    // One that answers is left alone.
+    for _ in 0..100 {
+        let due = pair.far.due().unwrap();
+        pair.now = due;
+        pair.far.tick(due);
+        let (now, far) = (due, &mut pair.far);
+        let ack = emit(far, now).remove(0).0;
+        let answer = Segment { seq: ack.ack, ack: ack.seq.plus(1), flags: ACK, window: 9, ..ack };
+        far.hear(&answer, now);
+    }
+    assert_eq!(pair.far.stage(), Stage::Open);
+}
+
+#[test]
+fn a_reset_counts_only_where_the_next_byte_would_be() {
+    let mut pair = Pair::new(1460);
+    let (next, ack) = (pair.far.receiver.next, pair.far.sender.next);
+    let reset = |seq| Segment { seq, ack, flags: RST, ..Segment::default() };
+    pair.far.hear(&reset(next.plus(1)), pair.now);
+    assert_eq!(emit(&mut pair.far, pair.now).remove(0).0.flags, ACK, "a challenge");
+    pair.far.hear(&reset(Seq(next.0.wrapping_sub(1))), pair.now);
+    assert!(emit(&mut pair.far, pair.now).is_empty());
+    pair.far.hear(&reset(next), pair.now);
+    assert_eq!(pair.far.stage(), Stage::Over);
+}
+
+#[test]
+fn a_guest_that_forgot_us_is_asked_and_not_believed_at_once() {
+    let mut pair = Pair::new(1460);
+    let syn = Segment { seq: Seq(99), flags: SYN, ..Segment::default() };
+    pair.far.hear(&syn, pair.now);
+    assert_eq!(emit(&mut pair.far, pair.now).remove(0).0.flags, ACK);
+    assert_eq!(pair.far.stage(), Stage::Open);
+}
+
+#[test]
+fn what_is_aborted_is_told_once() {
+    let mut pair = Pair::new(1460);
+    pair.far.abort();
+    let sent = emit(&mut pair.far, pair.now);
+    assert_eq!((sent.len(), sent[0].0.flags), (1, RST | ACK));
+    hear(&mut pair.near, &sent[0], pair.now);
+    assert_eq!((pair.near.stage(), pair.far.stage()), (Stage::Over, Stage::Over));
+}
+
+#[test]
+fn an_end_goes_with_the_last_data() {
+    let mut pair = Pair::new(1460);
+    pair.put(b"all");
+    pair.near.finish();
+    let sent = emit(&mut pair.near, pair.now);
+    assert_eq!((sent.len(), sent[0].0.flags & FIN), (1, FIN));
+    hear(&mut pair.far, &sent[0], pair.now);
+    assert_eq!(pair.got(), b"all");
+    assert!(pair.far.has_ended());
+}
+
+#[test]
+fn what_comes_in_another_order_is_put_in_order() {
+    let mut pair = Pair::new(1460);
+    let data: Vec<u8> = (0..14_600_u32).map(|it| it.to_be_bytes()[3]).collect();
+    pair.put(&data);
+    pair.near.finish();
+    let mut sent = emit(&mut pair.near, pair.now);
+    assert_eq!(sent.len(), 10);
+    sent.reverse();
+    let first = sent.pop().unwrap();
+    for early in &sent {
+        hear(&mut pair.far, early, pair.now);
+    }
+    let told = emit(&mut pair.far, pair.now);
+    assert!(told.len() > 3 && told.iter().all(|it| it.0.ack == first.0.seq), "{told:?}");
+    hear(&mut pair.far, &first, pair.now);
+    assert!(pair.got() == data && pair.far.has_ended());
+}

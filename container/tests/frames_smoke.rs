@@ -1,0 +1,30 @@
+//! The fuzzers of the user-mode network, for as long as a test may take and always the same.
+
+mod hostile_frames;
+
+/// Bytes that are the same for the same seed (splitmix64), more small ones than any.
+fn noise(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed;
+    let byte = std::iter::from_fn(|| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let [choice, byte, ..] = (mixed ^ mixed >> 31).to_le_bytes();
+        Some(if choice < 100 { byte % 16 } else { byte })
+    });
+    byte.take(length).collect()
+}
+
+#[test]
+fn whatever_frames_come_the_network_lives() {
+    for seed in 0..6_000 {
+        hostile_frames::frames(&noise(seed, 4000));
+    }
+}
+
+#[test]
+fn whatever_segments_come_what_arrives_is_what_was_sent() {
+    for seed in 0..20_000 {
+        hostile_frames::segments(&noise(seed, 2000));
+    }
+}

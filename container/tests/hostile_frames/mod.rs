@@ -1,0 +1,256 @@
+//! What a hostile guest may do to the user-mode network: any frames, and any segments of a
+//! connection.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use container::net::dns::Local;
+use container::net::relay::Relay;
+use container::net::resolv::File;
+use container::net::user::lan::{Lan, Pod};
+use container::net::user::network::{Network, Way};
+use container::net::user::packet::{
+    Draft, ETHERNET, Ends, Frame, ICMP, ICMPV6, Packet, TCP, UDP, write_frame,
+};
+use container::net::user::segment::{ACK, FIN, PSH, RST, SYN, Segment, Seq};
+use container::net::user::tcp::buffer::Budget;
+use container::net::user::tcp::{Stage, Start, Tcp};
+use container::settings::Settings;
+use tokio::runtime::Builder;
+use tokio::task::LocalSet;
+
+/// The bytes of a run, and then zeros.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn word(&mut self) -> u16 {
+        u16::from_be_bytes([self.byte(), self.byte()])
+    }
+
+    fn take(&mut self, most: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(most.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+}
+
+fn lan() -> Lan {
+    let v6 = Some("2001:db8:77::5".parse().expect("an address"));
+    let pod = Pod { v4: Some(Ipv4Addr::new(10, 0, 2, 15)), gateway: None, v6 };
+    Lan::new(&Settings::unsaid().network, &pod).expect("addresses")
+}
+
+/// Feeds a network with frames, whole ones with one byte changed here and there, and any bytes.
+/// What would leave this host is not fed.
+pub(crate) fn frames(bytes: &[u8]) {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let lan = lan();
+    let local = Local { gateway: lan.gateway, guest: lan.guest, host: "guest".into() };
+    let network = Rc::new(Network::new(lan, Relay::new(local, File::new("/nowhere")), 64));
+    LocalSet::new().block_on(&runtime, async {
+        network.plug();
+        let mut bytes = Bytes(bytes);
+        while !bytes.0.is_empty() {
+            let frame = frame(&mut bytes, &network.lan);
+            if !leaves(&network, &frame) {
+                network.hear(&frame);
+                tokio::task::yield_now().await;
+            }
+            if !network.link.has_room() {
+                network.unplug();
+                network.plug();
+            }
+        }
+        network.unplug();
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+/// Whether this would become a packet of this host's.
+fn leaves(network: &Network, bytes: &[u8]) -> bool {
+    let Some(frame) = Frame::read(bytes) else { return false };
+    let Some(packet) = Packet::read(frame.kind, frame.payload) else { return false };
+    match network.way(packet.to) {
+        Way::Outside => true,
+        Way::Gateway => {
+            [TCP, UDP].contains(&packet.protocol) && packet.payload.get(2..4) != Some(&[0, 53])
+        }
+        Way::Closed | Way::Nowhere => false,
+    }
+}
+
+/// From the guest, more or less, to us or nowhere.
+fn addresses(bytes: &mut Bytes<'_>, lan: &Lan, kind: u8) -> (IpAddr, IpAddr) {
+    let v6 = lan.v6.expect("there is one");
+    let v4_to = [lan.gateway, Ipv4Addr::BROADCAST, Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED];
+    if kind & 0x40 == 0 {
+        let from = if kind & 0x20 == 0 { lan.guest } else { Ipv4Addr::UNSPECIFIED };
+        (from.into(), v4_to[usize::from(bytes.byte() % 4)].into())
+    } else {
+        let guest = (u128::from(v6.prefix) | 0x77).into();
+        let all = "ff02::2".parse().expect("an address");
+        let v6_to = [v6.gateway, all, "::1".parse().expect("an address"), v6.prefix];
+        (IpAddr::V6(guest), v6_to[usize::from(bytes.byte() % 4)].into())
+    }
+}
+
+fn frame(bytes: &mut Bytes<'_>, lan: &Lan) -> Vec<u8> {
+    let kind = bytes.byte();
+    let mut frame = Vec::new();
+    let guest = [2, 0, 0, 0, 0, 0x77];
+    let cards = (guest, if kind & 0x80 == 0 { lan.mac } else { [0xff; 6] });
+    let addresses = addresses(bytes, lan, kind);
+    let ends = Ends { cards, addresses };
+    let protocol = [TCP, UDP, ICMP, ICMPV6][usize::from(kind & 3)];
+    let (header, checksum) = match kind & 0x1c {
+        0 => {
+            write_frame(&mut frame, cards, bytes.word(), bytes.take(64));
+            return frame.split_off(4);
+        }
+        4 => {
+            let arp = [0, 1, 8, 0, 6, 4, 0, bytes.byte() % 3];
+            let rest = bytes.take(20);
+            write_frame(&mut frame, cards, 0x0806, &[&arp, rest].concat());
+            return frame.split_off(4);
+        }
+        _ => match protocol {
+            TCP => {
+                let flags = bytes.byte();
+                let ports = (4000 + u16::from(bytes.byte() & 3), 53);
+                let mss = (flags & SYN != 0).then(|| bytes.word());
+                let segment = Segment { ports, flags, mss, window: 999, ..Segment::default() };
+                (segment.header().bytes().to_vec(), 16)
+            }
+            UDP => (vec![0, 68, 0, [53, 67][usize::from(bytes.byte() % 2)], 0, 0, 0, 0], 6),
+            _ => (vec![bytes.byte(), 0, 0, 0, bytes.byte(), 0, 0, 1], 2),
+        },
+    };
+    let length = usize::from(bytes.byte());
+    let mut data = bytes.take(length);
+    let mut header = header;
+    if protocol == UDP {
+        let length = u16::try_from(8 + data.len()).expect("it is short");
+        header[4..6].copy_from_slice(&length.to_be_bytes());
+    }
+    if kind & 0x10 != 0 {
+        // In parts.
+        let mtu = 48 + usize::from(bytes.byte());
+        data = bytes.take(512);
+        let draft = Draft { protocol, header: &header, checksum, data };
+        draft.write_in_parts(&mut frame, &ends, (mtu, bytes.word()));
+    } else {
+        Draft { protocol, header: &header, checksum, data }.write(&mut frame, &ends);
+    }
+    let length = usize::try_from(u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]]));
+    frame.truncate(4 + length.expect("it is short"));
+    let mut frame = frame.split_off(4);
+    // Often something is wrong.
+    if kind & 8 != 0 {
+        let at = ETHERNET + usize::from(bytes.byte()) % (frame.len() - ETHERNET);
+        frame[at] = bytes.byte();
+    }
+    frame
+}
+
+/// The byte of a stream at a place.
+fn letter(at: u32) -> u8 {
+    at.wrapping_mul(0x9e37).to_be_bytes()[1]
+}
+
+/// A connection under any segments: what comes out is what the guest sent, in order, and never
+/// more is kept than there is room for.
+pub(crate) fn segments(bytes: &[u8]) {
+    let mut bytes = Bytes(bytes);
+    let (mut now, first) = (Instant::now(), Seq(u32::MAX - 1000));
+    let (mss, budget) = (1400, Budget::default());
+    let start = Start { ports: (80, 4000), first, mss, budget, now };
+    let guest = Seq(u32::MAX - 300);
+    let asks = bytes.byte() & 1 != 0;
+    let syn = Segment {
+        seq: guest,
+        flags: SYN,
+        mss: Some(bytes.word()),
+        scale: Some(bytes.byte()),
+        ..Segment::default()
+    };
+    let mut tcp = if asks { Tcp::asked(&start, &syn) } else { Tcp::asking(&start) };
+    tcp.connected();
+    let (mut taken, mut put) = (0_u32, 0_u32);
+    let mut seen = (guest.plus(1), first);
+    while !bytes.0.is_empty() && tcp.stage() != Stage::Over {
+        match bytes.byte() % 8 {
+            0 => {
+                now += Duration::from_millis(u64::from(bytes.word()));
+                tcp.tick(now);
+            }
+            1 => {
+                let room = tcp.space().min(usize::from(bytes.word()));
+                let fresh: Vec<u8> = (0..room)
+                    .map(|_| {
+                        put = put.wrapping_add(1);
+                        letter(put)
+                    })
+                    .collect();
+                tcp.fill(room, |buffer| buffer.extend(fresh));
+            }
+            2 => {
+                let data = tcp.data();
+                assert!(data.len() <= 1 << 20, "{} bytes wait", data.len());
+                let count = data.len().min(usize::from(bytes.word()));
+                for byte in &data[..count] {
+                    assert_eq!(*byte, letter(taken), "byte {taken}");
+                    taken = taken.wrapping_add(1);
+                }
+                tcp.take(count);
+            }
+            3 if bytes.byte() == 0 => tcp.finish(),
+            _ => hear(&mut tcp, &mut bytes, (guest, seen), now),
+        }
+        let full = bytes.byte() == 7;
+        tcp.emit(now, &mut |segment| {
+            assert!(segment.data.len() <= usize::from(mss));
+            if segment.flags & ACK != 0 {
+                seen.0 = segment.ack;
+            }
+            seen.1 = segment.seq.plus(segment.length());
+            !full
+        });
+    }
+}
+
+/// A segment that makes sense, more or less.
+fn hear(tcp: &mut Tcp, bytes: &mut Bytes<'_>, (guest, seen): (Seq, (Seq, Seq)), now: Instant) {
+    let near = |seq: Seq, by: u8| match by {
+        0..=199 => seq,
+        200..=229 => seq.plus(usize::from(by)),
+        _ => Seq(seq.0.wrapping_sub(u32::from(by))),
+    };
+    let seq = near(seen.0, bytes.byte());
+    let ack = near(seen.1, bytes.byte());
+    let mut flags = ACK | PSH;
+    let odd = bytes.byte();
+    if odd > 230 {
+        flags = [ACK | FIN, RST, RST | ACK, SYN, SYN | ACK, FIN, 0, 0xff][usize::from(odd % 8)];
+    }
+    // Where the stream begins is said once.
+    let seq = if flags & SYN == 0 { seq } else { guest };
+    let offset = seq.0.wrapping_sub(guest.0).wrapping_sub(1);
+    let length = u32::from(bytes.word() % 3000);
+    let data: Vec<u8> = (0..length).map(|it| letter(offset.wrapping_add(it))).collect();
+    let scale = Some(bytes.byte() % 15).filter(|_| flags & SYN != 0);
+    // What a SYN carries is no part of the stream.
+    let data = if flags & SYN == 0 { data } else { Vec::new() };
+    let window = bytes.word();
+    let (ports, mss) = ((4000, 80), None);
+    let segment = Segment { ports, seq, ack, flags, window, mss, scale, data: &data };
+    tcp.hear(&segment, now);
+}

@@ -1,0 +1,90 @@
+//! A guest that says anything to the pod's DHCP and DNS, and resolvers that answer anything.
+
+use std::net::Ipv4Addr;
+
+use container::net::dhcp;
+use container::net::dns::{self, Local, Query, Way};
+use container::net::resolv::Resolv;
+
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+const GUEST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
+const SEARCH: &str = "search win.svc.cluster.local svc.cluster.local\noptions ndots:5\n";
+
+/// Sends a message of a client, whose card is right whatever else is.
+pub(crate) fn dhcp(message: &[u8]) {
+    let config = dhcp::Config {
+        mac: [2, 0, 0, 0, 0, 1],
+        address: GUEST,
+        mask: 24,
+        gateway: GATEWAY,
+        dns: GATEWAY,
+        host: "Windows".into(),
+        search: Resolv::read(SEARCH).search,
+        mtu: Some(1450),
+    };
+    let mut message = message.to_vec();
+    if let Some(start) = message.get_mut(..3) {
+        start.copy_from_slice(&[1, 1, 6]);
+    }
+    if let Some(card) = message.get_mut(28..34) {
+        card.copy_from_slice(&config.mac);
+    }
+    let Some(answer) = dhcp::answer(&config, &message) else { return };
+    assert!([GUEST, Ipv4Addr::BROADCAST].contains(&answer.to));
+    assert!((300..=1472).contains(&answer.payload.len()));
+    assert_eq!(answer.payload[4..8], message[4..8], "it is for this question");
+    assert_eq!(dhcp::answer(&config, &answer.payload), None, "nobody answers answers");
+}
+
+/// Asks a question, to which a resolver answers with the rest of the bytes.
+pub(crate) fn dns(data: &[u8]) {
+    let Some((cut, data)) = data.split_first() else { return };
+    let (message, told) = data.split_at(usize::from(*cut).min(data.len()));
+    let query = match Query::read(message) {
+        Ok(query) => query,
+        Err(refusal) => return no_question(refusal.as_deref()),
+    };
+    let local = Local { gateway: GATEWAY, guest: GUEST, host: "Windows".into() };
+    for answer in
+        [local.answer(&query), Some(query.refuse(dns::Code::Failed))].into_iter().flatten()
+    {
+        assert!(dns::is_answer(message, &answer));
+        assert!(query.fit(answer, Way::Datagram).len() <= 4096);
+    }
+    let resolv = Resolv::read(SEARCH);
+    let names = dns::candidates(&query, &resolv);
+    assert!((1..=1 + resolv.search.len()).contains(&names.len()));
+    for name in names {
+        let Some(sent) = query.forward([7, 9], name.as_deref()) else { continue };
+        // What somebody in between makes of it, with the right id and question.
+        let mut received = sent.clone();
+        received[2] |= 0x80;
+        received.extend(told);
+        for (byte, noise) in received[6..12].iter_mut().zip(told) {
+            *byte = *noise;
+        }
+        assert!(dns::is_answer(&sent, &received));
+        if let Some(answer) = dns::rename(&query, received, name.as_deref()) {
+            assert_eq!(answer[..2], message[..2]);
+            let fit = query.fit(answer, Way::Datagram);
+            assert!(fit.len() <= 4096 && dns::is_answer(message, &fit));
+        }
+        assert!(told.starts_with(&[7, 9]) || !dns::is_answer(&sent, told));
+    }
+}
+
+/// What is no question has an answer without records, or none.
+fn no_question(refusal: Option<&[u8]>) {
+    let Some(refusal) = refusal else { return };
+    assert_eq!(refusal.len(), 12);
+    assert_ne!(dns::code(refusal), dns::Code::Fine);
+    assert_eq!(Query::read(refusal), Err(None), "nobody answers answers");
+}
+
+/// A file with resolvers that says anything.
+pub(crate) fn resolv(text: &[u8]) {
+    let resolv = Resolv::read(&String::from_utf8_lossy(text));
+    assert!(resolv.servers.len() <= 3 && resolv.search.len() <= 32);
+    assert!(resolv.attempts >= 1 && resolv.timeout.as_secs() >= 1);
+    assert!(resolv.search.iter().all(|domain| !domain.is_empty() && domain.is_ascii()));
+}
