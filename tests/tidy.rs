@@ -83,8 +83,8 @@ rules! {
             file("list.txt", "x".repeat(101)),
         ];
     dependencies_are_few: limits::crates,
-        refuses [file("Cargo.lock", "source = \"x\"\n".repeat(146))],
-        accepts [file("Cargo.lock", "source = \"x\"\n".repeat(145))];
+        refuses [file("Cargo.lock", "source = \"x\"\n".repeat(156))],
+        accepts [file("Cargo.lock", "source = \"x\"\n".repeat(155))];
     papers_are_short: limits::papers,
         refuses [file("STYLE.md", "x\n".repeat(151)), file("ARCHITECTURE.md", "x\n".repeat(201))],
         accepts [file("STYLE.md", "x\n".repeat(150)), file("ARCHITECTURE.md", "x\n".repeat(200))];
