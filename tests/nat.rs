@@ -20,6 +20,8 @@ use anyhow::ensure;
 use town::{Town, fails, run, says};
 
 type Test = (&'static str, fn() -> anyhow::Result<()>);
+/// Variables of a pod.
+type Settings<'a> = &'a [(&'a str, &'a str)];
 
 const TESTS: [Test; 5] = [
     ("the_guest_gets_its_address_and_reaches_what_is_outside", reaches_outside),
@@ -245,7 +247,7 @@ fn says_what_is_missing() -> anyhow::Result<()> {
             .map(|error| format!("{error:#}"))
             .unwrap_or_default()
     };
-    let cases: [(&str, &[(&str, &str)], &str); 6] = [
+    let cases: [(&str, Settings, &str); 6] = [
         (
             "setpriv --bounding-set=-net_admin",
             &[],
