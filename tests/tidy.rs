@@ -83,8 +83,8 @@ rules! {
             file("list.txt", "x".repeat(101)),
         ];
     dependencies_are_few: limits::crates,
-        refuses [file("Cargo.lock", "source = \"x\"\n".repeat(153))],
-        accepts [file("Cargo.lock", "source = \"x\"\n".repeat(152))];
+        refuses [file("Cargo.lock", "source = \"x\"\n".repeat(162))],
+        accepts [file("Cargo.lock", "source = \"x\"\n".repeat(161))];
     papers_are_short: limits::papers,
         refuses [file("STYLE.md", "x\n".repeat(151)), file("ARCHITECTURE.md", "x\n".repeat(201))],
         accepts [file("STYLE.md", "x\n".repeat(150)), file("ARCHITECTURE.md", "x\n".repeat(200))];
@@ -220,7 +220,7 @@ rules! {
     a_vcpu_knows_the_bus_alone: direction::vcpu_knows_the_bus,
         refuses [file("vmm/src/vcpu.rs", "use devices::{bus::Bus, platform::serial};")],
         accepts [file("vmm/src/vcpu.rs", "use devices::bus::{self, Bus};")];
-    the_container_uses_three_doors: direction::doors_of_vmm,
+    the_container_uses_four_doors: direction::doors_of_vmm,
         refuses [file("container/src/web.rs", "use vmm::{config, kvm::Vm};")],
         accepts [file("container/src/web.rs", "use vmm::{config::Config, control::Client, web};")];
     every_crate_has_the_lints: direction::lints,

@@ -5,6 +5,7 @@
 
 pub mod dhcp;
 pub mod dns;
+pub mod nat;
 pub mod relay;
 pub mod resolv;
 pub mod user;

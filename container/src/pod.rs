@@ -4,16 +4,18 @@ pub mod child;
 pub mod console;
 pub mod guard;
 pub mod machine;
+pub mod network;
 pub mod room;
 pub mod stop;
 pub mod volume;
 
 use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -24,6 +26,7 @@ use self::child::{Child, News};
 use self::console::Told;
 use self::guard::Guard;
 use self::machine::Parts;
+use self::network::Network;
 use self::room::Room;
 use self::stop::{Budget, Signals};
 use self::volume::{Disk, Volume};
@@ -66,6 +69,8 @@ struct Pod {
     room: Room,
     guard: Guard,
     story: Arc<Story>,
+    /// Where the guest is, once that is known.
+    guest: Arc<OnceLock<IpAddr>>,
 }
 
 async fn live(environment: &Environment) -> anyhow::Result<u8> {
@@ -85,12 +90,17 @@ async fn live(environment: &Environment) -> anyhow::Result<u8> {
         _ => Some(Volume::open(&plan.said.settings)?),
     };
     let guard = Guard::of(&plan, volume.as_ref(), &room)?;
-    let (story, guest) = (Story::new(), Arc::default());
-    let front = Front::new(story.clone(), room.clone(), &plan, Arc::clone(&guest));
-    let pod = Pod { plan, volume, room, guard, story };
+    let (story, guest) = (Story::new(), Arc::<OnceLock<IpAddr>>::default());
+    let front = Front::new(story.clone(), room.clone(), &plan, guest.clone());
+    let pod = Pod { plan, volume, room, guard, story, guest };
     let served = web::open(&pod.plan.said.settings, &pod.guard, front)?.map(tokio::spawn);
     let status = tokio::select! {
-        started = pod.start() => pod.watch(started?, &mut signals).await,
+        started = pod.start() => {
+            let (child, news, network) = started?;
+            let status = pod.watch((child, news), &mut signals).await;
+            network.end().await;
+            status
+        }
         status = signals.next() => Ok(status),
     };
     if let Some(served) = served {
@@ -124,7 +134,7 @@ fn check_kvm(path: &Path) -> anyhow::Result<()> {
 
 impl Pod {
     /// Makes ready what the machine needs, and starts it.
-    async fn start(&self) -> anyhow::Result<(Child, News)> {
+    async fn start(&self) -> anyhow::Result<(Child, News, Network)> {
         let settings = &self.plan.said.settings;
         self.story.step("Preparing the machine…");
         let mut parts = Parts {
@@ -135,6 +145,12 @@ impl Pod {
         if let Some(volume) = &self.volume {
             self.store(volume, &mut parts)?;
         }
+        let processors = self.plan.sizes.processors;
+        let network = Network::make(settings, processors, &self.room, &self.story).await;
+        parts.cable = network.cable(settings)?;
+        if let Some(guest) = network.guest() {
+            self.guest.get_or_init(|| guest);
+        }
         let config = machine::config(&self.plan, &parts)?;
         self.story.enter(Phase::Booting, &format!("Starting {}…", settings.pod.app.0));
         let level = match (settings.pod.trace, settings.pod.debug) {
@@ -143,7 +159,9 @@ impl Pod {
             _ => "info",
         };
         let quiet = settings.machine.serial.is == Serial::None;
-        Child::start(&config, self.room.control(), &self.story, (level, quiet)).await
+        let child = Child::start(&config, self.room.control(), &self.story, (level, quiet));
+        let (child, news) = child.await?;
+        Ok((child, news, network))
     }
 
     /// Disks, media and the firmware's memory.

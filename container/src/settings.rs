@@ -276,8 +276,6 @@ pub struct Network {
     pub mac: Option<Mac>,
     /// The tap.
     pub tap: Interface,
-    /// The bridge.
-    pub bridge: Interface,
     /// The longest packet.
     pub mtu: Option<Within<576, 65521>>,
     /// The guest's card.

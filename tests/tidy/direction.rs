@@ -27,7 +27,7 @@ const OUTSIDE: &[&str] = &[
 const BOTH: &[&str] = &["vmm/src/config.rs", "vmm/src/machine/"];
 
 /// What `container` may name of `vmm`.
-const DOORS: &[&str] = &["vmm::config", "vmm::control", "vmm::web"];
+const DOORS: &[&str] = &["vmm::config", "vmm::control", "vmm::tap", "vmm::web"];
 
 /// A path as it is written, with its `use` groups taken apart.
 struct Path {

@@ -15,7 +15,7 @@ const ERROR_VARIANTS: usize = 9;
 const COLUMNS: usize = 100;
 /// Shell has no formatter, and a command line with its options reads best in one piece.
 const SCRIPT_COLUMNS: usize = 120;
-const CRATES: usize = 152;
+const CRATES: usize = 161;
 
 /// The functions that may be longer: the file, the function, its limit. One, by design.
 const LONGER: &[(&str, &str, usize)] = &[("vmm/src/machine/mod.rs", "build", 90)];

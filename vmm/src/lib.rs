@@ -29,4 +29,5 @@ pub mod status;
 pub mod vcpu;
 pub mod web;
 
+pub use devices::backend::net::tap;
 pub use devices::size;

@@ -44,6 +44,8 @@ pub struct Cable {
     pub mac: Mac,
     /// The longest packet, where that is not the usual one.
     pub mtu: Option<u16>,
+    /// Pairs of its queues.
+    pub pairs: u16,
 }
 
 /// The machine.
@@ -76,6 +78,9 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
         let mut words = format!("virtio-net,to={},mac={}", escaped(&cable.to), cable.mac.show());
         if let Some(mtu) = cable.mtu {
             words.push_str(&format!(",mtu={mtu}"));
+        }
+        if cable.pairs > 1 {
+            words.push_str(&format!(",pairs={}", cable.pairs));
         }
         config.set("device", &words)?;
     }

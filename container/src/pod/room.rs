@@ -47,9 +47,9 @@ impl Room {
         self.0.join("screen.sock")
     }
 
-    /// Where the machine's network cable ends.
-    pub fn cable(&self) -> PathBuf {
-        self.0.join("net.sock")
+    /// The folder itself.
+    pub fn folder(&self) -> &Path {
+        &self.0
     }
 
     /// The password of the screen.

@@ -122,7 +122,8 @@ impl Lan {
         let first = if number == net + 1 { net + 2 } else { net + 1 };
         let gateway = if nowhere { Some(NOWHERE.1) } else { pod.gateway };
         let gateway = gateway.filter(inside).unwrap_or(Ipv4Addr::from(first));
-        let mtu = network.mtu.map_or(MTU, |mtu| u16::try_from(mtu.0).unwrap_or(LONGEST).min(LONGEST));
+        let mtu =
+            network.mtu.map_or(MTU, |mtu| u16::try_from(mtu.0).unwrap_or(LONGEST).min(LONGEST));
         // IPv6 has no links with less (RFC 8200, 5).
         let v6 = pod.v6.filter(|_| mtu >= 1280).map(|address| LanV6 {
             prefix: Ipv6Addr::from(u128::from(address) & (u128::MAX << 64)),

@@ -20,14 +20,16 @@ pub(super) const NETWORK: &[Variable] = variables! {
     /// The name of the tap.
     done "TAP" or "VM_NET_TAP" = "qemu" (network.tap): Network;
     /// The name of the bridge.
-    done "BRIDGE" or "VM_NET_BRIDGE" = "docker" (network.bridge): Network;
+    ignored "BRIDGE" or "VM_NET_BRIDGE" = "docker"
+        => "the tap has the gateway's address itself, and there is no bridge: leave it out";
     /// The longest packet; else that of the pod's interface.
     done "MTU" or "VM_NET_MTU" = "" (network.mtu): Network;
     /// The model of the guest's card.
     translated "ADAPTER" = "virtio-net-pci" (network.adapter): Network;
     /// Ports that stay with the pod and do not go to the guest.
     done "HOST_PORTS" = "" (network.kept): Network;
-    /// Ports that go to the guest in user mode, besides 3389.
+    /// Ports that go to the guest in user mode, besides 3389; with `nat`, where all ports do, those
+    /// that it also has on the pod's loopback, as `kubectl port-forward` wants it.
     done "USER_PORTS" = "" (network.forwarded): Network;
     /// The port of a health check.
     ignored "CHECK_PORT" = "80"

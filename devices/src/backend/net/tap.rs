@@ -331,6 +331,19 @@ impl Tap {
     }
 }
 
+/// Makes an interface for another process, which inherits its queues: one file for each pair. It
+/// goes away with the last of them.
+///
+/// # Errors
+///
+/// When we may not, or it is there already.
+pub fn make(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
+    let found = request(control()?.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
+    ensure!(is_name(name) && !found, "{name} is there already, or no name of an interface");
+    let tap = Tap::open(name, Wish { pairs, mtu: Some(mtu) })?;
+    Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
+}
+
 /// A socket for questions about interfaces.
 fn control() -> anyhow::Result<OwnedFd> {
     rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).context("a socket")

@@ -1,0 +1,259 @@
+//! What is chosen for the guest: addresses of cards and of its network, and the ports that stay
+//! with the pod. The reference image's rules, so that Windows sees the network that it knows.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use anyhow::Context;
+
+use crate::settings::Settings;
+use crate::settings::translate::Display;
+use crate::settings::value::Value as _;
+use crate::settings::words::{Mac, Protocol};
+use crate::status::{Failure, Status};
+
+/// The pod's address in the networks of old installations, which know it by number.
+pub(super) const OLD_GATEWAY: Ipv4Addr = Ipv4Addr::new(20, 20, 20, 1);
+/// The network of that address.
+pub(super) const OLD_MASK: u8 = 24;
+
+/// A block of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    address: Ipv4Addr,
+    mask: u8,
+}
+
+impl Block {
+    pub(super) fn new(address: Ipv4Addr, mask: u8) -> Self {
+        Self { address, mask: mask.min(32) }
+    }
+
+    fn bits(mask: u8) -> u32 {
+        u32::MAX.checked_shl(32 - u32::from(mask)).unwrap_or(0)
+    }
+
+    /// Whether it is less than all addresses.
+    pub(super) fn is_some(self) -> bool {
+        self.mask > 0
+    }
+
+    /// Whether they have an address in common.
+    pub(super) fn meets(self, other: Self) -> bool {
+        let bits = Self::bits(self.mask.min(other.mask));
+        (u32::from(self.address) ^ u32::from(other.address)) & bits == 0
+    }
+}
+
+/// The guest's network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Subnet {
+    pub(super) guest: Ipv4Addr,
+    pub(super) gateway: Ipv4Addr,
+    pub(super) mask: u8,
+}
+
+impl Subnet {
+    /// The guest's address is what is wanted, or made of the pod's; nothing of it may be in use.
+    pub(super) fn choose(
+        wanted: Option<Ipv4Addr>,
+        mask: u8,
+        pod: Ipv4Addr,
+        used: &[Block],
+    ) -> anyhow::Result<Self> {
+        let used: Vec<Block> = used.iter().copied().filter(|block| block.is_some()).collect();
+        let taken = |guest| used.iter().find(|block| block.meets(Block::new(guest, mask)));
+        if let Some(wanted) = wanted {
+            let [a, b, c, last] = wanted.octets();
+            // The first address is the gateway's.
+            let guest = Ipv4Addr::new(a, b, c, if (2..=254).contains(&last) { last } else { 2 });
+            return match taken(guest) {
+                None => Ok(Self::of(guest, mask)),
+                Some(block) => Err(Failure::new(
+                    Status::Network,
+                    format!(
+                        "IP={wanted}: the pod has a route to {}/{} already: choose an address of \
+                         another network, or leave IP out",
+                        block.address, block.mask
+                    ),
+                )),
+            };
+        }
+        let [first, second, third, _] = pod.octets();
+        let start = if (first, second) == (172, 30) { 31 } else { 30 };
+        let guest = (start..=254).chain(30..start).map(|it| Ipv4Addr::new(172, it, third, 2));
+        let guest = guest.into_iter().find(|guest| taken(*guest).is_none());
+        let guest = guest.ok_or_else(|| {
+            Failure::new(
+                Status::Network,
+                format!(
+                    "the pod has routes to all of 172.30.{third}.0 to 172.254.{third}.0: set IP"
+                ),
+            )
+        })?;
+        Ok(Self::of(guest, mask))
+    }
+
+    fn of(guest: Ipv4Addr, mask: u8) -> Self {
+        let [a, b, c, _] = guest.octets();
+        Self { guest, gateway: Ipv4Addr::new(a, b, c, 1), mask }
+    }
+}
+
+/// An address of a card that is made of a text, as `echo TEXT | md5sum` has it.
+fn made_of(text: &str) -> Mac {
+    let md5::Digest(sum) = md5::compute(format!("{text}\n"));
+    Mac([2, sum[0], sum[1], sum[2], sum[3], sum[4]])
+}
+
+/// The gateway's card. By it Windows knows its network again.
+pub(super) fn gateway_mac(guest: Mac) -> Mac {
+    made_of(&guest.show())
+}
+
+/// The guest's card: what is said, what is kept on the volume, or what is made of the pod's name
+/// and kept from now on.
+///
+/// # Errors
+///
+/// When it cannot be kept, or what is kept is none.
+pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
+    if let Some(mac) = settings.network.mac {
+        return Ok(mac);
+    }
+    let name = format!("{}.mac", settings.pod.app.0.to_lowercase());
+    let path = settings.storage.folder.join(name);
+    if let Some(kept) = kept_mac(&path)? {
+        return Ok(kept);
+    }
+    let mac = made_of(host.split('.').next().unwrap_or(host));
+    std::fs::write(&path, format!("{}\n", mac.show())).with_context(|| {
+        format!("{} cannot be written: the guest's card would be another each time", path.display())
+    })?;
+    Ok(mac)
+}
+
+/// What the file says, if there is one with anything in it.
+fn kept_mac(path: &Path) -> anyhow::Result<Option<Mac>> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| path.display().to_string()),
+    };
+    let text: String =
+        text.iter().take(64).filter(|it| it.is_ascii_graphic()).map(|it| char::from(*it)).collect();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let mac = Mac::read(&text).map_err(|error| {
+        let sentence = format!("{}: {error:#}, or remove the file", path.display());
+        Failure::new(Status::Address, sentence)
+    })?;
+    Ok(Some(mac))
+}
+
+/// Ports of the pod that stay with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub(super) tcp: BTreeSet<u16>,
+    pub(super) udp: BTreeSet<u16>,
+}
+
+impl Kept {
+    pub(super) fn of(settings: &Settings) -> Self {
+        let mut kept = Self::default();
+        let screen = &settings.screen;
+        if matches!(screen.display.is, Display::Web | Display::Vnc) {
+            kept.tcp.extend(u16::try_from(screen.vnc_port.0).ok());
+        }
+        if screen.web {
+            kept.tcp.extend(u16::try_from(screen.web_port.0).ok());
+        }
+        for (port, protocol) in &settings.network.kept.0 {
+            match protocol {
+                Protocol::Tcp => kept.tcp.insert(*port),
+                Protocol::Udp => kept.udp.insert(*port),
+            };
+        }
+        kept
+    }
+}
+
+/// Ports of the guest that the pod has on its loopback too: Remote Desktop, and those that are
+/// said.
+pub(super) fn loopback_ports(settings: &Settings, kept: &Kept) -> BTreeSet<u16> {
+    let said = settings.network.forwarded.0.iter();
+    let said = said.filter(|(_, protocol)| *protocol == Protocol::Tcp).map(|(port, _)| *port);
+    said.chain([3389]).filter(|port| !kept.tcp.contains(port)).collect()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn address(text: &str) -> Ipv4Addr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_network_is_the_one_of_the_reference() {
+        let choose = |wanted: Option<&str>, pod: &str, used: &[(&str, u8)]| {
+            let used: Vec<_> =
+                used.iter().map(|(at, mask)| Block::new(address(at), *mask)).collect();
+            Subnet::choose(wanted.map(address), 24, address(pod), &used).map(|it| it.guest)
+        };
+        assert_eq!(choose(None, "10.244.7.9", &[]).unwrap(), address("172.30.7.2"));
+        assert_eq!(choose(None, "172.30.7.9", &[]).unwrap(), address("172.31.7.2"));
+        let used = [("0.0.0.0", 0), ("172.30.0.0", 16), ("172.31.7.128", 25)];
+        assert_eq!(choose(None, "10.244.7.9", &used).unwrap(), address("172.32.7.2"));
+        assert!(choose(None, "10.0.0.1", &[("172.0.0.0", 8)]).is_err());
+        assert_eq!(choose(Some("10.9.8.1"), "10.0.0.1", &[]).unwrap(), address("10.9.8.2"));
+        let error = choose(Some("10.0.0.77"), "10.0.0.1", &[("10.0.0.0", 16)]).unwrap_err();
+        assert!(error.to_string().starts_with("IP=10.0.0.77: "), "{error}");
+        let subnet = Subnet::choose(Some(address("10.9.8.7")), 20, address("10.0.0.1"), &[]);
+        assert_eq!(subnet.unwrap().gateway, address("10.9.8.1"));
+    }
+
+    #[test]
+    fn cards_have_the_addresses_that_the_reference_gave_them() {
+        // `echo windows | md5sum`, and the same of the upper-case address.
+        let guest = made_of("windows");
+        assert_eq!(guest.show(), "02:B4:75:56:AA:E8");
+        assert_eq!(gateway_mac(guest).show(), "02:8A:9B:F3:62:E7");
+    }
+
+    #[test]
+    fn the_card_is_kept_on_the_volume() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut settings = Settings::unsaid();
+        settings.storage.folder = folder.path().to_owned();
+        let file = folder.path().join("windows.mac");
+        let made = guest_mac(&settings, "windows.example.org").unwrap();
+        assert_eq!(made, made_of("windows"));
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{}\n", made.show()));
+        assert_eq!(guest_mac(&settings, "another").unwrap(), made);
+        std::fs::write(&file, "02-11-22-33-44-55\r\n").unwrap();
+        assert_eq!(guest_mac(&settings, "another").unwrap().show(), "02:11:22:33:44:55");
+        std::fs::write(&file, "nonsense").unwrap();
+        let error = guest_mac(&settings, "another").unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Address);
+        settings.network.mac = Some(Mac([2, 0, 0, 0, 0, 9]));
+        assert_eq!(guest_mac(&settings, "another").unwrap(), Mac([2, 0, 0, 0, 0, 9]));
+    }
+
+    #[test]
+    fn what_the_pod_serves_stays_with_it() {
+        let mut settings = Settings::unsaid();
+        let kept = Kept::of(&settings);
+        assert_eq!(kept.tcp, [5900, 8006].into());
+        assert_eq!(loopback_ports(&settings, &kept), [3389].into());
+        settings.network.kept.0 = vec![(3389, Protocol::Tcp), (161, Protocol::Udp)];
+        settings.network.forwarded.0 = vec![(22, Protocol::Tcp), (53, Protocol::Udp)];
+        settings.screen.web = false;
+        settings.screen.display.is = Display::None;
+        let kept = Kept::of(&settings);
+        assert_eq!((&kept.tcp, &kept.udp), (&[3389].into(), &[161].into()));
+        assert_eq!(loopback_ports(&settings, &kept), [22].into());
+    }
+}

@@ -1,0 +1,72 @@
+//! What the process needs for a tap, asked for before anything is made: so that what is missing is
+//! one sentence, and nothing has to be taken back.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+use crate::status::{Failure, Status};
+
+/// linux/capability.h.
+const CAP_NET_ADMIN: u32 = 12;
+/// Where taps come from, and its number.
+const TUN: &str = "/dev/net/tun";
+const NUMBER: (u32, u32) = (10, 200);
+const OTHERWISE: &str = "or say NETWORK=user";
+
+/// Refuses with what is missing.
+pub(super) fn check() -> anyhow::Result<()> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if !has(&status, CAP_NET_ADMIN) {
+        let sentence =
+            format!("NETWORK=nat needs a capability: add --cap-add NET_ADMIN, {OTHERWISE}");
+        return Err(Failure::new(Status::Network, sentence));
+    }
+    if !Path::new(TUN).exists() {
+        make_device();
+    }
+    let Err(error) = OpenOptions::new().read(true).write(true).open(TUN) else { return Ok(()) };
+    let sentence = match error.kind() {
+        io::ErrorKind::NotFound => format!("there is no {TUN}: add --device {TUN}, {OTHERWISE}"),
+        io::ErrorKind::PermissionDenied => format!(
+            "{TUN} cannot be opened: add --device {TUN} (a mounted node alone needs a privileged \
+             container), {OTHERWISE}"
+        ),
+        _ => format!("{TUN}: {error}: load the module `tun` on the host, {OTHERWISE}"),
+    };
+    Err(Failure::new(Status::Network, sentence))
+}
+
+/// Whether a capability is there, by `/proc/self/status`.
+fn has(status: &str, capability: u32) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    set.is_some_and(|set| set >> capability & 1 == 1)
+}
+
+/// Makes the device's node, as the reference does. Whether it may be opened is seen then.
+fn make_device() {
+    let folder = Path::new(TUN).parent().expect("it has one");
+    let mode = Mode::from_raw_mode(0o666);
+    let device = makedev(NUMBER.0, NUMBER.1);
+    let made = fs::create_dir_all(folder)
+        .and_then(|()| Ok(mknodat(CWD, TUN, FileType::CharacterDevice, mode, device)?));
+    if let Err(error) = made {
+        tracing::debug!("{TUN}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_capability_is_a_bit_of_the_effective_set() {
+        let status = "Name:\tx\nCapPrm:\tffffffffffffffff\nCapEff:\t0000000000001000\n";
+        assert!(has(status, CAP_NET_ADMIN));
+        assert!(!has(status, 13));
+        assert!(!has("", CAP_NET_ADMIN));
+    }
+}

@@ -1,0 +1,399 @@
+//! The namespaces of the tests: one that is outside, and pods with a guest behind each.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::UdpSocket;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tempfile::TempDir;
+
+use crate::pod;
+
+/// For what happens at once on a quiet machine.
+const SOON: Duration = Duration::from_secs(30);
+/// Bytes of a file that takes many packets.
+pub(crate) const LARGE: usize = 1 << 20;
+/// The words around a program that make its /proc/sys read-only, as container engines do.
+pub(crate) const READ_ONLY: &str = "sh ro.sh";
+
+const RO_SH: &str = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys\n\
+                     exec \"$@\"\n";
+
+/// What both DHCP clients call: it says what it was told, and does it.
+const LEASE_SH: &str = r#"#!/bin/sh
+if [ -n "$1" ]; then
+  [ "$1" = bound ] || exit 0
+  address=$ip/$mask router=$router
+else
+  case $reason in BOUND|REBOOT|RENEW) ;; *) exit 0 ;; esac
+  address=$new_ip_address/24 router=$new_routers
+fi
+set > "$SAID.new"
+sed -i "s/='\(.*\)'$/=\1/" "$SAID.new"
+ip address replace "$address" dev eth0
+ip route replace default via "$router"
+mv "$SAID.new" "$SAID"
+"#;
+
+const WHO_SH: &str =
+    "#!/bin/sh\nprintf 'Content-Type: text/plain\\r\\n\\r\\n%s\\n' \"$REMOTE_ADDR\"\n";
+
+/// The namespaces, and what runs in them. All of it goes with this value.
+pub(crate) struct Town {
+    folder: TempDir,
+    number: u32,
+    /// Killed in the end, before their namespaces go.
+    programs: RefCell<Vec<Child>>,
+    spaces: RefCell<Vec<String>>,
+}
+
+/// Words of a program in a namespace: what it says.
+pub(crate) fn run(space: &str, words: &str) -> anyhow::Result<String> {
+    let output = within(space, words).output().with_context(|| words.to_owned())?;
+    let [said, complaints] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
+    ensure!(output.status.success(), "{words}: {}: {said}{complaints}", output.status);
+    Ok(said.into_owned())
+}
+
+/// The same for what must not go well.
+pub(crate) fn fails(space: &str, words: &str) -> anyhow::Result<()> {
+    match run(space, words) {
+        Ok(said) => bail!("{words}: goes well: {said}"),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Whether a program says this.
+pub(crate) fn says(space: &str, words: &str, wanted: &str) -> bool {
+    run(space, words).is_ok_and(|said| said.trim() == wanted)
+}
+
+fn within(space: &str, words: &str) -> Command {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", space]).args(arguments(words)).stdin(Stdio::null());
+    command
+}
+
+/// Words apart by blanks; what the sniffer takes as one stays one in its own call.
+fn arguments(words: &str) -> Vec<&str> {
+    words.split(' ').filter(|word| !word.is_empty()).collect()
+}
+
+/// Waits until it is so.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while !is_so() {
+        ensure!(start.elapsed() < SOON, "{what}: not in {SOON:?}");
+        sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+impl Town {
+    /// Outside: a network, a name server, an HTTP server.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let town = Self {
+            folder: TempDir::new()?,
+            number,
+            programs: RefCell::default(),
+            spaces: RefCell::default(),
+        };
+        let folder = town.folder.path();
+        for (name, text) in [("lease.sh", LEASE_SH), ("ro.sh", RO_SH)] {
+            fs::write(folder.join(name), text)?;
+            fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755))?;
+        }
+        let resolv = "nameserver 10.77.0.99\nnameserver 10.77.0.1\n\
+                      search win.svc.cluster.local svc.cluster.local\n\
+                      options ndots:5 timeout:1 attempts:1\n";
+        fs::write(folder.join("resolv.conf"), resolv)?;
+        town.add(&town.ns())?;
+        let outside = town.ns();
+        run(&outside, "ip link add br0 type bridge forward_delay 0")?;
+        run(&outside, "ip address add 10.77.0.1/24 dev br0")?;
+        run(&outside, "ip link set br0 up")?;
+        town.serve(&outside, "10.77.0.1:8080", "outside")?;
+        let long: String = (0..5).fold(String::new(), |mut all, number| {
+            write!(all, ",{number}{}", "x".repeat(200)).ok();
+            all
+        });
+        town.start(
+            &outside,
+            &format!(
+                "dnsmasq --keep-in-foreground --conf-file=/dev/null --no-resolv --no-hosts \
+                 --user=root --pid-file --listen-address=10.77.0.1 --bind-interfaces \
+                 --local=/example/ --local=/cluster.local/ --local=/other/ --local=/arpa/ \
+                 --host-record=www.example,10.77.0.1 --txt-record=long.example{long} \
+                 --host-record=web.other.svc.cluster.local,10.77.0.50"
+            ),
+        )?;
+        until("the name server", || {
+            says(&outside, "dig @10.77.0.1 +short +time=1 +tries=1 www.example", "10.77.0.1")
+        })?;
+        Ok(town)
+    }
+
+    /// The namespace that is outside.
+    pub(crate) fn ns(&self) -> String {
+        format!("transom-nat-{}-{}", std::process::id(), self.number)
+    }
+
+    /// The namespace of a pod.
+    pub(crate) fn pod_ns(&self, last: u8) -> String {
+        format!("{}-pod-{last}", self.ns())
+    }
+
+    fn add(&self, name: &str) -> anyhow::Result<()> {
+        let added = Command::new("ip").args(["netns", "add", name]).output().context("ip")?;
+        let said = String::from_utf8_lossy(&added.stderr);
+        ensure!(added.status.success(), "no namespace, which needs root: {said}");
+        self.spaces.borrow_mut().push(name.to_owned());
+        run(name, "ip link set lo up").map(drop)
+    }
+
+    /// Starts a program that runs until the end.
+    fn start(&self, space: &str, words: &str) -> anyhow::Result<()> {
+        let log = File::create(self.folder.path().join("log"))?;
+        let mut command = within(space, words);
+        command.stdout(log.try_clone()?).stderr(log);
+        self.programs.borrow_mut().push(command.spawn().with_context(|| words.to_owned())?);
+        Ok(())
+    }
+
+    /// An HTTP server whose page is this word.
+    pub(crate) fn serve(&self, space: &str, at: &str, word: &str) -> anyhow::Result<()> {
+        let root = self.folder.path().join(format!("{space}-{word}"));
+        if !root.exists() {
+            fs::create_dir_all(root.join("cgi-bin"))?;
+            fs::write(root.join("index.html"), word)?;
+            fs::write(root.join("large"), vec![b'x'; LARGE])?;
+            fs::write(root.join("cgi-bin/who"), WHO_SH)?;
+            let mode = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(root.join("cgi-bin/who"), mode)?;
+        }
+        self.start(space, &format!("busybox httpd -f -p {at} -h {}", root.display()))?;
+        let port = at.rsplit(':').next().unwrap_or(at);
+        let listens = |space: &str| run(space, "ss -Hltn").unwrap_or_default();
+        let mark = format!(":{port} ");
+        until(&format!("a server at {at}"), || listens(space).contains(&mark))
+    }
+
+    /// A pod with this address, and its network.
+    pub(crate) fn pod(&self, last: u8, settings: &[(&str, &str)]) -> anyhow::Result<Pod<'_>> {
+        self.pod_in(last, "", settings)
+    }
+
+    /// The same with words before the program.
+    pub(crate) fn pod_in(
+        &self,
+        last: u8,
+        around: &str,
+        settings: &[(&str, &str)],
+    ) -> anyhow::Result<Pod<'_>> {
+        let (space, guest) = (self.pod_ns(last), format!("{}-guest-{last}", self.ns()));
+        if !self.spaces.borrow().contains(&space) {
+            self.add(&space)?;
+            self.add(&guest)?;
+            let outside = self.ns();
+            let veth = format!("veth{last} mtu 1450 type veth peer name eth0 mtu 1450");
+            run(&outside, &format!("ip link add {veth} netns {space}"))?;
+            run(&outside, &format!("ip link set veth{last} master br0 up"))?;
+            run(&space, &format!("ip address add 10.77.0.{last}/24 dev eth0"))?;
+            run(&space, "ip link set eth0 up")?;
+            run(&space, "busybox sysctl -q -w net.ipv4.ip_forward=0")?;
+            run(&space, "ip route add default via 10.77.0.1")?;
+        }
+        let volume = self.folder.path().join(format!("volume{last}"));
+        fs::create_dir_all(&volume)?;
+        let around = around.replace("ro.sh", &self.folder.path().join("ro.sh").to_string_lossy());
+        let mut command = within(&space, &around);
+        command.arg(std::env::current_exe()?).arg(pod::WORD).arg(&guest);
+        command.arg(self.folder.path().join("resolv.conf"));
+        command.arg(format!("STORAGE={}", volume.display()));
+        command.args(settings.iter().map(|(name, value)| format!("{name}={value}")));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("its output")?).read_line(&mut line)?;
+        let Some(mac) = line.trim().strip_prefix("ready ") else {
+            let output = child.wait_with_output()?;
+            bail!("{}", String::from_utf8_lossy(&output.stderr));
+        };
+        run(&guest, &format!("ip link set eth0 address {mac}"))?;
+        run(&guest, "ip link set eth0 up")?;
+        Ok(Pod { town: self, last, child, guest })
+    }
+
+    /// What passes outside meanwhile, as tcpdump tells it.
+    pub(crate) fn sniff(
+        &self,
+        filter: &str,
+        meanwhile: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<String> {
+        let mut command = within(&self.ns(), "tcpdump -n -l -U -i br0 -c 1");
+        let mut child =
+            command.arg(filter).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut errors = BufReader::new(child.stderr.take().context("its errors")?);
+        let mut line = String::new();
+        // It says that it listens.
+        while !line.contains("listening on") {
+            line.clear();
+            ensure!(errors.read_line(&mut line)? > 0, "tcpdump ended");
+        }
+        let done = meanwhile();
+        let mut said = String::new();
+        if done.is_err() {
+            child.kill()?;
+        }
+        child.stdout.take().context("its output")?.read_to_string(&mut said)?;
+        child.wait()?;
+        done.map(|()| said)
+    }
+
+    /// Whether a datagram from outside to a port of the pod comes back from the guest.
+    pub(crate) fn echo(&self, pod: &Pod<'_>, port: u16) -> anyhow::Result<bool> {
+        let socket = |space: String, at: String| {
+            let inside = move || {
+                let file = File::open(Path::new("/run/netns").join(space))?;
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+                let socket = UdpSocket::bind(at)?;
+                socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+                anyhow::Ok(socket)
+            };
+            thread::spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let guest = socket(pod.guest_ns(), format!("0.0.0.0:{port}"))?;
+        let outside = socket(self.ns(), "10.77.0.1:0".into())?;
+        outside.send_to(b"hello", format!("10.77.0.{}:{port}", pod.last))?;
+        let mut word = [0; 16];
+        let Ok((length, from)) = guest.recv_from(&mut word) else { return Ok(false) };
+        guest.send_to(&word[..length], from)?;
+        let (length, from) = outside.recv_from(&mut word).context("no datagram comes back")?;
+        ensure!(&word[..length] == b"hello" && from.port() == port, "{from} says {word:?}");
+        Ok(true)
+    }
+}
+
+impl Drop for Town {
+    fn drop(&mut self) {
+        for child in self.programs.borrow_mut().iter_mut() {
+            child.kill().ok();
+            child.wait().ok();
+        }
+        for space in self.spaces.borrow().iter() {
+            Command::new("ip").args(["netns", "del", space]).status().ok();
+        }
+    }
+}
+
+/// A pod whose network is there.
+pub(crate) struct Pod<'a> {
+    town: &'a Town,
+    last: u8,
+    child: Child,
+    guest: String,
+}
+
+impl Pod<'_> {
+    /// The pod's namespace.
+    pub(crate) fn ns(&self) -> String {
+        self.town.pod_ns(self.last)
+    }
+
+    /// The guest's namespace.
+    pub(crate) fn guest_ns(&self) -> String {
+        self.guest.clone()
+    }
+
+    /// Runs a program in the guest: what it says.
+    pub(crate) fn guest(&self, words: &str) -> anyhow::Result<String> {
+        run(&self.guest, words)
+    }
+
+    /// Gets an address with udhcpc: what its script was told.
+    pub(crate) fn lease(&self) -> anyhow::Result<String> {
+        let script = self.town.folder.path().join("lease.sh");
+        let options = "-O search -O mtu -O hostname -O domain -O broadcast -O lease";
+        let words = format!("busybox udhcpc -f -q -n -t 10 -T 1 -i eth0 {options}");
+        self.said(within(&self.guest, &words).arg("-s").arg(script))
+    }
+
+    /// The same with dhclient.
+    pub(crate) fn dhclient(&self) -> anyhow::Result<String> {
+        let folder = self.town.folder.path();
+        let config = "timeout 20;\nrequest subnet-mask, routers, domain-name, \
+                      domain-name-servers, domain-search, interface-mtu, host-name, \
+                      dhcp-lease-time, dhcp-renewal-time, dhcp-rebinding-time;\n";
+        fs::write(folder.join("dhclient.conf"), config)?;
+        let mut command = within(&self.guest, "dhclient -1 -d -4");
+        for (word, name) in
+            [("-cf", "dhclient.conf"), ("-lf", "leases"), ("-pf", "pid"), ("-sf", "lease.sh")]
+        {
+            command.arg(word).arg(folder.join(name));
+        }
+        let said = self.said_file();
+        fs::remove_file(&said).ok();
+        let said_before = said.clone();
+        // It hands on no environment but this.
+        command
+            .arg("-e")
+            .arg(format!("SAID={}", said.display()))
+            .arg("eth0")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut child = command.spawn().context("dhclient")?;
+        let leased = until("dhclient's lease", || said_before.exists());
+        child.kill()?;
+        child.wait()?;
+        leased?;
+        Ok(fs::read_to_string(said)?)
+    }
+
+    fn said_file(&self) -> PathBuf {
+        self.town.folder.path().join(format!("said-{}", self.last))
+    }
+
+    fn said(&self, command: &mut Command) -> anyhow::Result<String> {
+        let file = self.said_file();
+        fs::remove_file(&file).ok();
+        let output = command.env("SAID", &file).output().context("a DHCP client")?;
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        fs::read_to_string(&file).with_context(|| format!("no lease: {complaints}"))
+    }
+
+    /// Ends it as it should be.
+    pub(crate) fn end(&mut self) -> anyhow::Result<()> {
+        drop(self.child.stdin.take());
+        let mut said = String::new();
+        self.child.stderr.take().context("its errors")?.read_to_string(&mut said)?;
+        let status = self.child.wait()?;
+        ensure!(status.success() && said.is_empty(), "{status}: {said}");
+        Ok(())
+    }
+
+    /// Ends it as nobody should.
+    pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Pod<'_> {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
