@@ -364,11 +364,14 @@ mod test {
         for (name, call, _) in FORBIDDEN {
             let ended = child(test, name);
             let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+            if *name == "process" {
+                // The C library lets no signal through meanwhile, and then there is no sentence.
+                assert!(!ended.status.success(), "{name}: {said}");
+                continue;
+            }
             assert_eq!(ended.status.code(), Some(Status::Jail as i32), "{name}: {said}");
-            // A process is made by one of three calls.
             let sentence = format!("the jail forbids system call {call} in thread `inmate`");
-            assert!(said.contains(&sentence) || *name == "process", "{name}: {said}");
-            assert!(said.contains("the jail forbids system call "), "{name}: {said}");
+            assert!(said.contains(&sentence), "{name}: {said}");
         }
     }
 
