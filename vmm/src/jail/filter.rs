@@ -340,7 +340,7 @@ mod test {
             Command::new("/bin/true").status().ok();
         }),
         ("rights", libc::SYS_setresuid, || {
-            let id = rustix::process::getuid();
+            let id = rustix::thread::Uid::from_raw(1);
             rustix::thread::set_thread_res_uid(id, id, id).ok();
         }),
         ("ioctl", libc::SYS_ioctl, || {
@@ -348,8 +348,8 @@ mod test {
             rustix::termios::tcgetpgrp(rustix::stdio::stdin()).ok();
         }),
         ("signal", libc::SYS_kill, || {
-            let parent = rustix::process::getppid().unwrap();
-            rustix::process::test_kill_process(parent).ok();
+            let first = rustix::process::Pid::from_raw(1).unwrap();
+            rustix::process::test_kill_process(first).ok();
         }),
     ];
 
@@ -364,11 +364,14 @@ mod test {
         for (name, call, _) in FORBIDDEN {
             let ended = child(test, name);
             let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+            if *name == "process" {
+                // The C library lets no signal through meanwhile, and then there is no sentence.
+                assert!(!ended.status.success(), "{name}: {said}");
+                continue;
+            }
             assert_eq!(ended.status.code(), Some(Status::Jail as i32), "{name}: {said}");
-            // A process is made by one of three calls.
             let sentence = format!("the jail forbids system call {call} in thread `inmate`");
-            assert!(said.contains(&sentence) || *name == "process", "{name}: {said}");
-            assert!(said.contains("the jail forbids system call "), "{name}: {said}");
+            assert!(said.contains(&sentence), "{name}: {said}");
         }
     }
 
