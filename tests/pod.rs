@@ -65,6 +65,22 @@ fn the_probe_is_seen_and_a_stop_is_in_time() -> Result<()> {
         let answer = pod.get(path)?;
         ensure!(answer.status == status && answer.body.contains(words), "{path}: {answer:?}");
     }
+    // A tap with address translation is what there is where it is allowed.
+    let said = pod.logs()?;
+    ensure!(said.contains("the guest is 172.30."), "{said}");
+    // Whoever breaks out of the machine is nobody.
+    let process = pod.process()?;
+    for line in [
+        "Uid:\t10001\t10001\t10001\t10001",
+        "Gid:\t10001\t10001\t10001\t10001",
+        "CapPrm:\t0000000000000000",
+        "CapEff:\t0000000000000000",
+        "CapBnd:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+    ] {
+        ensure!(process.contains(line), "no {line} in {process}");
+    }
     for (word, status, words) in [("live", 0, "ok"), ("ready", 0, "ok"), ("never", 2, "")] {
         let (ended, said) = pod.run(&["/usr/bin/transom", "probe", word])?;
         ensure!(ended == status && said.trim() == words, "{word}: {ended}: {said}");

@@ -235,6 +235,24 @@ impl Pod {
         }
     }
 
+    /// What the kernel says of the machine's process.
+    pub(crate) fn process(&self) -> Result<String> {
+        let mut inspect =
+            self.engine.podman(&["inspect", "--format", "{{.State.Pid}}", &self.name]);
+        let pid = said(&mut inspect)?.trim().to_owned();
+        let mut children = String::new();
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            children += &fs::read_to_string(task?.path().join("children"))?;
+        }
+        for child in children.split_whitespace() {
+            let status = fs::read_to_string(format!("/proc/{child}/status"))?;
+            if status.starts_with("Name:\tvmm\n") {
+                return Ok(status);
+            }
+        }
+        bail!("none of {children:?} is the machine")
+    }
+
     /// Stops it as an engine does, and tells its status.
     pub(crate) fn stop(&self, seconds: u32) -> Result<i32> {
         said(&mut self.engine.podman(&["stop", "--time", &seconds.to_string(), &self.name]))?;

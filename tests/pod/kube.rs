@@ -65,26 +65,26 @@ impl Host {
         said(&mut self.podman(&["volume", "rm", "--force", "windows-persistent-volume-claim"]))
             .ok();
     }
-
-    /// Asks until the answer has this word.
-    fn until(&self, mut ask: impl FnMut() -> Command, word: &str) -> Result<String> {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let output = ask().output()?;
-            let text = [output.stdout, output.stderr].concat();
-            let text = String::from_utf8_lossy(&text).into_owned();
-            if text.contains(word) {
-                return Ok(text);
-            }
-            ensure!(Instant::now() < end, "no {word} in {text}");
-            thread::sleep(Duration::from_millis(100));
-        }
-    }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+/// Asks until the answer has this word.
+fn until(mut ask: impl FnMut() -> Command, word: &str) -> Result<String> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let output = ask().output()?;
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        if text.contains(word) {
+            return Ok(text);
+        }
+        ensure!(Instant::now() < end, "no {word} in {text}");
+        thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -97,7 +97,7 @@ fn manifests_of_the_reference_image_are_taken_as_they_are() -> Result<()> {
     // As they are: what is missing is said, and the engine starts it again and again.
     let host = Host::new(engine, "11")?;
     let sentence = "mount its ISO as /custom.iso";
-    host.until(|| host.podman(&["logs", CONTAINER]), sentence)?;
+    until(|| host.podman(&["logs", CONTAINER]), sentence)?;
     drop(host);
     let host = Host::new(engine, "probe")?;
     let form = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}";
@@ -110,7 +110,7 @@ fn manifests_of_the_reference_image_are_taken_as_they_are() -> Result<()> {
         let words = [&["curl", "--silent", "--include", "--max-time", "20"][..], more, &[&place]];
         host.space.run(&words.concat())
     };
-    host.until(|| page("/readyz", &[]), "HTTP/1.1 200")?;
+    until(|| page("/readyz", &[]), "HTTP/1.1 200")?;
     let state = said(&mut page("/api/v1/state", &["--user", "ada:a long word"]))?;
     ensure!(state.contains("\"phase\":\"running\""), "{state}");
     Ok(())

@@ -210,7 +210,9 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
     if !runs_here("a_guest_that_ignores_the_power_button_has_its_grace") {
         return;
     }
-    let mut it = Controlled::new(&["--grace", "1", "--cmdline", "then=halt"]);
+    // Without a page the probe does not look at its button.
+    let deaf = ["--display", "none", "--cmdline", "then=halt"];
+    let mut it = Controlled::new(&[&deaf[..], &["--grace", "1"]].concat());
     it.machine.says(LAST, 1).expect("a run");
     let start = Instant::now();
     it.machine.signal(Signal::TERM).expect("a process");
@@ -218,7 +220,7 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
     let took = start.elapsed();
     assert!((1.0..2.0).contains(&took.as_secs_f64()), "{took:?}");
     // A second signal does not wait.
-    let mut it = Controlled::new(&["--grace", "100", "--cmdline", "then=halt"]);
+    let mut it = Controlled::new(&[&deaf[..], &["--grace", "100"]].concat());
     it.machine.says(LAST, 1).expect("a run");
     it.machine.signal(Signal::TERM).expect("a process");
     thread::sleep(Duration::from_millis(50));
