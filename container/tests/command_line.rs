@@ -69,7 +69,18 @@ fn help_names_every_variable_and_wrong_words_are_told() {
     assert!(said(&transom(&[], &[])).contains("transom plan"));
     assert!(said(&transom(&["plan", "--help"], &[])).starts_with("transom plan [--json]"));
     assert!(said(&transom(&["--version"], &[])).starts_with("transom "));
-    for words in [&["pod"][..], &["plan", "x"], &["help", "x"], &["help", "env", "x"]] {
+    let wrong = [
+        &["pods"][..],
+        &["pod", "x"],
+        &["status", "x"],
+        &["probe", "x"],
+        &["shutdown", "--wait", "x"],
+        &["screenshot"],
+        &["plan", "x"],
+        &["help", "x"],
+        &["help", "env", "x"],
+    ];
+    for words in wrong {
         let wrong = transom(words, &[]);
         assert_eq!(wrong.status.code(), Some(2), "{words:?}");
         assert_eq!(complaint(&wrong).lines().count(), 1);

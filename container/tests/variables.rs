@@ -166,6 +166,7 @@ const CASES: &[Case] = cases! {
     "COMPAT" "dockur" => "dockur" not "kubevirt";
     "MONITOR" "stdio" => "transom";
     "QMP" "tcp:0.0.0.0:7149,server,wait=off" => "transom";
+    "LOG_FORMAT" "JSON" => "json" not "xml";
     "DEBUG" "Y" => "Y" not "x";
     "TRACE" "Y" => "Y" not "x";
     "container" "podman" => "podman" not "a\u{7}";

@@ -216,16 +216,16 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
     it.machine.says(LAST, 1).expect("a run");
     let start = Instant::now();
     it.machine.signal(Signal::TERM).expect("a process");
-    assert_eq!(it.machine.wait(Duration::from_secs(3)).expect("an end"), 143);
+    assert_eq!(it.machine.wait(PATIENCE).expect("an end"), 143);
     let took = start.elapsed();
-    assert!((1.0..2.0).contains(&took.as_secs_f64()), "{took:?}");
+    assert!(took >= Duration::from_secs(1), "{took:?}");
     // A second signal does not wait.
     let mut it = Controlled::new(&[&deaf[..], &["--grace", "100"]].concat());
     it.machine.says(LAST, 1).expect("a run");
     it.machine.signal(Signal::TERM).expect("a process");
     thread::sleep(Duration::from_millis(50));
     it.machine.signal(Signal::TERM).expect("a process");
-    assert_eq!(it.machine.wait(Duration::from_secs(1)).expect("an end"), 143);
+    assert_eq!(it.machine.wait(PATIENCE / 4).expect("an end"), 143);
 }
 
 /// There is no guest yet that could be asked, so there is nothing to wait for.

@@ -117,10 +117,8 @@ pub fn enter(options: &Options, machine: &Machine) -> anyhow::Result<Held> {
     }
     let mut held = Held { mode: config.mode, seccomp: config.seccomp, ..Held::default() };
     held.files = config.mode != Mode::Auto && config.landlock == Landlock::On;
-    if held.files {
-        // It cannot be looked at later.
-        Situation::of_this_host();
-    }
+    // It cannot be looked at later.
+    Situation::of_this_host();
     let threads = threads();
     if threads > 1 {
         held.lacks.push(format!("{} threads stay outside: please report it", threads - 1));
