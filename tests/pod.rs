@@ -9,10 +9,12 @@ mod kube;
 mod sight;
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use transom_tests::browser::Browser;
 use transom_tests::print::Picture;
 use transom_tests::program::{PATIENCE, not_run};
@@ -107,6 +109,38 @@ fn a_guest_that_switches_itself_off_ends_the_pod_with_0() -> Result<()> {
     Ok(())
 }
 
+/// Pod Security "restricted", and no file system of its own to write to.
+#[test]
+fn nobody_without_rights_runs_it() -> Result<()> {
+    if !runs_here("the pod") {
+        return Ok(());
+    }
+    let engine = Engine::get()?;
+    let folder = tempfile::tempdir()?;
+    // What a device plugin gives: a device that this user may open.
+    let node = folder.path().join("kvm");
+    let number = fs::metadata("/dev/kvm")?.rdev();
+    let mode = Mode::RUSR | Mode::WUSR | Mode::ROTH | Mode::WOTH;
+    mknodat(CWD, &node, FileType::CharacterDevice, mode, number)?;
+    fs::set_permissions(&node, fs::Permissions::from_mode(0o666))?;
+    let device = format!("{}:/dev/kvm", node.display());
+    let rights = ["--user", "10001:10001", "--cap-drop", "ALL", "--device", &device];
+    let closed = ["--security-opt", "no-new-privileges", "--read-only", "--tmpfs", "/tmp"];
+    let words = ["--env", "VERSION=probe", "--env", "NETWORK=user"];
+    let words = [&rights[..], &closed, &words].concat();
+    let pod = Pod::start_with(engine, "nobody", &words)?;
+    pod.until("/readyz", 200)?;
+    let said = pod.logs()?;
+    ensure!(said.contains("user mode: the guest is 10.99.0.2"), "{said}");
+    let process = pod.process()?;
+    for line in ["Uid:\t10001\t10001", "CapEff:\t0000000000000000", "Seccomp:\t2"] {
+        ensure!(process.contains(line), "no {line} in {process}");
+    }
+    let status = pod.stop(30)?;
+    ensure!(status == 143, "{status}\n{}", pod.logs()?);
+    Ok(())
+}
+
 #[test]
 fn what_is_wrong_is_one_sentence_and_a_status() -> Result<()> {
     if !runs_here("the pod") {
@@ -124,6 +158,9 @@ fn what_is_wrong_is_one_sentence_and_a_status() -> Result<()> {
         let last = said.lines().last().context("no line")?;
         ensure!(last.starts_with("transom: ") && last.contains(sentence), "{words:?}: {said}");
     }
+    let pod = Pod::start_with(engine, "without", &["--env", "VERSION=probe"])?;
+    let (ended, said) = (pod.wait()?, pod.logs()?);
+    ensure!(ended == 88 && said.contains("--device /dev/kvm"), "{ended}: {said}");
     Ok(())
 }
 

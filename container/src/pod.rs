@@ -22,7 +22,7 @@ use anyhow::Context as _;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 
-use self::child::{Child, News};
+use self::child::{Child, Manner, News};
 use self::console::Told;
 use self::guard::Guard;
 use self::machine::Parts;
@@ -158,8 +158,14 @@ impl Pod {
             (_, true) => "debug",
             _ => "info",
         };
-        let quiet = settings.machine.serial.is == Serial::None;
-        let child = Child::start(&config, self.room.control(), &self.story, (level, quiet));
+        let utc = settings.machine.arguments.as_ref().is_some_and(|it| it.utc);
+        let zone = settings.machine.zone.as_ref().map(|zone| zone.0.as_str());
+        let manner = Manner {
+            level,
+            zone: if utc { Some("UTC") } else { zone },
+            quiet: settings.machine.serial.is == Serial::None,
+        };
+        let child = Child::start(&config, self.room.control(), &self.story, manner);
         let (child, news) = child.await?;
         Ok((child, news, network))
     }

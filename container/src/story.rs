@@ -30,8 +30,6 @@ pub enum Phase {
     Running,
     /// It is asked to end.
     Stopping,
-    /// It went wrong.
-    Failed,
 }
 
 /// What is to be said at one moment.

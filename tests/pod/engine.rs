@@ -136,8 +136,14 @@ const OURS: &str = "10.99.0.1";
 const THEIRS: &str = "10.99.0.2";
 
 impl Pod {
-    /// Starts the image with further words of `podman run`.
+    /// Starts the image with further words of `podman run`, and with the rights that a tap needs.
     pub(crate) fn start(engine: &'static Engine, name: &str, words: &[&str]) -> Result<Self> {
+        let rights = ["--device", "/dev/kvm", "--device", "/dev/net/tun", "--cap-add", "NET_ADMIN"];
+        Self::start_with(engine, name, &[&rights, words].concat())
+    }
+
+    /// The same with no rights but those that are said.
+    pub(crate) fn start_with(engine: &'static Engine, name: &str, words: &[&str]) -> Result<Self> {
         let name = format!("transom-{}-{name}", std::process::id());
         let outside = Namespace::make(&format!("{name}-o"))?;
         let inside = Namespace::make(&format!("{name}-i"))?;
@@ -156,7 +162,6 @@ impl Pod {
         let network = format!("ns:/run/netns/{}", pod.inside.name);
         let storage = format!("{}:/storage", pod.volume.path().display());
         let mut run = vec!["run", "--detach", "--name", &pod.name, "--network", &network];
-        run.extend(["--device", "/dev/kvm", "--device", "/dev/net/tun", "--cap-add", "NET_ADMIN"]);
         run.extend(["--volume", &storage]);
         run.extend(words);
         run.push(IMAGE);

@@ -25,12 +25,22 @@ pub struct Child {
     control: PathBuf,
 }
 
+/// How the process goes about its work.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner<'a> {
+    /// What it logs.
+    pub level: &'a str,
+    /// The zone of the guest's clock; that of the container if it is not said.
+    pub zone: Option<&'a str>,
+    /// What the guest says at its serial port is not repeated.
+    pub quiet: bool,
+}
+
 /// What the firmware of the machine tells, each with the last lines at that moment.
 pub type News = mpsc::UnboundedReceiver<(Told, String)>;
 
 impl Child {
-    /// Starts it, to listen at this control socket. What the guest says at its serial port is
-    /// repeated, unless that is to be quiet.
+    /// Starts it, to listen at this control socket.
     ///
     /// # Errors
     ///
@@ -39,15 +49,16 @@ impl Child {
         config: &Config,
         control: PathBuf,
         story: &Arc<Story>,
-        (level, quiet): (&str, bool),
+        manner: Manner<'_>,
     ) -> anyhow::Result<(Self, News)> {
         let program = program();
         let mut process = Command::new(&program)
             .args(["run", "--config", "-"])
             // What the environment says is for us, passwords included.
             .env_clear()
-            .env("VMM_LOG", level)
+            .env("VMM_LOG", manner.level)
             .env("VMM_LOG_FORMAT", "json")
+            .envs(manner.zone.map(|zone| ("TZ", zone)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -63,7 +74,7 @@ impl Child {
         drop(input);
         let (tell, told) = mpsc::unbounded_channel();
         let output = process.stdout.take().context("no standard output")?;
-        tokio::spawn(listen(output, story.clone(), tell, quiet));
+        tokio::spawn(listen(output, story.clone(), tell, manner.quiet));
         let errors = process.stderr.take().context("no standard error")?;
         tokio::spawn(repeat(errors, story.clone()));
         Ok((Self { process, control }, told))

@@ -107,9 +107,15 @@ impl Volume {
     pub fn vars(&self, template: &Path, clear: bool) -> anyhow::Result<PathBuf> {
         let path = self.file("vars");
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
-        let kept = fs::metadata(&path).is_ok_and(|it| it.len() == length);
-        if kept && !clear {
+        let there = fs::metadata(&path).ok().filter(|_| !clear);
+        if there.as_ref().is_some_and(|it| it.len() == length) {
             return Ok(path);
+        }
+        if there.is_some() {
+            let old = self.file("vars.old");
+            let (shown, old_shown) = (path.display(), old.display());
+            tracing::warn!("{shown} is of another firmware: it is {old_shown} from now on");
+            fs::rename(&path, &old).with_context(|| path.display().to_string())?;
         }
         let beside = self.file("vars.new");
         let copied = fs::copy(template, &beside)

@@ -13,12 +13,11 @@ use super::Front;
 use crate::pod::child;
 use crate::story::Phase;
 
-const PHASES: [(Phase, &str); 5] = [
+const PHASES: [(Phase, &str); 4] = [
     (Phase::Preparing, "preparing"),
     (Phase::Booting, "booting"),
     (Phase::Running, "running"),
     (Phase::Stopping, "stopping"),
-    (Phase::Failed, "failed"),
 ];
 
 /// All figures.

@@ -58,12 +58,9 @@ async fn greet(place: SocketAddr) -> std::io::Result<bool> {
     Ok(answer[0] == 3 && answer[5] & 0xf0 == CONFIRM)
 }
 
-/// We live: whoever ends us because we do not answer is right.
-pub(super) async fn health(State(front): State<Arc<Front>>) -> Answer {
-    match front.story.phase() {
-        Phase::Failed => (StatusCode::SERVICE_UNAVAILABLE, "failed\n".into()),
-        _ => (StatusCode::OK, "ok\n".into()),
-    }
+/// We live: whoever ends us because we do not answer is right. What goes wrong ends us anyway.
+pub(super) async fn health() -> &'static str {
+    "ok\n"
 }
 
 /// The guest has started.

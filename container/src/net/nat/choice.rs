@@ -10,6 +10,7 @@ use anyhow::Context;
 use crate::settings::Settings;
 use crate::settings::translate::Display;
 use crate::settings::value::Value as _;
+use crate::settings::version::Version;
 use crate::settings::words::{Mac, Protocol};
 use crate::status::{Failure, Status};
 
@@ -128,6 +129,10 @@ pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
         return Ok(kept);
     }
     let mac = made_of(host.split('.').next().unwrap_or(host));
+    // The probe keeps nothing.
+    if settings.windows.version == Version::Probe {
+        return Ok(mac);
+    }
     std::fs::write(&path, format!("{}\n", mac.show())).with_context(|| {
         format!("{} cannot be written: the guest's card would be another each time", path.display())
     })?;
