@@ -22,6 +22,7 @@ pub use self::smbios::Smbios;
 use crate::jail;
 use crate::keys::layout;
 use crate::keyvalue;
+pub use crate::keyvalue::edits;
 use crate::msr::Unknown;
 use crate::place::Local;
 use crate::rfb::listen;

@@ -344,17 +344,23 @@ fn unlike(what: &str, rest: &str) -> Option<String> {
 /// Near is one edit (a letter more, less, other, or two swapped) in three letters.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let wanted = letters(word);
     let near = |known: &&'a str| {
-        let (edits, length) = (edits(word, known), word.chars().count().max(known.chars().count()));
+        let (edits, length) =
+            (edits(&wanted, &letters(known)), word.chars().count().max(known.chars().count()));
         (edits <= length / 3).then_some((edits, *known))
     };
     known.iter().filter_map(near).min_by_key(|(edits, _)| *edits).map(|(_, known)| known)
 }
 
+/// The letters of a word, whose case does not matter.
+fn letters(word: &str) -> Vec<char> {
+    word.chars().flat_map(char::to_lowercase).collect()
+}
+
 /// Edits between two words, a swap of neighbours being one ("optimal string alignment").
-fn edits(from: &str, to: &str) -> usize {
-    let from: Vec<char> = from.chars().flat_map(char::to_lowercase).collect();
-    let to: Vec<char> = to.chars().flat_map(char::to_lowercase).collect();
+#[must_use]
+pub fn edits(from: &[char], to: &[char]) -> usize {
     let (mut before, mut last) = (Vec::new(), (0..=to.len()).collect::<Vec<_>>());
     for row in 1..=from.len() {
         let mut line = vec![row];
@@ -670,8 +676,8 @@ mod test {
             ("kitten", "sitting", 3),
             ("é", "e", 1),
         ] {
-            assert_eq!(edits(from, to), count, "{from} {to}");
-            assert_eq!(edits(to, from), count, "{to} {from}");
+            assert_eq!(edits(&letters(from), &letters(to)), count, "{from} {to}");
+            assert_eq!(edits(&letters(to), &letters(from)), count, "{to} {from}");
         }
     }
 }

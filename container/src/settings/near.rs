@@ -1,5 +1,7 @@
 //! Which known word somebody may have meant.
 
+use vmm::config::edits;
+
 /// The known word that is nearest, if a slip or two lie between.
 pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let allowed = match word.chars().count() {
@@ -9,30 +11,11 @@ pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
         // Nobody's slip, and its table would be large.
         _ => return None,
     };
-    let measured = known.iter().map(|known| (edits(word, known), *known));
+    let letters = |word: &str| word.chars().collect::<Vec<_>>();
+    let wanted = letters(word);
+    let measured = known.iter().map(|known| (edits(&wanted, &letters(known)), *known));
     let near = measured.filter(|(edits, _)| (1..=allowed).contains(edits));
     near.min_by_key(|(edits, _)| *edits).map(|(_, known)| known)
-}
-
-/// Edits between two words, a swap of neighbours being one ("optimal string alignment").
-fn edits(from: &str, to: &str) -> usize {
-    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
-    let mut before = Vec::new();
-    let mut last: Vec<usize> = (0..=to.len()).collect();
-    for row in 1..=from.len() {
-        let mut line = vec![row];
-        for column in 1..=to.len() {
-            let other = usize::from(from[row - 1] != to[column - 1]);
-            let least = (last[column - 1] + other).min(last[column] + 1).min(line[column - 1] + 1);
-            let swapped = row > 1
-                && column > 1
-                && from[row - 1] == to[column - 2]
-                && from[row - 2] == to[column - 1];
-            line.push(if swapped { least.min(before[column - 2] + 1) } else { least });
-        }
-        before = std::mem::replace(&mut last, line);
-    }
-    last[to.len()]
 }
 
 #[cfg(test)]
