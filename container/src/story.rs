@@ -91,9 +91,11 @@ impl Story {
 
     /// A phase begins.
     pub fn enter(&self, phase: Phase, doing: &str) {
-        self.change(|scene| {
+        self.scene.send_modify(|scene| {
             *scene = Scene { phase, doing: doing.into(), lines: scene.lines, ..Scene::default() };
         });
+        let now = Instant::now();
+        self.told().step = Some((now, now));
         self.tell(doing);
     }
 
@@ -118,7 +120,7 @@ impl Story {
         let took = now.duration_since(began).as_secs();
         let left = u64::from(thousandths > 10 && took > 1)
             * (took * u64::from(1000 - thousandths)).checked_div(thousandths.into()).unwrap_or(0);
-        self.change(|scene| {
+        self.scene.send_modify(|scene| {
             scene.thousandths = Some(thousandths);
             scene.seconds_left = (left > 0).then_some(left);
         });
@@ -146,7 +148,7 @@ impl Story {
             told.count += 1;
             told.count
         };
-        self.change(|scene| scene.lines = count);
+        self.scene.send_modify(|scene| scene.lines = count);
     }
 
     /// The lines after the first so many, as far as they are kept, and how many there were.
@@ -155,15 +157,6 @@ impl Story {
         let new = usize::try_from(told.count.saturating_sub(after)).unwrap_or(usize::MAX);
         let skip = told.lines.len().saturating_sub(new);
         (told.lines.iter().skip(skip).cloned().collect(), told.count)
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Scene)) {
-        let before = self.scene.borrow().doing.clone();
-        self.scene.send_modify(change);
-        if self.scene.borrow().doing != before {
-            let now = Instant::now();
-            self.told().step = Some((now, now));
-        }
     }
 
     fn told(&self) -> std::sync::MutexGuard<'_, Told> {

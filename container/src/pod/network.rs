@@ -1,12 +1,10 @@
 //! The guest's network: what the settings ask for, or the next best that this pod allows.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context as _;
-use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::task::JoinHandle;
 
 use super::machine::Cable;
@@ -84,8 +82,6 @@ impl Network {
             Self::Nat(nat, _) => {
                 let mut to = "fd".to_owned();
                 for queue in nat.queues() {
-                    // The machine's process inherits it.
-                    fcntl_setfd(queue.as_fd(), FdFlags::empty()).context("the tap")?;
                     to.push_str(&format!(":{}", queue.as_raw_fd()));
                 }
                 let pairs = u16::try_from(nat.queues().len())?;
