@@ -69,6 +69,7 @@ registry! {
     "nvme" Nvme: crate::nvme::Config,
     "rtc" Rtc: crate::platform::rtc::Config,
     "serial" Serial: crate::platform::serial::Config,
+    "tpm" Tpm: crate::platform::tpm::Config,
     "usb-keyboard" UsbKeyboard: crate::usb::hid::keyboard::Config,
     "usb-storage" UsbStorage: crate::usb::storage::Config,
     "usb-tablet" UsbTablet: crate::usb::hid::tablet::Config,
@@ -134,6 +135,7 @@ impl Config {
             Self::VirtioBlk(disk) => disk.0.absent = true,
             Self::VirtioScsi(disk) => disk.0.absent = true,
             Self::UsbStorage(disk) => disk.absent = true,
+            Self::Tpm(tpm) => tpm.absent = true,
             _ => {}
         }
     }

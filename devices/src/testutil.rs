@@ -2,6 +2,7 @@
 
 pub mod driver;
 pub mod hostile;
+pub mod swtpm;
 pub mod xhci;
 
 use std::collections::BTreeMap;

@@ -16,6 +16,7 @@ mod mcfg;
 mod node;
 mod script;
 mod table;
+mod tpm2;
 mod waet;
 
 use std::ops::Range;
@@ -25,7 +26,8 @@ use anyhow::{Result, ensure};
 pub use self::dsdt::intx_line;
 pub use self::node::Node;
 use self::script::Layout;
-pub use self::script::{RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables};
+pub use self::script::{RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables, event_log};
+pub use self::tpm2::TPM;
 
 /// The line of the system control interrupt.
 pub const SCI: u8 = 9;
@@ -133,6 +135,9 @@ pub fn tables(platform: &Platform) -> Result<Tables> {
     others.extend(hpet::hpet(platform)?);
     for bytes in others {
         roots.push(layout.table(&bytes, &[])?);
+    }
+    if let Some(bytes) = tpm2::tpm2(platform)? {
+        roots.push(layout.table_with_log(&bytes, tpm2::LOG)?);
     }
     layout.finish(&roots)
 }
@@ -262,6 +267,8 @@ mod test {
         assert!(changed(|n| n.ports = vec![0x80..0x80; 1]).contains("no port at 0x80"));
         assert!(changed(|n| n.memory = vec![0..1 << 33; 1]).contains("not below 4 GiB"));
         assert!(refusal(|p| p.nodes = vec![node("PNP0501"); 36]).contains("36 devices"));
-        assert!(refusal(|p| p.nodes = vec![node("PNP0103")]).contains("without memory"));
+        for hid in ["PNP0103", TPM] {
+            assert!(refusal(|p| p.nodes = vec![node(hid)]).contains("without memory"), "{hid}");
+        }
     }
 }

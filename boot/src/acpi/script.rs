@@ -15,10 +15,18 @@ pub const SCRIPT_FILE: &str = "etc/table-loader";
 pub const TABLES_FILE: &str = "etc/acpi/tables";
 /// The fw_cfg file that holds the RSDP.
 pub const RSDP_FILE: &str = "etc/acpi/rsdp";
+/// The fw_cfg file that is the log of events of a machine with a TPM.
+const LOG_FILE: &str = "etc/tpm/log";
+/// How long that is.
+pub(super) const LOG_LENGTH: u32 = 64 << 10;
 
 /// The FACS must be on a multiple of 64 (ACPI 6.5, 5.2.10); it is the blob's first table.
 const TABLES_ALIGN: u32 = 64;
 const RSDP_ALIGN: u32 = 16;
+/// No table needs it; but whoever maps one likes its integers aligned.
+const ALIGN: usize = 16;
+/// What is not shared with other things of the firmware's.
+const LOG_ALIGN: u32 = 4096;
 
 /// Where the legacy search for the RSDP looks (ACPI 6.5, 5.2.5.1), and where we put it.
 const RSDP_AREA: u64 = 0xE_0000;
@@ -26,11 +34,12 @@ const RSDP_AREA: u64 = 0xE_0000;
 const TABLES_AREA: std::ops::Range<u64> = 0xE_0040..0xF_0000;
 const _: () = assert!(TABLES_AREA.start.is_multiple_of(TABLES_ALIGN as u64));
 
-/// Which of the two blobs.
+/// Which of the blobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Blob {
     Rsdp,
     Tables,
+    Log,
 }
 
 impl Blob {
@@ -38,6 +47,7 @@ impl Blob {
         match self {
             Self::Rsdp => RSDP_FILE,
             Self::Tables => TABLES_FILE,
+            Self::Log => LOG_FILE,
         }
     }
 }
@@ -51,13 +61,22 @@ pub(super) struct Pointer {
     pub(super) size: u8,
 }
 
-/// Something to be done once addresses are known. The same two things that the script can say.
+/// The log of events, still empty: a file beside [`Tables::files`] for a machine with a TPM.
+#[must_use]
+pub fn event_log() -> File {
+    File::new(LOG_FILE, vec![0; LOG_LENGTH as usize])
+}
+
+/// Something to be done once addresses are known. The same things that the script can say.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Adds the address of the tables to the field.
     Pointer { blob: Blob, offset: u32, size: u8 },
     /// Makes the sum of the range 0.
     Checksum { blob: Blob, result: u32, start: u32, length: u32 },
+    /// Fills in where the log of events is: at `offset` of the tables there is its length, and then
+    /// its address. Without firmware nobody keeps one, and there is none.
+    Log { offset: u32 },
 }
 
 /// The Root System Description Pointer (ACPI 6.5, 5.2.5.3), 36 bytes.
@@ -101,8 +120,7 @@ impl Layout {
     /// Puts a table behind the others. `pointers` are its fields that already hold another table's
     /// place in the blob.
     pub(super) fn table(&mut self, bytes: &[u8], pointers: &[Pointer]) -> Result<u32> {
-        // No table needs it; but whoever maps one likes its integers aligned.
-        self.tables.resize(self.tables.len().next_multiple_of(16), 0);
+        self.tables.resize(self.tables.len().next_multiple_of(ALIGN), 0);
         let start = offset(self.tables.len())?;
         let length = offset(bytes.len())?;
         for pointer in pointers {
@@ -114,6 +132,13 @@ impl Layout {
         self.tables.extend(bytes);
         offset(self.tables.len())?;
         Ok(start)
+    }
+
+    /// The same for one that tells of the log of events: its length in `field`, then its address.
+    pub(super) fn table_with_log(&mut self, bytes: &[u8], field: usize) -> Result<u32> {
+        let start = self.tables.len().next_multiple_of(ALIGN);
+        self.steps.push(Step::Log { offset: offset(start + field)? });
+        self.table(bytes, &[])
     }
 
     /// Adds the RSDT and XSDT that point to `roots`, and the RSDP that points to them.
@@ -163,7 +188,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// The three fw_cfg files. The firmware carries the script out.
+    /// The three fw_cfg files that change; the fourth is [`event_log`]. The firmware carries the
+    /// script out.
     ///
     /// How long the script is does not depend on any address, only on which tables there are; so a
     /// directory that was read before the addresses were known stays right about it.
@@ -172,6 +198,9 @@ impl Tables {
         let mut script = Vec::new();
         script.extend(allocate(Blob::Rsdp, RSDP_ALIGN, Zone::Fseg));
         script.extend(allocate(Blob::Tables, TABLES_ALIGN, Zone::High));
+        if self.steps.iter().any(|step| matches!(step, Step::Log { .. })) {
+            script.extend(allocate(Blob::Log, LOG_ALIGN, Zone::High));
+        }
         script.extend(self.steps.iter().flat_map(|step| step.command()));
         [
             File::new(TABLES_FILE, self.tables.clone()),
@@ -198,10 +227,7 @@ impl Tables {
         let mut rsdp = self.rsdp.clone();
         let mut tables = self.tables.clone();
         for step in &self.steps {
-            let bytes = match step.blob() {
-                Blob::Rsdp => &mut rsdp,
-                Blob::Tables => &mut tables,
-            };
+            let bytes = if step.is_of_rsdp() { &mut rsdp } else { &mut tables };
             step.carry_out(bytes, TABLES_AREA.start);
         }
         Ok((vec![(RSDP_AREA, rsdp), (TABLES_AREA.start, tables)], RSDP_AREA))
@@ -209,9 +235,10 @@ impl Tables {
 }
 
 impl Step {
-    fn blob(self) -> Blob {
+    fn is_of_rsdp(self) -> bool {
         match self {
-            Self::Pointer { blob, .. } | Self::Checksum { blob, .. } => blob,
+            Self::Pointer { blob, .. } | Self::Checksum { blob, .. } => blob == Blob::Rsdp,
+            Self::Log { .. } => false,
         }
     }
 
@@ -229,19 +256,15 @@ impl Step {
                 let sum = table::sum(&bytes[start as usize..][..length as usize]);
                 bytes[result as usize] = bytes[result as usize].wrapping_sub(sum);
             }
+            Self::Log { offset } => bytes[offset as usize..][..4 + 8].fill(0),
         }
     }
 
     /// The step as the script says it.
     fn command(self) -> [u8; COMMAND] {
         match self {
-            Self::Pointer { blob, offset, size } => {
-                let mut payload = name(blob).to_vec();
-                payload.extend(name(Blob::Tables));
-                payload.extend(offset.to_le_bytes());
-                payload.push(size);
-                command(ADD_POINTER, &payload)
-            }
+            Self::Pointer { blob, offset, size } => add_pointer(blob, offset, size, Blob::Tables),
+            Self::Log { offset } => add_pointer(Blob::Tables, offset + 4, 8, Blob::Log),
             Self::Checksum { blob, result, start, length } => {
                 let mut payload = name(blob).to_vec();
                 payload.extend([result, start, length].iter().flat_map(|v| v.to_le_bytes()));
@@ -270,6 +293,15 @@ fn allocate(blob: Blob, align: u32, zone: Zone) -> [u8; COMMAND] {
     payload.extend(align.to_le_bytes());
     payload.push(zone as u8);
     command(ALLOCATE, &payload)
+}
+
+/// Adds the address of a blob to a field.
+fn add_pointer(blob: Blob, offset: u32, size: u8, to: Blob) -> [u8; COMMAND] {
+    let mut payload = name(blob).to_vec();
+    payload.extend(name(to));
+    payload.extend(offset.to_le_bytes());
+    payload.push(size);
+    command(ADD_POINTER, &payload)
 }
 
 fn command(kind: u32, payload: &[u8]) -> [u8; COMMAND] {

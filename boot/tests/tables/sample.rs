@@ -1,6 +1,7 @@
-//! Two machines that the tests describe: a small one, and one with all that there is.
+//! Machines that the tests describe: a small one, one with much that there is, one with a TPM.
 
 use boot::acpi::{self, Cpu, Node, Platform, Tables};
+use boot::fw_cfg::File;
 use boot::layout::{self, Ram};
 use boot::smbios::{Processors, Smbios};
 
@@ -23,11 +24,24 @@ impl Sample {
     pub(crate) fn tables(&self) -> Tables {
         acpi::tables(&self.platform).unwrap()
     }
+
+    /// The files that firmware gets for them.
+    pub(crate) fn files(&self) -> Vec<File> {
+        let mut files = self.tables().files().to_vec();
+        if self.has_tpm() {
+            files.push(acpi::event_log());
+        }
+        files
+    }
+
+    pub(crate) fn has_tpm(&self) -> bool {
+        self.platform.nodes.iter().any(|node| node.hid == acpi::TPM)
+    }
 }
 
 /// One processor and 256 MiB, under firmware of 2022; eight processors, 5 GiB and an HPET, under
-/// firmware of 2025.
-pub(crate) fn samples() -> [Sample; 2] {
+/// firmware of 2025; the first with a TPM.
+pub(crate) fn samples() -> [Sample; 3] {
     let mut large = sample("8cpu-5g-hpet", 8, 5120 * MIB, &layout::PCIEXBAR);
     large.platform.nodes.push(Node {
         hid: "PNP0103".into(),
@@ -36,7 +50,14 @@ pub(crate) fn samples() -> [Sample; 2] {
         ..Node::default()
     });
     large.platform.nodes.push(isa("PNP0501", 0x2F8..0x300, &[3]));
-    [sample("1cpu-256m", 1, 256 * MIB, &(0xB000_0000..0xC000_0000)), large]
+    let small = |name| sample(name, 1, 256 * MIB, &(0xB000_0000..0xC000_0000));
+    let mut trusted = small("1cpu-256m-tpm");
+    trusted.platform.nodes.push(Node {
+        hid: acpi::TPM.into(),
+        memory: vec![0xFED4_0000..0xFED4_1000; 1],
+        ..Node::default()
+    });
+    [small("1cpu-256m"), large, trusted]
 }
 
 fn sample(name: &'static str, cpus: u16, memory: u64, pcie: &std::ops::Range<u64>) -> Sample {

@@ -5,3 +5,4 @@ pub mod disk;
 pub mod lock;
 pub mod net;
 pub mod stream;
+pub mod swtpm;

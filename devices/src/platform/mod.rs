@@ -8,3 +8,4 @@ pub mod i8042;
 pub(crate) mod pm;
 pub mod rtc;
 pub mod serial;
+pub mod tpm;

@@ -151,6 +151,15 @@ impl Hub {
         ports.chain(state.waiting.iter().cloned()).map(|it| it.name.clone()).collect()
     }
 
+    /// Where a device is: its controller, in the order in which they came, and its port there.
+    pub fn port(&self, name: &str) -> Option<(usize, usize)> {
+        let at = |root: &Arc<Root>| {
+            root.ports().iter().position(|it| it.as_ref().is_some_and(|it| it.name == name))
+        };
+        let state = self.state();
+        (0..).zip(&state.roots).find_map(|(controller, root)| Some((controller, at(root)?)))
+    }
+
     /// Once all devices of a machine are built: that each has its port.
     ///
     /// # Errors

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use devices::backend::swtpm::NO_SESSIONS;
 use devices::registry::Config;
-use devices::testutil::Bench;
+use devices::testutil::{Bench, swtpm};
 use serde_json::{Value, json};
 
 /// Fields that a kind cannot do without, and how to make what they name in a folder.
@@ -13,6 +14,7 @@ type Fields = fn(&Path) -> Value;
 const MINIMAL: &[(&str, Fields)] = &[
     ("flash", flash),
     ("nvme", disk),
+    ("tpm", tpm),
     ("usb-storage", disk),
     ("virtio-blk", disk),
     ("virtio-scsi", disk),
@@ -41,6 +43,15 @@ fn disk(folder: &Path) -> Value {
     let path = folder.join("disk");
     let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     file.unwrap().set_len(1 << 20).unwrap();
+    json!({ "path": path })
+}
+
+/// A TPM that is there once, for all machines of a test.
+fn tpm(folder: &Path) -> Value {
+    let path = folder.join("swtpm");
+    if !path.exists() {
+        swtpm::listen(&path, NO_SESSIONS);
+    }
     json!({ "path": path })
 }
 

@@ -33,6 +33,9 @@ pub struct Config {
     /// raw, never by what is in it: that is the guest's to write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<Format>,
+    /// It is at least so long: a shorter one grows when the machine is switched on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
     /// The guest cannot write; several machines may read one disk so.
     #[serde(default)]
     pub readonly: bool,
@@ -142,6 +145,7 @@ impl Config {
         Self {
             path: path.into(),
             format: None,
+            size: None,
             readonly: false,
             direct: Direct::default(),
             sector: Sector::default(),
@@ -248,6 +252,9 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
             }
         }
     };
+    if let Some(size) = config.size.filter(|size| size.0 > image.geometry().size) {
+        image.grow(Some(size.0)).with_context(|| format!("{name}: size={size}"))?;
+    }
     let image: Arc<dyn Image> = if config.is_read_only() {
         image
     } else {

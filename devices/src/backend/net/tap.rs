@@ -344,6 +344,16 @@ pub fn make(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
     Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
 }
 
+/// Opens a macvtap's device for another process, which inherits its queues: one file for each pair.
+///
+/// # Errors
+///
+/// When we may not, or it is something else.
+pub fn open(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
+    let tap = Tap::open_device(path, Wish { pairs, mtu: None })?;
+    Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
+}
+
 /// A socket for questions about interfaces.
 fn control() -> anyhow::Result<OwnedFd> {
     rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).context("a socket")

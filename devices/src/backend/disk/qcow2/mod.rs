@@ -554,6 +554,7 @@ mod test {
     use super::super::rehearsal::{check, create, patient, qemu_img};
     use super::super::{Fault, Image, Operation, open as open_disk};
     use super::*;
+    use crate::size::Size;
     use crate::testutil::hostile::Noise;
 
     fn refusal(path: &Path) -> String {
@@ -725,6 +726,12 @@ mod test {
         assert_eq!(disk.geometry().size, 9 << 20);
         assert_eq!(Driver::new(&disk).read((9 << 20) - 512, 512).unwrap(), [2; 512]);
         drop(disk);
+        // At the start, too; and what is longer stays so.
+        for (said, is) in [(10 << 20, 10 << 20), (1 << 20, 10 << 20)] {
+            let config = Config { size: Some(Size(said)), ..Config::new(&path) };
+            assert_eq!(open_disk(&config, None).unwrap().geometry().size, is);
+        }
+        check(&path);
         create(&path, &["-o", "cluster_size=512"], "1M");
         let disk = open_disk(&Config::new(&path), None).unwrap();
         let said = format!("{:#}", disk.grow(Some(9 << 20)).unwrap_err());

@@ -1,0 +1,558 @@
+//! A TPM 2.0 as the guest sees it: locality 0 of the Command Response Buffer interface (TCG PC
+//! Client Platform TPM Profile 1.05, 6.5), as ACPI's `MSFT0101`. The TPM itself is behind a socket.
+//!
+//! A command is in the buffer when the guest writes START, and START reads as 1 until the response
+//! is there in its place. A thread does the waiting: no processor waits for the TPM.
+//!
+//! Threats: the guest writes any bytes and any length, and starts at any time, also while a command
+//! is carried out. One command at a time is copied out, of a length that is checked; what is
+//! written meanwhile is dropped. Nothing that it writes is read here but the length.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context;
+use rustix::event::{EventfdFlags, eventfd};
+use serde::{Deserialize, Serialize};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::backend::swtpm::{self, BUFFER, NO_SESSIONS, Swtpm};
+use crate::bytes::Bytes;
+use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::worker::Worker;
+
+/// `--device tpm,path=PATH`
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The control socket of a swtpm that runs, as in `swtpm socket --tpm2 --tpmstate dir=DIR
+    /// --ctrl type=unixio,path=PATH`. It ends with the machine.
+    pub path: PathBuf,
+    /// The machine is only looked at: nobody need be there.
+    #[serde(skip)]
+    pub(crate) absent: bool,
+}
+
+/// Where PCs have it (PTP 6.2): locality 0.
+const BASE: u64 = 0xfed4_0000;
+const LENGTH: u64 = 0x1000;
+
+/// PTP 6.5.3.1: bit 0 no D-RTM was established, bit 1 a locality has it, bit 7 the rest is valid.
+const LOC_STATE: u64 = 0x00;
+const LOC_STATE_UNASSIGNED: u32 = 0x81;
+const LOC_STATE_ASSIGNED: u32 = 1 << 1;
+/// PTP 6.5.3.2
+const LOC_CTRL: u64 = 0x08;
+const LOC_CTRL_REQUEST: u8 = 1;
+const LOC_CTRL_RELINQUISH: u8 = 1 << 1;
+/// PTP 6.5.3.3: bit 0 granted.
+const LOC_STS: u64 = 0x0c;
+/// PTP 6.5.3.4: type CRB, version 1, transfers of 64 bits, CRB alone there and selected.
+const INTERFACE_ID: u64 = 0x30;
+const INTERFACE_ID_VALUE: u32 = 0x0002_5811;
+/// The other half of it: vendor and device, IBM's as libtpms says.
+const VENDOR_ID: u64 = 0x34;
+const VENDOR_ID_VALUE: u32 = 0x1014;
+/// PTP 6.5.3.5: both bits read as 0, since both are done at once.
+const CTRL_REQ: u64 = 0x40;
+const CTRL_REQ_COMMAND_READY: u8 = 1;
+const CTRL_REQ_GO_IDLE: u8 = 1 << 1;
+/// PTP 6.5.3.6
+const CTRL_STS: u64 = 0x44;
+const CTRL_STS_FATAL: u32 = 1;
+const CTRL_STS_IDLE: u32 = 1 << 1;
+/// PTP 6.5.3.7
+const CTRL_CANCEL: u64 = 0x48;
+/// PTP 6.5.3.8
+const CTRL_START: u64 = 0x4c;
+/// PTP 6.5.3.10 and following: where the buffer is, for commands and for responses. One that moves
+/// or is made smaller is nothing that anybody needs, so these cannot be written.
+const CTRL_CMD_SIZE: u64 = 0x58;
+const CTRL_CMD_LADDR: u64 = 0x5c;
+const CTRL_RSP_SIZE: u64 = 0x64;
+const CTRL_RSP_ADDR: u64 = 0x68;
+const DATA_BUFFER: u64 = 0x80;
+const _: () = assert!(DATA_BUFFER + BUFFER as u64 == LENGTH);
+
+/// TPM 2.0 Library, Part 2, 6.6.3: what a TPM in failure mode answers.
+const TPM_RC_FAILURE: u32 = 0x101;
+const TPM_RC_COMMAND_SIZE: u32 = 0x142;
+
+impl Build for Config {
+    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+        place.claim(Kind::Memory, BASE..BASE + LENGTH)?;
+        place.acpi("MSFT0101");
+        let swtpm = if self.absent { None } else { Some(Swtpm::connect(&self.path)?) };
+        let cancel = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        Ok(Box::new(Tpm {
+            registers: Registers::default(),
+            desk: Arc::default(),
+            bell: Arc::new(EventFd::new(EFD_NONBLOCK).context("an event for the TPM")?),
+            cancel: Arc::new(cancel.context("an event for the TPM")?),
+            broken: swtpm.is_none(),
+            swtpm,
+            worker: None,
+        }))
+    }
+}
+
+/// At power-on the TPM is idle, and no locality has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Registers {
+    granted: bool,
+    ready: bool,
+    started: bool,
+    buffer: Bytes<BUFFER>,
+}
+
+/// What lies between the processors and the thread.
+#[derive(Default)]
+struct Desk {
+    power_on: bool,
+    command: Option<Vec<u8>>,
+    response: Option<Vec<u8>>,
+    broken: bool,
+}
+
+struct Tpm {
+    registers: Registers,
+    desk: Arc<Mutex<Desk>>,
+    /// Rings when there is something to do.
+    bell: Arc<EventFd>,
+    /// Ends the command that is carried out.
+    cancel: Arc<OwnedFd>,
+    broken: bool,
+    /// While no thread has it. None for good in a machine that is only looked at.
+    swtpm: Option<Swtpm>,
+    worker: Option<Worker<Swtpm>>,
+}
+
+/// A response that is only an error.
+fn error(code: u32) -> Vec<u8> {
+    let size = u32::try_from(swtpm::HEADER).expect("it is 10");
+    [&NO_SESSIONS.to_be_bytes()[..], &size.to_be_bytes(), &code.to_be_bytes()].concat()
+}
+
+/// Does what lies on the desk, on the thread.
+fn serve(swtpm: &mut Swtpm, desk: &Mutex<Desk>, cancel: &OwnedFd) {
+    let (power_on, command) = {
+        let mut desk = desk.lock().expect("no TPM panicked");
+        (std::mem::take(&mut desk.power_on), desk.command.take())
+    };
+    if power_on {
+        swtpm.power_on();
+    }
+    let response =
+        command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
+    let mut desk = desk.lock().expect("no TPM panicked");
+    desk.broken = swtpm.is_broken();
+    if response.is_some() {
+        desk.response = response;
+    }
+}
+
+impl Tpm {
+    /// Takes the response, if it is there.
+    fn collect(&mut self) {
+        if self.swtpm.is_none() && self.worker.is_none() {
+            return;
+        }
+        let mut desk = self.desk.lock().expect("no TPM panicked");
+        self.broken = desk.broken;
+        let response = desk.response.take();
+        drop(desk);
+        if let Some(response) = response {
+            self.respond(&response);
+        }
+    }
+
+    fn respond(&mut self, response: &[u8]) {
+        let room = self.registers.buffer.iter_mut();
+        room.zip(response).for_each(|(to, from)| *to = *from);
+        self.registers.started = false;
+    }
+
+    /// Has the command in the buffer carried out.
+    fn start(&mut self) {
+        self.registers.started = true;
+        let Ok(size) = swtpm::size(&self.registers.buffer[..]) else {
+            return self.respond(&error(TPM_RC_COMMAND_SIZE));
+        };
+        if self.worker.is_none() {
+            return self.respond(&error(TPM_RC_FAILURE));
+        }
+        // What was to be cancelled was the command before.
+        rustix::io::read(&*self.cancel, &mut [0; 8]).ok();
+        let command = self.registers.buffer[..size].to_vec();
+        self.desk.lock().expect("no TPM panicked").command = Some(command);
+        self.ring();
+    }
+
+    fn ring(&self) {
+        self.bell.write(1).expect("an eventfd takes a 1");
+    }
+
+    fn cancel(&self) {
+        // Full only after 2^64 others, which would do as well.
+        rustix::io::write(&*self.cancel, &1_u64.to_ne_bytes()).ok();
+    }
+
+    fn register(&self, offset: u64) -> u32 {
+        let Registers { granted, ready, started, .. } = self.registers;
+        let flag = |is: bool, bit: u32| if is { bit } else { 0 };
+        match offset {
+            LOC_STATE => LOC_STATE_UNASSIGNED | flag(granted, LOC_STATE_ASSIGNED),
+            LOC_STS => flag(granted, 1),
+            INTERFACE_ID => INTERFACE_ID_VALUE,
+            VENDOR_ID => VENDOR_ID_VALUE,
+            CTRL_STS => flag(self.broken, CTRL_STS_FATAL) | flag(!ready, CTRL_STS_IDLE),
+            CTRL_START => flag(started, 1),
+            CTRL_CMD_SIZE | CTRL_RSP_SIZE => u32::try_from(BUFFER).unwrap_or(0),
+            CTRL_CMD_LADDR | CTRL_RSP_ADDR => u32::try_from(BASE + DATA_BUFFER).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    fn byte(&self, offset: u64) -> u8 {
+        let shift = 8 * (offset % 4);
+        u8::try_from(self.register(offset - offset % 4) >> shift & 0xff).unwrap_or(0)
+    }
+
+    /// All bits that do something are in the lowest byte of their register.
+    fn command(&mut self, offset: u64, byte: u8) {
+        match offset {
+            LOC_CTRL if byte & LOC_CTRL_RELINQUISH != 0 => self.registers.granted = false,
+            LOC_CTRL if byte & LOC_CTRL_REQUEST != 0 => self.registers.granted = true,
+            CTRL_REQ if self.registers.started => {}
+            CTRL_REQ if byte & CTRL_REQ_COMMAND_READY != 0 => self.registers.ready = true,
+            CTRL_REQ if byte & CTRL_REQ_GO_IDLE != 0 => self.registers.ready = false,
+            CTRL_CANCEL if byte & 1 != 0 && self.registers.started => self.cancel(),
+            CTRL_START if byte & 1 != 0 && self.registers.granted && !self.registers.started => {
+                self.start();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Which byte of the buffer is meant.
+fn in_buffer(offset: u64) -> Option<usize> {
+    usize::try_from(offset.checked_sub(DATA_BUFFER)?).ok()
+}
+
+impl Device for Tpm {
+    fn read(&mut self, _: Region, offset: u64, data: &mut [u8]) -> Access {
+        self.collect();
+        // Windows reads bytes, Linux four of them, and others eight.
+        for (offset, byte) in (offset..).zip(data) {
+            *byte = match in_buffer(offset) {
+                Some(at) => self.registers.buffer.get(at).copied().unwrap_or(0),
+                None => self.byte(offset),
+            };
+        }
+        Access::Done
+    }
+
+    fn write(&mut self, _: Region, offset: u64, data: &[u8]) -> Access {
+        self.collect();
+        for (offset, byte) in (offset..).zip(data) {
+            match in_buffer(offset) {
+                // It is the TPM's while it works.
+                Some(_) if self.registers.started => {}
+                Some(at) => {
+                    if let Some(to) = self.registers.buffer.get_mut(at) {
+                        *to = *byte;
+                    }
+                }
+                None => self.command(offset, *byte),
+            }
+        }
+        Access::Done
+    }
+
+    fn park(&mut self) -> Saved {
+        if let Some(worker) = self.worker.take() {
+            // Nobody waits for a long command: a driver gives one that was cancelled again.
+            self.cancel();
+            self.swtpm = Some(worker.stop());
+            self.collect();
+        }
+        Saved::of(&Some(&self.registers))
+    }
+
+    fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
+        let saved: Option<Registers> = saved.take()?;
+        let power_on = saved.is_none();
+        self.registers = saved.unwrap_or_default();
+        if let Some(swtpm) = self.swtpm.take() {
+            let broken = swtpm.is_broken();
+            let mut desk = self.desk.lock().expect("no TPM panicked");
+            // One that was not begun when the device was parked is still to be done.
+            let power_on = power_on || desk.power_on;
+            *desk = Desk { power_on, broken, ..Desk::default() };
+            drop(desk);
+            let (desk, cancel) = (self.desk.clone(), self.cancel.clone());
+            let bells = vec![self.bell.clone()];
+            let step = move |swtpm: &mut Swtpm, _: usize| serve(swtpm, &desk, &cancel);
+            self.worker = Some(Worker::spawn("tpm", swtpm, bells, step)?);
+            self.ring();
+        }
+        if self.registers.started {
+            self.start();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::time::{Duration, Instant};
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::testutil::Bench;
+    use crate::testutil::swtpm::{
+        Asked, CANCELED, DRIP, GONE, HALF, LONG, SHORT, SLOW, listen, response,
+    };
+
+    /// A machine with a TPM alone, switched on, and what its swtpm was asked for.
+    fn bench() -> (Bench, Asked, TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("swtpm");
+        let asked = listen(&path, NO_SESSIONS);
+        let mut bench = Bench::new(4096);
+        let config = Config { path, absent: false };
+        bench.board.add("tpm", |place| config.build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        (bench, asked, folder)
+    }
+
+    fn read(bench: &Bench, offset: u64) -> u32 {
+        u32::from_le_bytes(bench.read(Kind::Memory, BASE + offset))
+    }
+
+    fn write(bench: &Bench, offset: u64, data: &[u8]) {
+        bench.write(Kind::Memory, BASE + offset, data);
+    }
+
+    /// As drivers do: the locality, the TPM, the command, byte by byte.
+    fn start(bench: &Bench, command: &[u8]) {
+        write(bench, LOC_CTRL, &[LOC_CTRL_REQUEST]);
+        write(bench, CTRL_REQ, &[CTRL_REQ_COMMAND_READY, 0, 0, 0]);
+        for (at, byte) in (DATA_BUFFER..).zip(command) {
+            write(bench, at, &[*byte]);
+        }
+        write(bench, CTRL_START, &[1, 0, 0, 0]);
+    }
+
+    fn finish(bench: &Bench) -> Vec<u8> {
+        let end = Instant::now() + Duration::from_secs(60);
+        while read(bench, CTRL_START) != 0 {
+            assert!(Instant::now() < end, "no response");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let header =
+            (0..2).flat_map(|it| bench.read::<8>(Kind::Memory, BASE + DATA_BUFFER + 8 * it));
+        let size = u64::try_from(swtpm::size(&header.collect::<Vec<_>>()).unwrap()).unwrap();
+        let byte = |at| bench.read::<1>(Kind::Memory, BASE + DATA_BUFFER + at)[0];
+        (0..size).map(byte).collect()
+    }
+
+    fn execute(bench: &Bench, code: u32, rest: &[u8]) -> Vec<u8> {
+        start(bench, &response(NO_SESSIONS, code, rest));
+        finish(bench)
+    }
+
+    #[test]
+    fn registers_read_the_same_in_any_width() {
+        let (bench, ..) = bench();
+        for (register, value) in [
+            (LOC_STATE, 0x81),
+            (LOC_STS, 0),
+            (0x14, 0),
+            (INTERFACE_ID, 0x0002_5811),
+            (VENDOR_ID, 0x1014),
+            (CTRL_REQ, 0),
+            (CTRL_STS, 2),
+            (CTRL_CANCEL, 0),
+            (CTRL_START, 0),
+            (CTRL_CMD_SIZE, 0xf80),
+            (CTRL_CMD_LADDR, 0xfed4_0080),
+            (0x60, 0),
+            (CTRL_RSP_SIZE, 0xf80),
+            (CTRL_RSP_ADDR, 0xfed4_0080),
+            (0x6c, 0),
+        ] {
+            assert_eq!(read(&bench, register), value, "{register:#x}");
+            let bytes =
+                [0, 1, 2, 3].map(|it| bench.read::<1>(Kind::Memory, BASE + register + it)[0]);
+            assert_eq!(u32::from_le_bytes(bytes), value, "{register:#x} by bytes");
+            let words = [0, 2].map(|it| bench.read::<2>(Kind::Memory, BASE + register + it));
+            assert_eq!(words.concat(), value.to_le_bytes(), "{register:#x} by words");
+        }
+        let id: [u8; 8] = bench.read(Kind::Memory, BASE + INTERFACE_ID);
+        assert_eq!(u64::from_le_bytes(id), 0x1014_0002_5811);
+        assert_eq!(read(&bench, LENGTH), u32::MAX, "locality 1 is not there");
+    }
+
+    #[test]
+    fn a_locality_is_granted_and_given_back_and_the_tpm_made_ready_and_idle() {
+        let (bench, ..) = bench();
+        // Bytes that are not the lowest do nothing.
+        write(&bench, LOC_CTRL + 1, &[1]);
+        assert_eq!(read(&bench, LOC_STATE), 0x81);
+        for (register, value, state, granted, status) in [
+            (LOC_CTRL, 1_u32, 0x83, 1, 2),
+            (CTRL_REQ, 1, 0x83, 1, 0),
+            (CTRL_REQ, 2, 0x83, 1, 2),
+            (LOC_CTRL, 2, 0x81, 0, 2),
+        ] {
+            write(&bench, register, &value.to_le_bytes());
+            let now = [LOC_STATE, LOC_STS, CTRL_STS].map(|it| read(&bench, it));
+            assert_eq!(now, [state, granted, status], "{value} to {register:#x}");
+        }
+        for register in [LOC_STATE, LOC_STS, INTERFACE_ID, CTRL_STS, CTRL_CMD_SIZE, CTRL_RSP_ADDR] {
+            let before = read(&bench, register);
+            write(&bench, register, &[0xff; 4]);
+            write(&bench, register, &[0; 4]);
+            assert_eq!(read(&bench, register), before, "{register:#x}");
+        }
+    }
+
+    #[test]
+    fn a_command_of_any_length_that_fits_comes_back_as_its_response() {
+        let (bench, asked, _folder) = bench();
+        for length in [0, 1, 500, BUFFER - swtpm::HEADER] {
+            let rest: Vec<_> = (0..=255).cycle().take(length).collect();
+            assert_eq!(execute(&bench, 0x17b, &rest), response(NO_SESSIONS, 0, &rest), "{length}");
+        }
+        assert_eq!(execute(&bench, DRIP, b"slowly"), response(NO_SESSIONS, 0, b"slowly"));
+        assert_eq!(asked.so_far(), [16, 1, 14, 17, 2, 5], "what was asked for at power-on");
+        assert_eq!(read(&bench, CTRL_STS), 0);
+    }
+
+    #[test]
+    fn a_command_whose_length_is_wrong_goes_nowhere() {
+        let (bench, ..) = bench();
+        for size in [0, 9, 0xf81, u32::MAX] {
+            let mut command = response(NO_SESSIONS, 0x17b, b"abc");
+            command[2..6].copy_from_slice(&size.to_be_bytes());
+            start(&bench, &command);
+            assert_eq!(finish(&bench), error(TPM_RC_COMMAND_SIZE), "{size}");
+        }
+        assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"), "the next is fine");
+    }
+
+    #[test]
+    fn nothing_starts_without_a_locality() {
+        let (bench, ..) = bench();
+        write(&bench, CTRL_START, &[1]);
+        assert_eq!(read(&bench, CTRL_START), 0);
+    }
+
+    #[test]
+    fn start_reads_1_and_the_buffer_is_closed_until_a_slow_command_is_cancelled() {
+        let (bench, asked, _folder) = bench();
+        start(&bench, &response(NO_SESSIONS, SLOW, b"before"));
+        assert_eq!(read(&bench, CTRL_START), 1);
+        write(&bench, DATA_BUFFER, &[0xff; 8]);
+        write(&bench, CTRL_START, &[1]);
+        write(&bench, CTRL_REQ, &[CTRL_REQ_GO_IDLE]);
+        assert_eq!([CTRL_START, CTRL_STS].map(|it| read(&bench, it)), [1, 0]);
+        assert_eq!(bench.read(Kind::Memory, BASE + DATA_BUFFER), NO_SESSIONS.to_be_bytes());
+        write(&bench, CTRL_CANCEL, &[1, 0, 0, 0]);
+        assert_eq!(finish(&bench), response(NO_SESSIONS, CANCELED, &[]));
+        write(&bench, CTRL_CANCEL, &[1, 0, 0, 0]);
+        assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"), "nothing to cancel");
+        assert_eq!(asked.so_far().iter().filter(|it| **it == 9).count(), 1);
+    }
+
+    #[test]
+    fn a_swtpm_that_goes_or_makes_no_sense_is_a_tpm_that_fails_for_good() {
+        for bad in [GONE, LONG, SHORT, HALF] {
+            let (bench, ..) = bench();
+            assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
+            assert_eq!(execute(&bench, bad, b"abc"), error(TPM_RC_FAILURE), "{bad:#x}");
+            assert_eq!(read(&bench, CTRL_STS), CTRL_STS_FATAL);
+            bench.board.reset().unwrap();
+            assert_eq!(execute(&bench, 1, b"x"), error(TPM_RC_FAILURE), "{bad:#x}, and later");
+            assert_eq!(read(&bench, CTRL_STS), CTRL_STS_FATAL);
+        }
+    }
+
+    #[test]
+    fn a_reset_cancels_what_goes_on_and_switches_the_tpm_off_and_on() {
+        let (bench, asked, _folder) = bench();
+        start(&bench, &response(NO_SESSIONS, SLOW, &[]));
+        asked.wait(SLOW);
+        bench.board.reset().unwrap();
+        assert_eq!([LOC_STATE, CTRL_STS, CTRL_START].map(|it| read(&bench, it)), [0x81, 2, 0]);
+        assert_eq!(read(&bench, DATA_BUFFER), 0);
+        assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
+        let asked = asked.so_far();
+        assert_eq!(asked, [16, 1, 14, 17, 2, 5, SLOW, 9, 14, 17, 2, 5]);
+    }
+
+    #[test]
+    fn what_was_not_begun_when_it_was_parked_is_done_later() {
+        for _ in 0..20 {
+            let (bench, asked, _folder) = bench();
+            start(&bench, &response(NO_SESSIONS, 1, b"x"));
+            let saved = bench.board.park();
+            bench.board.run(saved).unwrap();
+            assert_eq!(finish(&bench), response(NO_SESSIONS, 0, b"x"));
+            assert!(asked.so_far().starts_with(&[16, 1, 14, 17, 2, 5]));
+        }
+    }
+
+    #[test]
+    fn what_is_parked_goes_on_without_power_on() {
+        let (bench, asked, _folder) = bench();
+        assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        assert_eq!(finish(&bench), response(NO_SESSIONS, 0, b"x"), "still there");
+        assert_eq!(read(&bench, LOC_STS), 1);
+        assert_eq!(execute(&bench, 1, b"y"), response(NO_SESSIONS, 0, b"y"));
+        assert_eq!(asked.so_far().iter().filter(|it| **it == 2).count(), 1);
+    }
+
+    #[test]
+    fn the_end_of_the_machine_is_the_end_of_the_tpm() {
+        let (bench, asked, _folder) = bench();
+        assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
+        drop(bench);
+        asked.wait(3);
+    }
+
+    #[test]
+    fn refuses_what_is_no_swtpm_of_a_tpm_2() {
+        let folder = tempfile::tempdir().unwrap();
+        let build = |path: PathBuf| {
+            let config = Config { path, absent: false };
+            let built = Bench::new(4096).board.add("tpm", |place| config.build(place));
+            format!("{:#}", built.unwrap_err())
+        };
+        let path = folder.path().join("nobody");
+        assert!(build(path).contains("start swtpm first"));
+        let path = folder.path().join("old");
+        let asked = listen(&path, 0xc4);
+        let said = build(path);
+        assert!(said.contains("it is a TPM 1.2: say `--tpm2`"), "{said}");
+        assert_eq!(asked.so_far(), [16, 1], "it was not switched on, and so not off");
+        let said = build(folder.path().join("x".repeat(200)));
+        assert!(said.contains("too long for a socket"), "{said}");
+    }
+
+    #[test]
+    fn a_machine_that_is_only_looked_at_needs_nobody() {
+        let mut bench = Bench::new(4096);
+        let config = Config { path: "/nowhere".into(), absent: true };
+        bench.board.add("tpm", |place| config.build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        assert_eq!(execute(&bench, 1, b"x"), error(TPM_RC_FAILURE));
+        assert_eq!(read(&bench, CTRL_STS), CTRL_STS_FATAL);
+    }
+}

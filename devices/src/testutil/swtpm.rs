@@ -1,0 +1,207 @@
+//! What answers as swtpm does, and as it should not: by the code of a command it is as bad as it
+//! can be.
+
+use std::io::IoSliceMut;
+use std::io::{Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+
+/// Nothing is answered until it is cancelled, and then `TPM_RC_CANCELED`.
+pub const SLOW: u32 = 0x2000_0001;
+/// It hangs up.
+pub const GONE: u32 = 0x2000_0002;
+/// The response says that it is longer than any buffer.
+pub const LONG: u32 = 0x2000_0003;
+/// The response says that it is shorter than its header.
+pub const SHORT: u32 = 0x2000_0004;
+/// The response comes byte by byte.
+pub const DRIP: u32 = 0x2000_0005;
+/// Of the response only a part comes before it hangs up.
+pub const HALF: u32 = 0x2000_0006;
+
+/// Nothing is answered, whatever happens.
+pub const DEAF: u32 = 0x2000_0007;
+
+/// `TPM_RC_CANCELED`
+pub const CANCELED: u32 = 0x909;
+
+/// Most commands that are noted.
+const NOTED: usize = 4096;
+
+/// How long tests wait for what must come.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What was asked for over the control channel, by its number, and [`SLOW`].
+#[derive(Clone, Default)]
+pub struct Asked(Arc<(Mutex<Vec<u32>>, Condvar)>);
+
+impl Asked {
+    fn note(&self, command: u32) {
+        let mut asked = self.0.0.lock().unwrap();
+        // Nobody counts for ever.
+        if asked.len() < NOTED {
+            asked.push(command);
+        }
+        self.0.1.notify_all();
+    }
+
+    /// All commands until now.
+    ///
+    /// # Panics
+    ///
+    /// When the thread that notes them did.
+    #[must_use]
+    pub fn so_far(&self) -> Vec<u32> {
+        self.0.0.lock().unwrap().clone()
+    }
+
+    /// Waits until this was asked for.
+    ///
+    /// # Panics
+    ///
+    /// When it takes too long.
+    pub fn wait(&self, command: u32) {
+        let (asked, changed) = &*self.0;
+        let end = Instant::now() + LIMIT;
+        let mut asked = asked.lock().unwrap();
+        while !asked.contains(&command) {
+            let left = end.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "{command} was not asked for: {asked:?}");
+            asked = changed.wait_timeout(asked, left).unwrap().0;
+        }
+    }
+}
+
+/// Listens at `path`, and serves all clients in one thread; `tag` is that of its responses.
+///
+/// # Panics
+///
+/// When the path cannot be had.
+pub fn listen(path: &Path, tag: u16) -> Asked {
+    let listener = UnixListener::bind(path).unwrap();
+    let asked = Asked::default();
+    let noted = asked.clone();
+    std::thread::spawn(move || {
+        let mut peers = Vec::<Peer>::new();
+        loop {
+            let mut fds = vec![PollFd::new(&listener, PollFlags::IN)];
+            for peer in &peers {
+                // In place of a socket that is not there yet, the other one again.
+                let data = peer.data.as_ref().unwrap_or(&peer.control);
+                fds.extend([&peer.control, data].map(|it| PollFd::new(it, PollFlags::IN)));
+            }
+            if poll(&mut fds, None).is_err() {
+                continue;
+            }
+            let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            let mut each = ready[1..].chunks(2);
+            peers
+                .retain_mut(|peer| each.next().is_none_or(|it| peer.serve(it[0], it[1]).is_some()));
+            if ready[0]
+                && let Ok((control, _)) = listener.accept()
+            {
+                peers.push(Peer { control, data: None, tag, slow: false, asked: noted.clone() });
+            }
+        }
+    });
+    asked
+}
+
+struct Peer {
+    control: UnixStream,
+    data: Option<UnixStream>,
+    tag: u16,
+    /// A command waits until it is cancelled.
+    slow: bool,
+    asked: Asked,
+}
+
+impl Peer {
+    /// Does one thing; nothing when the client, or it itself, hangs up.
+    fn serve(&mut self, control: bool, data: bool) -> Option<()> {
+        match (control, data) {
+            // A command is there before what cancels it.
+            (_, true) if self.data.is_some() => self.command(),
+            (true, _) => self.control(),
+            _ => Some(()),
+        }
+    }
+
+    fn control(&mut self) -> Option<()> {
+        let mut command = [0; 4];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut rights = RecvAncillaryBuffer::new(&mut room);
+        let mut parts = [IoSliceMut::new(&mut command)];
+        let came =
+            rustix::net::recvmsg(&self.control, &mut parts, &mut rights, RecvFlags::CMSG_CLOEXEC);
+        if came.ok()?.bytes != 4 {
+            return None;
+        }
+        for message in rights.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+                self.data = fds.next().map(|fd: OwnedFd| UnixStream::from(fd));
+            }
+        }
+        let command = u32::from_be_bytes(command);
+        let fields: &[u8] = match command {
+            1 => &[0, 0, 0xff, 0xff],
+            2 | 5 | 17 => {
+                self.control.read_exact(&mut [0; 4]).ok()?;
+                if command == 17 { &[0, 0, 0xf, 0x80, 0, 0, 0xa, 0xf8, 0, 0, 0x10, 0] } else { &[] }
+            }
+            _ => &[],
+        };
+        self.control.write_all(&[&[0; 4], fields].concat()).ok()?;
+        self.asked.note(command);
+        if command == 9 && std::mem::take(&mut self.slow) {
+            let response = response(self.tag, CANCELED, &[]);
+            self.data.as_mut()?.write_all(&response).ok()?;
+        }
+        (command != 3).then_some(())
+    }
+
+    /// Echoes a command as its response, unless its code says otherwise.
+    fn command(&mut self) -> Option<()> {
+        let tag = self.tag;
+        let data = self.data.as_mut()?;
+        let mut header = [0; 10];
+        data.read_exact(&mut header).ok()?;
+        let number = |at: usize| header[at..].first_chunk().map_or(0, |it| u32::from_be_bytes(*it));
+        let mut rest = vec![0; usize::try_from(number(2)).ok()?.checked_sub(10)?];
+        data.read_exact(&mut rest).ok()?;
+        let mut response = response(tag, 0, &rest);
+        match number(6) {
+            SLOW => {
+                self.slow = true;
+                self.asked.note(SLOW);
+            }
+            GONE => return None,
+            LONG => response[2..6].copy_from_slice(&0xf81_u32.to_be_bytes()),
+            SHORT => response[2..6].copy_from_slice(&9_u32.to_be_bytes()),
+            DRIP => response.iter().try_for_each(|byte| data.write_all(&[*byte])).ok()?,
+            HALF => {
+                data.write_all(response.get(..11)?).ok()?;
+                return None;
+            }
+            _ => {}
+        }
+        if !matches!(number(6), SLOW | DRIP | DEAF) {
+            data.write_all(&response).ok()?;
+        }
+        Some(())
+    }
+}
+
+/// A response, or a command: both look so.
+#[must_use]
+pub fn response(tag: u16, code: u32, rest: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(10 + rest.len()).unwrap_or(u32::MAX);
+    [&tag.to_be_bytes()[..], &size.to_be_bytes(), &code.to_be_bytes(), rest].concat()
+}

@@ -1,0 +1,212 @@
+//! The TPM with a real one behind it: swtpm, as Debian has it.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use devices::device::Kind;
+use devices::registry::Config;
+use devices::testutil::Bench;
+use devices::testutil::swtpm::response;
+use serde_json::json;
+use tempfile::TempDir;
+
+/// Locality 0, and its registers.
+const BASE: u64 = 0xfed4_0000;
+const LOC_CTRL: u64 = 0x08;
+const CTRL_REQ: u64 = 0x40;
+const CTRL_STS: u64 = 0x44;
+const CTRL_START: u64 = 0x4c;
+const DATA_BUFFER: u64 = 0x80;
+
+/// `TPM_ST_NO_SESSIONS` and `TPM_ST_SESSIONS`
+const PLAIN: u16 = 0x8001;
+const SESSIONS: u16 = 0x8002;
+/// An empty password of whoever is asked for one.
+const PASSWORD: [u8; 13] = [0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0];
+
+const STARTUP: u32 = 0x144;
+const GET_RANDOM: u32 = 0x17b;
+const PCR_READ: u32 = 0x17e;
+const PCR_EXTEND: u32 = 0x182;
+const CREATE_PRIMARY: u32 = 0x131;
+/// `TPM_RC_INITIALIZE`: it is started already, or not yet.
+const INITIALIZE: u32 = 0x100;
+const FAILURE: u32 = 0x101;
+
+/// However busy the machine is that tests.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A machine with a TPM, and the process that is it.
+struct Machine {
+    bench: Bench,
+    swtpm: Child,
+    _folder: TempDir,
+}
+
+impl Machine {
+    /// Nothing, if there is no swtpm here.
+    fn new(test: &str) -> Option<Self> {
+        if let Err(error) = Command::new("swtpm").arg("--version").output() {
+            eprintln!("not run: {test}: swtpm does not start ({error}); Debian has it in swtpm");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let swtpm = start(folder.path(), &path);
+        let config: Config =
+            serde_json::from_value(json!({ "kind": "tpm", "path": path })).unwrap();
+        let mut bench = Bench::new(4096);
+        bench.board.add("tpm", |place| config.build(place)).unwrap();
+        bench.board.run(Vec::new()).unwrap();
+        Some(Self { bench, swtpm, _folder: folder })
+    }
+
+    fn read(&self, offset: u64) -> u32 {
+        u32::from_le_bytes(self.bench.read(Kind::Memory, BASE + offset))
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.bench.write(Kind::Memory, BASE + offset, data);
+    }
+
+    fn start(&self, tag: u16, code: u32, rest: &[u8]) {
+        self.write(LOC_CTRL, &[1, 0, 0, 0]);
+        self.write(CTRL_REQ, &[1, 0, 0, 0]);
+        for (at, part) in (0..).step_by(4).zip(response(tag, code, rest).chunks(4)) {
+            self.write(DATA_BUFFER + at, part);
+        }
+        self.write(CTRL_START, &[1, 0, 0, 0]);
+    }
+
+    /// Carries out a command: the code of the response, and what is behind it.
+    fn execute(&self, tag: u16, code: u32, rest: &[u8]) -> (u32, Vec<u8>) {
+        self.start(tag, code, rest);
+        let end = Instant::now() + LIMIT;
+        while self.read(CTRL_START) != 0 {
+            assert!(Instant::now() < end, "no response to {code:#x}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let [size, code] = [2, 6]
+            .map(|at| u32::from_be_bytes(self.bench.read(Kind::Memory, BASE + DATA_BUFFER + at)));
+        let byte =
+            |at: u32| self.bench.read::<1>(Kind::Memory, BASE + DATA_BUFFER + u64::from(at))[0];
+        (code, (10..size).map(byte).collect())
+    }
+
+    /// `TPM2_Startup(TPM_SU_CLEAR)`
+    fn startup(&self) -> u32 {
+        self.execute(PLAIN, STARTUP, &[0, 0]).0
+    }
+
+    /// The value of register 7 with SHA-256.
+    fn pcr(&self) -> Vec<u8> {
+        let (code, rest) = self.execute(PLAIN, PCR_READ, &[0, 0, 0, 1, 0, 0xb, 3, 0x80, 0, 0]);
+        assert_eq!(code, 0);
+        rest[rest.len() - 32..].to_vec()
+    }
+
+    fn ended(&mut self) -> bool {
+        let end = Instant::now() + LIMIT;
+        while Instant::now() < end {
+            if self.swtpm.try_wait().unwrap().is_some() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // That it is gone already is fine.
+        self.swtpm.kill().ok();
+        self.swtpm.wait().ok();
+    }
+}
+
+/// Waits until the socket is there.
+fn start(state: &Path, path: &Path) -> Child {
+    let mut swtpm = Command::new("swtpm");
+    swtpm.args(["socket", "--tpm2", "--tpmstate", &format!("dir={}", state.display()), "--ctrl"]);
+    swtpm.arg(format!("type=unixio,path={}", path.display())).stdin(Stdio::null());
+    let mut child = swtpm.spawn().unwrap();
+    let end = Instant::now() + LIMIT;
+    while !path.exists() {
+        assert_eq!(child.try_wait().unwrap(), None, "swtpm ended");
+        assert!(Instant::now() < end, "swtpm makes no socket");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child
+}
+
+#[test]
+fn it_gives_random_numbers_and_measures_and_a_reset_begins_anew() {
+    let Some(mut machine) =
+        Machine::new("it_gives_random_numbers_and_measures_and_a_reset_begins_anew")
+    else {
+        return;
+    };
+    assert_eq!(machine.startup(), 0);
+    assert_eq!(machine.startup(), INITIALIZE, "it was started");
+    let random = || machine.execute(PLAIN, GET_RANDOM, &[0, 32]);
+    let (one, two) = (random(), random());
+    assert_eq!((one.0, one.1.len(), two.0), (0, 34, 0));
+    assert_ne!(one.1, two.1);
+    assert_eq!(machine.pcr(), [0; 32]);
+    let extend = [&[0, 0, 0, 7], &PASSWORD[..], &[0, 0, 0, 1, 0, 0xb], &[0x5a; 32]].concat();
+    assert_eq!(machine.execute(SESSIONS, PCR_EXTEND, &extend).0, 0);
+    let measured = machine.pcr();
+    assert_ne!(measured, [0; 32]);
+    let saved = machine.bench.board.park();
+    machine.bench.board.run(saved).unwrap();
+    assert_eq!(machine.pcr(), measured, "a pause changes nothing");
+    machine.bench.board.reset().unwrap();
+    assert_eq!(machine.startup(), 0, "it was switched off and on");
+    assert_eq!(machine.pcr(), [0; 32]);
+    machine.bench = Bench::new(4096);
+    assert!(machine.ended(), "swtpm outlives its machine");
+}
+
+/// A key of RSA takes a while.
+#[test]
+fn a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works() {
+    let test = "a_reset_in_the_middle_of_a_long_command_leaves_a_tpm_that_works";
+    let Some(machine) = Machine::new(test) else { return };
+    let template = [
+        &[0, 1, 0, 0xb, 0, 3, 0, 0x72, 0, 0][..],
+        // AES of 128 bits with CFB, no scheme, 2048 bits, the usual exponent, nothing unique.
+        &[0, 6, 0, 0x80, 0, 0x43, 0, 0x10, 8, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    .concat();
+    let size = u16::try_from(template.len()).unwrap().to_be_bytes();
+    let owner = [0x40, 0, 0, 1];
+    let parts: [&[u8]; 6] = [&owner, &PASSWORD, &[0, 4, 0, 0, 0, 0], &size, &template, &[0; 6]];
+    for wait in [0, 5, 20] {
+        assert_eq!(machine.startup(), 0);
+        machine.start(SESSIONS, CREATE_PRIMARY, &parts.concat());
+        std::thread::sleep(Duration::from_millis(wait));
+        machine.bench.board.reset().unwrap();
+        assert_eq!(machine.read(CTRL_STS), 2, "idle, and no failure");
+    }
+    assert_eq!(machine.startup(), 0);
+    let (code, key) = machine.execute(SESSIONS, CREATE_PRIMARY, &parts.concat());
+    assert_eq!(code, 0);
+    assert!(key.len() > 256, "{key:?}");
+}
+
+#[test]
+fn a_tpm_that_is_killed_fails_and_all_else_goes_on() {
+    let Some(mut machine) = Machine::new("a_tpm_that_is_killed_fails_and_all_else_goes_on") else {
+        return;
+    };
+    assert_eq!(machine.startup(), 0);
+    machine.swtpm.kill().unwrap();
+    machine.swtpm.wait().unwrap();
+    for _ in 0..2 {
+        assert_eq!(machine.execute(PLAIN, GET_RANDOM, &[0, 32]), (FAILURE, vec![]));
+        assert_eq!(machine.read(CTRL_STS) & 1, 1, "a fatal error");
+        machine.bench.board.reset().unwrap();
+    }
+}
