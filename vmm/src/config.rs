@@ -1,6 +1,8 @@
 //! The configuration of a machine. One list, many readers: each option is a flag, a key of
 //! `--config FILE.json`, a line of `--help` and a row of the reference.
 
+mod boot;
+mod built;
 mod display;
 mod served;
 mod smbios;
@@ -13,10 +15,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use devices::backend::disk;
 use devices::backend::stream::Stream;
+use devices::platform::tpm;
 use devices::registry;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+pub use self::boot::Order;
 pub use self::display::{Absent, Display};
 pub use self::smbios::Smbios;
 use crate::jail;
@@ -24,6 +28,7 @@ use crate::keys::layout;
 use crate::keyvalue;
 pub use crate::keyvalue::edits;
 use crate::msr::Unknown;
+use crate::parent::Parent;
 use crate::place::Local;
 use crate::rfb::listen;
 use crate::size::Size;
@@ -91,6 +96,10 @@ options! {
     "firmware" "FILE" firmware: Option<PathBuf>,
     /// The firmware's variable store: your own copy of OVMF_VARS, which it writes to.
     "vars" "FILE" vars: Option<PathBuf>,
+    /// What firmware boots from, first the first: names of devices as `vmm inspect` tells them, as
+    /// in `usb-storage,nvme`. Disks that are not named are not booted. If nothing is said, it is
+    /// what the firmware finds, and remembers.
+    "boot" "DEVICE[,DEVICE...]" boot: Order,
     /// A Linux kernel: bzImage, or ELF with a PVH entry. It is started directly, or by the firmware
     /// (bzImage only) when there is one.
     "kernel" "FILE" kernel: Option<PathBuf>,
@@ -109,6 +118,9 @@ options! {
     /// A disk: a file or block device. It is of the kind `nvme`, which every system has a driver
     /// for, and has its keys; `--device` has other kinds.
     "disk" "PATH[,KEY=VALUE...]" disk: Vec<disk::Config>,
+    /// A TPM 2.0: the control socket of a swtpm that runs, as in `swtpm socket --tpm2 --tpmstate
+    /// dir=DIR --ctrl type=unixio,path=PATH`. It is switched off with the machine.
+    "tpm" "PATH" tpm: Option<tpm::Config>,
     /// A further device: its kind, then its keys. `vmm help devices` lists them.
     "device" "KIND[,KEY=VALUE...]" device: Vec<registry::Config>,
     /// A Unix socket for `vmm ctl`: status, pause, resume, reset, power button. `fd:N` is one that
@@ -117,14 +129,16 @@ options! {
     /// Serve the screen to VNC viewers. A port that other hosts reach needs a password, or the word
     /// `auth=none`. Passwords are the first lines of files; `view-password` is for looking only.
     /// With `tls-cert` viewers must use TLS, and their user name can matter. `view-only`: nobody
-    /// may touch. `shared`: nobody gets the screen for themselves. `fd:N` is a socket that was
-    /// inherited and listens. Each place has words of its own.
+    /// may touch. `shared`: nobody gets the screen for themselves. `called`: what messages call the
+    /// place. `fd:N` is a socket that was inherited and listens. Each place has words of its own.
     "vnc" "HOST:PORT|unix:PATH|fd:N[,password=FILE][,view-password=FILE][,user=NAME]\
-           [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]"
+           [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]\
+           [,called=TEXT]"
     vnc: Vec<listen::Config>,
     /// Serve the screen to web browsers: a page with noVNC. Passwords, TLS and the other words are
     /// as with `vnc`; files with certificates may be replaced at any time. Behind a proxy, `origin`
-    /// is what browsers call it, and `proxy` is its address if it may say for whom it asks.
+    /// is what browsers call it, and `proxy` is its address, or a network of such, if it may say
+    /// for whom it asks; several of each have blanks between them.
     "web" "HOST:PORT|unix:PATH|fd:N[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,origin=URL][,proxy=ADDRESS]\
            [,name=TEXT]"
@@ -149,6 +163,8 @@ options! {
     "fw-cfg" "NAME=VALUE" fw_cfg: Vec<Item>,
     /// On SIGTERM, press the power button and wait this long before switching off.
     "grace" "SECONDS" grace: Seconds,
+    /// End when the process with this number ends: that of who started it and looks after it.
+    "die-with" "PID" die_with: Parent,
     /// Run firmware and kernels although this host's KVM only emulates them.
     "accept-emulation" "" accept_emulation: bool,
 }
@@ -268,7 +284,7 @@ macro_rules! plain_words {
     )*};
 }
 
-plain_words!(Unknown, Hyperv, layout::Name);
+plain_words!(Unknown, Hyperv, layout::Name, Parent);
 
 /// Words that are `first,key=value`.
 macro_rules! flat_words {
@@ -289,28 +305,6 @@ flat_words! {
     Memory: Some("size"), "a size or an object";
     Smbios: None, "an object";
     jail::Config: Some("mode"), "a word or an object";
-}
-
-impl Word for Vec<registry::Config> {
-    const REPEATS: bool = true;
-    const ELSE: &'static str = "a list of objects";
-
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        self.push(keyvalue::parse(text, Some("kind"))?);
-        Ok(())
-    }
-}
-
-impl Word for Vec<disk::Config> {
-    const REPEATS: bool = true;
-    const ELSE: &'static str = "a list of objects";
-
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        let disk: disk::Config = keyvalue::parse(text, Some("path"))?;
-        anyhow::ensure!(!disk.path.as_os_str().is_empty(), "a path is missing");
-        self.push(disk);
-        Ok(())
-    }
 }
 
 impl Word for Vec<Item> {
@@ -561,6 +555,7 @@ impl Config {
         let conflict = match self {
             Self { vars: Some(_), firmware: None, .. } => "--vars needs --firmware",
             Self { initrd: Some(_), kernel: None, .. } => "--initrd needs --kernel",
+            Self { boot, firmware: None, .. } if !boot.0.is_empty() => "--boot needs --firmware",
             Self { cmdline: Some(_), firmware: Some(_), kernel: None, .. } => {
                 "--cmdline needs --kernel"
             }
@@ -604,6 +599,7 @@ mod test {
             ("disk", "a.img,readonly"),
             ("disk", "b,,c.img,queues=4,serial=7"),
             ("display", "1920x1080,memory=16M"),
+            ("tpm", "/run/tpm,,1"),
             ("device", "serial,port=2"),
             ("vnc", "127.0.0.1:5900,password=secret,view-only"),
             ("vnc", "fd:3"),
@@ -611,6 +607,7 @@ mod test {
             ("msr", "ignore"),
             ("accept-emulation", ""),
             ("fw-cfg", "opt/a=b"),
+            ("boot", "nvme.2, nvme"),
         ]);
         let json = Config::from_json(
             r#"{"cpus": {"count": 8, "sockets": 2, "cores": 2, "threads": 2},
@@ -618,10 +615,12 @@ mod test {
                 "disk": [{"path": "a.img", "readonly": true},
                          {"path": "b,c.img", "queues": 4, "serial": "7"}],
                 "display": {"mode": "1920x1080", "memory": "16M"},
+                "tpm": {"path": "/run/tpm,1"},
                 "device": [{"kind": "serial", "port": 2}], "msr": "ignore",
                 "vnc": ["127.0.0.1:5900,password=secret,view-only", {"to": "fd:3"}],
                 "control": "fd:4",
-                "accept-emulation": true, "fw-cfg": ["opt/a=b"]}"#,
+                "accept-emulation": true, "fw-cfg": ["opt/a=b"],
+                "boot": ["nvme.2", "nvme"]}"#,
         )
         .unwrap();
         assert_eq!(serde_json::to_value(&flags).unwrap(), serde_json::to_value(json).unwrap());
@@ -645,6 +644,7 @@ mod test {
                 ("memory", "2G"),
                 ("device", "serial,port=2"),
                 ("grace", "9"),
+                ("die-with", "77"),
                 ("display", display),
             ]);
             let text = serde_json::to_string(&config).unwrap();

@@ -5,18 +5,19 @@
 //! followed by the bytes of the picture, as many as its `bytes` says. Only who may open the socket
 //! file may speak: it is made for the user that runs the machine.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use devices::backend::stream::Bound;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -247,6 +248,8 @@ impl Request {
 
 /// Lines longer than this are no command of ours.
 const LONGEST: u64 = 64 << 10;
+/// And answers longer than this none of ours, but for what follows their line.
+pub const LONGEST_ANSWER: u64 = 1 << 20;
 /// Bytes of the largest picture: no display has more memory.
 const LARGEST: usize = 256 << 20;
 /// More clients at once wait in the listener's queue.
@@ -346,7 +349,59 @@ fn serve(mut client: &UnixStream, tell: &Sender<Notice>) -> anyhow::Result<()> {
 
 /// A client of the control socket.
 pub struct Client {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Stream>,
+}
+
+/// The client's end, which waits no longer than until the time that was set.
+struct Stream {
+    stream: UnixStream,
+    /// All is said within, after each question.
+    within: Option<Duration>,
+    end: Option<Instant>,
+}
+
+impl Stream {
+    /// What is left of the time.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.end.map(|end| end.saturating_duration_since(Instant::now()));
+        match left {
+            Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(left),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What an answer's line says.
+///
+/// # Errors
+///
+/// When it is no, or no answer.
+pub fn answer(line: &[u8]) -> anyhow::Result<Value> {
+    let whole = line.len() as u64 == LONGEST_ANSWER && !line.ends_with(b"\n");
+    ensure!(!whole, "an answer longer than {LONGEST_ANSWER} bytes: that is no machine of ours");
+    let mut answer: Value = serde_json::from_slice(line).context("the machine is gone")?;
+    match answer.get("error").and_then(Value::as_str) {
+        Some(error) => bail!("{error}"),
+        None => Ok(answer["ok"].take()),
+    }
 }
 
 impl Client {
@@ -356,10 +411,23 @@ impl Client {
     ///
     /// When nobody listens there.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
-        let stream = UnixStream::connect(path).with_context(|| {
-            format!("{}: no machine listens there (start it with --control)", path.display())
-        })?;
-        Ok(Self { stream: BufReader::new(stream) })
+        let stream = UnixStream::connect(path).with_context(|| nobody(path))?;
+        Ok(Self { stream: BufReader::new(Stream { stream, within: None, end: None }) })
+    }
+
+    /// Connects; neither that nor any answer is waited for longer than this.
+    ///
+    /// # Errors
+    ///
+    /// When nobody listens there, or answers.
+    pub fn connect_within(path: &Path, time: Duration) -> anyhow::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // A listener that sleeps takes a few, and the next one would wait for it.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(time))?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?).with_context(|| nobody(path))?;
+        let stream = UnixStream::from(socket);
+        Ok(Self { stream: BufReader::new(Stream { stream, within: Some(time), end: None }) })
     }
 
     /// Asks, and waits for the answer.
@@ -368,16 +436,19 @@ impl Client {
     ///
     /// When the machine says no, or is gone.
     pub fn ask(&mut self, command: &Command) -> anyhow::Result<Value> {
-        let line = serde_json::to_string(command)?;
-        writeln!(self.stream.get_mut(), "{line}").context("the machine is gone")?;
-        let mut answer = String::new();
-        self.stream.read_line(&mut answer).context("the machine is gone")?;
-        let mut answer: Value = serde_json::from_str(&answer).context("the machine is gone")?;
-        match answer.get("error").and_then(Value::as_str) {
-            Some(error) => bail!("{error}"),
-            None => Ok(answer["ok"].take()),
-        }
+        let question = format!("{}\n", serde_json::to_string(command)?);
+        let stream = self.stream.get_mut();
+        stream.end = stream.within.map(|time| Instant::now() + time);
+        stream.write_all(question.as_bytes()).context("the machine is gone")?;
+        let mut line = Vec::new();
+        let mut stream = (&mut self.stream).take(LONGEST_ANSWER);
+        stream.read_until(b'\n', &mut line).context("the machine is gone")?;
+        answer(&line)
     }
+}
+
+fn nobody(path: &Path) -> String {
+    format!("{}: no machine listens there (start it with --control)", path.display())
 }
 
 impl Client {
@@ -449,6 +520,51 @@ mod test {
         drop((client, raw, server));
         assert!(!path.exists());
         answers.join().unwrap();
+    }
+
+    #[test]
+    fn who_has_no_time_waits_for_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let short = Duration::from_millis(100);
+        let mut client = Client::connect_within(&path, short).unwrap();
+        let error = format!("{:#}", client.ask(&Command::Status).unwrap_err());
+        assert!(error.contains("the machine is gone"), "{error}");
+        // Nor for a place in the queue of a listener that sleeps.
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match Client::connect_within(&path, short) {
+                Ok(client) => waiting.push(client),
+                Err(error) => break format!("{error:#}"),
+            }
+        };
+        assert!(refused.contains("no machine listens there"), "{refused}");
+        drop((waiting, client));
+        // A letter at a time is no answer in time, and an endless line none at all.
+        let mut client = loop {
+            listener.set_nonblocking(true).unwrap();
+            if let Err(error) = listener.accept() {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                break Client::connect_within(&path, short).unwrap();
+            }
+        };
+        let (mut machine, _) = listener.accept().unwrap();
+        let drips = std::thread::spawn(move || {
+            while machine.write_all(b" ").is_ok() {
+                std::thread::sleep(short / 20);
+            }
+        });
+        client.ask(&Command::Status).unwrap_err();
+        drop(client);
+        drips.join().unwrap();
+        let mut client = Client::connect(&path).unwrap();
+        let (mut machine, _) = listener.accept().unwrap();
+        let pours = std::thread::spawn(move || while machine.write_all(&[b'x'; 4096]).is_ok() {});
+        let error = client.ask(&Command::Status).unwrap_err().to_string();
+        assert!(error.contains("longer than 1048576 bytes"), "{error}");
+        drop(client);
+        pours.join().unwrap();
     }
 
     #[test]

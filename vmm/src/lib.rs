@@ -15,6 +15,7 @@ pub mod keyvalue;
 pub mod kvm;
 pub mod machine;
 pub mod msr;
+pub mod parent;
 pub mod place;
 pub mod plug;
 pub mod probe;

@@ -36,6 +36,8 @@ fn log_to_stderr() {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // Nobody may read it any more, and that is no reason to end.
+        .log_internal_errors(false)
         .without_time();
     let log = tracing_subscriber::registry().with(filter);
     if std::env::var_os("VMM_LOG_FORMAT").is_some_and(|format| format == "json") {

@@ -22,6 +22,7 @@ use crate::keys::layout::Stroke;
 use crate::keys::{Combination, text};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::parent;
 use crate::place::Local;
 use crate::plug;
 use crate::screen::{Closed, Screen};
@@ -62,6 +63,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let told = tell.clone();
     let signalled = move |signal| told.send(Notice::Signal(signal)).is_ok();
     let mut signals = signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
+    let parent = config.die_with.open()?;
     // First the socket: what is in use there must end us before the guest touches a disk.
     let control = config.control.as_ref().map(Local::listen).transpose().context("--control")?;
     let screen = Closed::new(&config)?;
@@ -81,6 +83,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     }
     let jail = jail::enter(machine.config(), &machine)?;
     signals.go_on()?;
+    parent.map(|parent| parent::watch(parent, tell.clone())).transpose()?;
     let server = control.map(|bound| Server::new(bound, tell.clone())).transpose()?;
     machine.start()?;
     // A file that is wrong is said first: it is wrong on every host.

@@ -28,7 +28,7 @@ pub(super) struct Needs {
 }
 
 /// Calls whatever their arguments.
-const PLAIN: &[i64] = &[
+pub(super) const PLAIN: &[i64] = &[
     // Memory.
     libc::SYS_brk,
     libc::SYS_munmap,
@@ -118,7 +118,7 @@ const RINGS: &[i64] =
     &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
 /// The kind and number of an ioctl; the rest of its code is the size of what it takes.
-const IOCTL: u64 = 0xffff;
+pub(super) const IOCTL: u64 = 0xffff;
 
 /// Those of a machine that runs, the most frequent one first.
 const KVM: &[u64] = &[
@@ -155,7 +155,7 @@ const KVM: &[u64] = &[
 ];
 
 /// Terminals, and file descriptors of any kind.
-const FILES: &[u64] = &[
+pub(super) const FILES: &[u64] = &[
     0x5401, // TCGETS
     0x5402, // TCSETS
     0x542a, // TCGETS2
@@ -189,7 +189,7 @@ const NETWORK: &[u64] = &[
     0xaf30, // VHOST_NET_SET_BACKEND
 ];
 
-const FCNTL: &[i32] = &[
+pub(super) const FCNTL: &[i32] = &[
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD,
     libc::F_SETFD,
@@ -200,26 +200,26 @@ const FCNTL: &[i32] = &[
 ];
 
 /// The list.
-type Calls = BTreeMap<i64, Vec<SeccompRule>>;
+pub(super) type Calls = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// A rule about the lower half of an argument, in which all numbers that we look at lie.
-fn only(argument: u8, compare: SeccompCmpOp, value: u64) -> anyhow::Result<SeccompRule> {
+pub(super) fn only(argument: u8, compare: SeccompCmpOp, value: u64) -> anyhow::Result<SeccompRule> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, value)?;
     Ok(SeccompRule::new(vec![condition])?)
 }
 
 /// One of these values.
-fn one_of(argument: u8, values: &[u64]) -> anyhow::Result<Vec<SeccompRule>> {
+pub(super) fn one_of(argument: u8, values: &[u64]) -> anyhow::Result<Vec<SeccompRule>> {
     values.iter().map(|value| only(argument, SeccompCmpOp::Eq, *value)).collect()
 }
 
 /// These bits, of those that the mask has.
-fn bits(argument: u8, mask: u64, value: u64) -> anyhow::Result<Vec<SeccompRule>> {
+pub(super) fn bits(argument: u8, mask: u64, value: u64) -> anyhow::Result<Vec<SeccompRule>> {
     Ok(vec![only(argument, SeccompCmpOp::MaskedEq(mask), value)?])
 }
 
 /// A flag's bits, which no flag has the sign in.
-fn flag(bits: i32) -> u64 {
+pub(super) fn flag(bits: i32) -> u64 {
     u64::from(bits.unsigned_abs())
 }
 

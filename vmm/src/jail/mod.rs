@@ -5,7 +5,8 @@
 //! so it may do little. `user` is who it is and what it may, `paths` the files that it may open
 //! (Landlock), `filter` its system calls (seccomp), and `kernel` the network that it leaves and the
 //! line that a refused call ends with. All of it holds for one thread and those that it starts, so
-//! it is done while there is only one.
+//! it is done while there is only one. `watch` is the jail of who looks after a machine from
+//! outside.
 //!
 //! Nothing of it is silently missing: what this host does not let us give up is in a line, in
 //! `vmm ctl status`, and the end with `--jail must`.
@@ -14,6 +15,7 @@ mod filter;
 mod kernel;
 mod paths;
 mod user;
+pub mod watch;
 mod words;
 
 use std::io::ErrorKind;
@@ -26,11 +28,11 @@ use devices::backend::net::Network;
 use devices::backend::stream::Stream;
 use rustix::process::{getgid, getuid};
 use rustix::termios::isatty;
+use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
 use self::filter::Needs;
 use self::paths::{Paths, Use};
-use self::user::Keep;
 pub use self::words::{Config, Folders, Landlock, Mode, Seccomp, User};
 use crate::config::Config as Options;
 use crate::kvm::Situation;
@@ -173,9 +175,9 @@ fn become_nobody(config: &Config, held: &mut Held) -> anyhow::Result<()> {
     // Files that are named later may be anybody's, and root could open them all.
     let keep = if config.mode == Mode::Auto && config.user.is_none() && root {
         held.capabilities = true;
-        Keep::Files
+        CapabilitySet::DAC_OVERRIDE
     } else {
-        Keep::Nothing
+        CapabilitySet::empty()
     };
     user::close_ways_back(keep)?;
     match config.user {

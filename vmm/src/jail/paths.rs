@@ -27,6 +27,8 @@ pub(super) enum Use {
     Write,
     /// Files are removed.
     Remove,
+    /// Files are read and written, made, renamed and removed.
+    Own,
 }
 
 impl Use {
@@ -37,6 +39,11 @@ impl Use {
             // A disk that is plugged in later may be a device, whose size is asked for.
             Self::Write => read | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
             Self::Remove => AccessFs::RemoveFile.into(),
+            Self::Own => {
+                let make = AccessFs::MakeReg | AccessFs::MakeDir | AccessFs::MakeSock;
+                let remove = AccessFs::RemoveFile | AccessFs::RemoveDir;
+                read | make | remove | AccessFs::WriteFile | AccessFs::Truncate
+            }
         }
     }
 }
@@ -81,10 +88,23 @@ impl Paths {
         if files {
             rules = rules.handle_access(AccessFs::from_all(KNOWN))?;
         }
-        let mut rules = rules.create().context("Landlock")?;
-        if !files {
-            return Ok(rules);
-        }
+        let rules = rules.create().context("Landlock")?;
+        if files { self.open(rules) } else { Ok(rules) }
+    }
+
+    /// The same for who has children to signal and a network to serve: files alone.
+    ///
+    /// # Errors
+    ///
+    /// When Landlock refuses what it should not.
+    pub(super) fn rules_for_files(&self) -> anyhow::Result<RulesetCreated> {
+        let rules = Ruleset::default()
+            .handle_access(AccessFs::from_all(KNOWN))?
+            .scope(Scope::AbstractUnixSocket)?;
+        self.open(rules.create().context("Landlock")?)
+    }
+
+    fn open(&self, mut rules: RulesetCreated) -> anyhow::Result<RulesetCreated> {
         for (path, uses) in &self.0 {
             // What is not there will not be opened.
             let Ok(place) = PathFd::new(path) else { continue };

@@ -8,21 +8,12 @@ use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, getgid, getuid, set_dumpable_behavior};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid, Uid, capabilities,
-    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
-    set_capabilities_secure_bits, set_no_new_privs, set_thread_groups, set_thread_res_gid,
-    set_thread_res_uid,
+    clear_ambient_capability_set, configure_capability_in_ambient_set,
+    remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
+    set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
 use super::words::User;
-
-/// What may stay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keep {
-    /// Nothing.
-    Nothing,
-    /// Root's right to open any file.
-    Files,
-}
 
 /// Becomes a user without groups, if we may. Capabilities stay until they are dropped.
 ///
@@ -56,24 +47,13 @@ fn may(what: CapabilitySet) -> bool {
 /// # Errors
 ///
 /// When the kernel refuses what it should not.
-pub(super) fn close_ways_back(keep: Keep) -> anyhow::Result<()> {
+pub(super) fn close_ways_back(keep: CapabilitySet) -> anyhow::Result<()> {
     clear_ambient_capability_set().context("ambient capabilities")?;
     if !may(CapabilitySet::SETPCAP) {
         // Nothing is gained by programs all the same, of which there are none.
         return Ok(());
     }
-    for number in 0..u64::BITS {
-        let one = CapabilitySet::from_bits_retain(1 << number);
-        if keep.keeps(one) {
-            continue;
-        }
-        match remove_capability_from_bounding_set(one) {
-            Ok(()) => {}
-            // It is one more than this kernel knows.
-            Err(Errno::INVAL) => break,
-            Err(error) => return Err(error).with_context(|| format!("capability {number}")),
-        }
-    }
+    close_bounding_set(keep)?;
     type Bits = CapabilitiesSecureBits;
     let bits = Bits::NO_ROOT
         | Bits::NO_ROOT_LOCKED
@@ -85,21 +65,57 @@ pub(super) fn close_ways_back(keep: Keep) -> anyhow::Result<()> {
     set_capabilities_secure_bits(bits).context("secure bits")
 }
 
+/// Takes from what programs could ever get, if we may.
+fn close_bounding_set(keep: CapabilitySet) -> anyhow::Result<()> {
+    if !may(CapabilitySet::SETPCAP) {
+        return Ok(());
+    }
+    for number in 0..u64::BITS {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        if keep.contains(one) {
+            continue;
+        }
+        match remove_capability_from_bounding_set(one) {
+            Ok(()) => {}
+            // It is one more than this kernel knows.
+            Err(Errno::INVAL) => break,
+            Err(error) => return Err(error).with_context(|| format!("capability {number}")),
+        }
+    }
+    Ok(())
+}
+
 /// Gives up all capabilities but those that stay, and that anything could bring them back.
 ///
 /// # Errors
 ///
 /// When the kernel refuses, which it should not.
-pub(super) fn drop_capabilities(keep: Keep) -> anyhow::Result<()> {
+pub(super) fn drop_capabilities(keep: CapabilitySet) -> anyhow::Result<()> {
     let mut sets = capabilities(None).context("capabilities")?;
     for set in [&mut sets.effective, &mut sets.permitted] {
-        *set = match keep {
-            Keep::Nothing => CapabilitySet::empty(),
-            Keep::Files => *set & CapabilitySet::DAC_OVERRIDE,
-        };
+        *set &= keep;
     }
     let sets = CapabilitySets { inheritable: CapabilitySet::empty(), ..sets };
     set_capabilities(None, sets).context("capabilities")?;
+    set_no_new_privs(true).context("no new privileges")
+}
+
+/// Keeps these capabilities alone, if they are there, for this thread and the programs that it
+/// starts, whoever their user is.
+///
+/// # Errors
+///
+/// When the kernel refuses, which it should not.
+pub(super) fn keep_for_programs(rights: CapabilitySet) -> anyhow::Result<()> {
+    close_bounding_set(rights)?;
+    let mut sets = capabilities(None).context("capabilities")?;
+    let kept = sets.permitted & rights;
+    sets = CapabilitySets { effective: kept, permitted: kept, inheritable: kept };
+    set_capabilities(None, sets).context("capabilities")?;
+    clear_ambient_capability_set().context("ambient capabilities")?;
+    for right in kept.iter() {
+        configure_capability_in_ambient_set(right, true).context("ambient capabilities")?;
+    }
     set_no_new_privs(true).context("no new privileges")
 }
 
@@ -110,10 +126,4 @@ pub(super) fn drop_capabilities(keep: Keep) -> anyhow::Result<()> {
 /// When the kernel refuses, which it should not.
 pub(super) fn hide() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")
-}
-
-impl Keep {
-    fn keeps(self, one: CapabilitySet) -> bool {
-        self == Self::Files && one == CapabilitySet::DAC_OVERRIDE
-    }
 }

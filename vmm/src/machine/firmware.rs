@@ -7,10 +7,12 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, bail};
 use boot::fw_cfg::{self as files, Files};
 use boot::{acpi, e820};
+use devices::board::Board;
+use devices::device::Claim;
 use devices::platform::fw_cfg::{self, Content, File};
 
-use super::Plan;
 use super::description::Description;
+use super::{Plan, order};
 use crate::config::Config;
 
 /// Room for the ACPI files: their sizes are told before their contents are known, and what is left
@@ -26,13 +28,14 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Prepares all that is known before the devices are there.
+    /// Prepares all that does not change once the other devices are there.
     ///
     /// # Errors
     ///
     /// When something has no place in a table, or a file cannot be read.
     pub(super) fn new(
         plan: &Plan,
+        board: &Board,
         description: Arc<OnceLock<Description>>,
     ) -> anyhow::Result<Self> {
         let cpus = plan.apic_ids.len();
@@ -40,14 +43,24 @@ impl Source {
         keys.extend(kernel(&plan.config)?);
         let smbios = super::description::smbios(plan)?;
         let map = e820::for_firmware(plan.ram);
-        let told = Files { e820: &map, smbios: &smbios, boot_order: &[], boot_menu_ms: None };
+        let order = order::paths(&plan.config.boot.0, board)?;
+        let told = Files { e820: &map, smbios: &smbios, boot_order: &order, boot_menu_ms: None };
         let files = files::files(&told)?.into_iter().map(|file| (file.name, file.bytes));
         let mut files: Vec<_> = files.collect();
+        files.extend(event_log(board));
         for item in &plan.config.fw_cfg {
             files.push((item.name.clone(), item.bytes()?));
         }
         Ok(Self { keys, files, description })
     }
+}
+
+/// Room in which firmware tells the system what it measured, where there is a TPM.
+fn event_log(board: &Board) -> Option<(String, Vec<u8>)> {
+    let is_tpm = |claim: &Claim| matches!(claim, Claim::Acpi(acpi::TPM));
+    let found = board.claims().any(|(_, claims)| claims.iter().any(is_tpm));
+    let log = found.then(acpi::event_log)?;
+    Some((log.name, log.bytes))
 }
 
 /// Sizes and data of what firmware is to start: the kernel's set-up part and the rest of it, the

@@ -7,6 +7,7 @@ mod description;
 mod direct;
 mod firmware;
 pub mod inspect;
+mod order;
 
 use std::fs::File;
 use std::path::Path;
@@ -142,6 +143,7 @@ impl Plan {
         }
         // After the flash, whose lock keeps a second start of this machine away from our log.
         devices.push(registry::Config::Serial(serial::Config { port: 1, to: serial }));
+        devices.extend(config.tpm.iter().cloned().map(registry::Config::Tpm));
         // A controller that every system has a driver for.
         let disks = config.disk.iter().cloned().map(nvme::Config);
         devices.extend(disks.map(registry::Config::Nvme));
@@ -179,7 +181,7 @@ impl Plan {
             board.add(device.kind(), |place| device.build(place))?;
         }
         board.usb().check()?;
-        let source = Box::new(Source::new(self, description.clone())?);
+        let source = Box::new(Source::new(self, board, description.clone())?);
         board.add("fw-cfg", |place| fw_cfg::build(source, place))?;
         let described = Description::new(self, board)?;
         if description.set(described).is_err() {

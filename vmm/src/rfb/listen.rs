@@ -44,6 +44,9 @@ pub struct Config {
     /// What windows are called.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// What messages call this place, for those who do not know that it is said here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub called: Option<String>,
 }
 
 /// Whether a password is needed.
@@ -70,10 +73,7 @@ impl Listener {
     ///
     /// One sentence: what is in use, what is wrong with a file, or what would let everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        Self::open(config).with_context(|| match &config.to {
-            Some(place) => format!("--vnc {place}"),
-            None => "--vnc".into(),
-        })
+        Self::open(config).with_context(|| called(config))
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
@@ -87,8 +87,11 @@ impl Listener {
             config.user.as_deref().unwrap_or("")
         );
         if tls.is_none() && passwords.are_long() {
+            // Whoever calls it otherwise has no such option.
+            let way = if config.called.is_none() { " (tls-cert)" } else { "" };
             tracing::warn!(
-                "--vnc {place}: without TLS (tls-cert) viewers send {} letters of a password only",
+                "{}: without TLS{way} viewers send {} letters of a password only",
+                called(config),
                 Passwords::SEEN
             );
         }
@@ -152,6 +155,15 @@ impl Listener {
                 }
             }
         }
+    }
+}
+
+/// The option that says where we listen.
+fn called(config: &Config) -> String {
+    match (&config.called, &config.to) {
+        (Some(option), _) => option.clone(),
+        (None, Some(place)) => format!("--vnc {place}"),
+        (None, None) => "--vnc".into(),
     }
 }
 
@@ -235,6 +247,8 @@ mod test {
             path.display().to_string()
         };
         let (good, empty) = (file("good", "secret\nnot this\n"), file("empty", "\n"));
+        let called = said("127.0.0.1:0,user=me,called=VNC_PORT=5900");
+        assert!(called.starts_with("VNC_PORT=5900: user=me"), "{called}");
         assert_eq!(said("127.0.0.1:0"), "fine");
         assert_eq!(said("[::1]:0"), "fine");
         assert_eq!(said(&format!("unix:{}", folder.path().join("s").display())), "fine");

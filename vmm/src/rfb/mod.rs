@@ -17,6 +17,7 @@
 
 pub mod canvas;
 pub mod clipboard;
+pub mod complaints;
 pub mod crowd;
 pub mod encode;
 pub mod format;
@@ -55,6 +56,7 @@ use tokio::time::timeout;
 
 use self::canvas::{Canvas, Viewer};
 use self::clipboard::{Clipboard, Text};
+use self::complaints::Complaints;
 use self::crowd::Crowd;
 use self::format::PixelFormat;
 use self::handshake::Welcome;
@@ -164,6 +166,7 @@ pub struct Server {
     next: AtomicU64,
     places: Semaphore,
     strangers: Crowd,
+    complaints: Complaints,
     refusals: Semaphore,
     budget: Arc<Semaphore>,
     /// Who may encode now.
@@ -206,6 +209,7 @@ impl Server {
             next: AtomicU64::new(1),
             places: Semaphore::new(MOST),
             strangers: Crowd::new(STRANGERS, NEIGHBOURS),
+            complaints: Complaints::default(),
             refusals: Semaphore::new(REFUSALS),
             budget: Arc::new(Semaphore::new(BUDGET)),
             encoders: Arc::new(Semaphore::new(encoders())),
@@ -227,20 +231,20 @@ impl Server {
     pub async fn serve(self: Arc<Self>, rules: Arc<Rules>, stream: Wire, admission: Admission) {
         let peer = admission.peer.clone();
         let Ok(_place) = self.places.try_acquire() else {
-            return self.turn_away(stream, &peer).await;
+            return self.turn_away(stream, &admission).await;
         };
         let stranger = match admission.entry {
             Entry::Ask(door) => self.strangers.enter(door).map(Some),
             Entry::Open { .. } => Some(None),
         };
         let Some(stranger) = stranger else {
-            return self.turn_away(stream, &peer).await;
+            return self.turn_away(stream, &admission).await;
         };
         let greet = handshake::greet(&rules, &self.doors, stream, &admission);
-        let welcome = match timeout(HANDSHAKE, greet).await {
-            Ok(Ok(welcome)) => welcome,
-            Ok(Err(error)) => return tracing::info!("vnc: {peer} did not come in: {error:#}"),
-            Err(_) => return tracing::info!("vnc: {peer} did not come in: it said nothing more"),
+        let welcome = timeout(HANDSHAKE, greet).await.context("it said nothing more").flatten();
+        let welcome = match welcome {
+            Ok(welcome) => welcome,
+            Err(error) => return self.complain(&admission, &format!("did not come in: {error:#}")),
         };
         drop(stranger);
         match self.host(welcome, &peer, rules).await {
@@ -249,9 +253,16 @@ impl Server {
         }
     }
 
-    async fn turn_away(&self, mut stream: Wire, peer: &str) {
+    fn complain(&self, admission: &Admission, what: &str) {
+        // Who was let in elsewhere was counted there.
+        let Admission { peer, entry } = admission;
+        let door = if let Entry::Ask(door) = entry { *door } else { Door::Local };
+        self.complaints.log(door, &format!("vnc: {peer} {what}"));
+    }
+
+    async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
         let Ok(_turn) = self.refusals.try_acquire() else { return };
-        tracing::warn!("vnc: {peer} was turned away: too many clients are there");
+        self.complain(admission, "was turned away: too many clients are there");
         let reason = format!("too many clients are there: {MOST}, or {STRANGERS} at the door");
         timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
     }

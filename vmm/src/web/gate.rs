@@ -4,8 +4,11 @@
 //! for us. What changes or shows something is therefore for requests whose `Origin` is ours. And
 //! such a page can have its own name lead to our address (DNS rebinding): its origin then is what
 //! it calls us. It has no cookie then; but where no password is needed, only those may come in who
-//! call us by an address, `localhost`, or what `origin` says. What a proxy says of others counts
-//! when `proxy` names it, or it comes by a Unix socket.
+//! call us by an address, `localhost`, or what `origin` says. Where an owner said that everybody
+//! may, its pages show and change nothing, unless nobody else can have that name: one without a
+//! dot, one of a network at home, or one that a browser asked for by TLS, which ends at a proxy
+//! with a certificate for it. What a proxy says of others counts when `proxy` names it, or it comes
+//! by a Unix socket.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,8 +17,12 @@ use axum::http::{HeaderMap, StatusCode, header};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
+use super::known::{Origins, Proxies};
 use super::sessions::{Session, Sessions};
 use crate::rfb::security::{Door, Doors, Passwords, Right};
+
+/// What names end with that are of no use outside of a network (RFC 6761, 6762, 8375, clusters).
+const OWN: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa", ".svc", ".test"];
 
 /// How somebody is connected.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +42,40 @@ pub struct Rules {
     pub open: bool,
     /// Nobody may touch.
     pub view_only: bool,
+    /// Nobody minds what browsers call us.
+    pub any_name: bool,
     /// What browsers call us, besides what they ask for.
-    pub origin: Option<String>,
+    pub origins: Origins,
     /// Who may say for whom it asks.
-    pub proxy: Option<IpAddr>,
+    pub proxies: Proxies,
     /// What the window is called.
     pub name: String,
+    /// How these rules are set.
+    pub words: Words,
+}
+
+/// How options are called where they are set, for those who read why they are refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// Where we listen, if that is not `--web` and the place.
+    pub to: Option<String>,
+    /// What browsers call us.
+    pub origin: &'static str,
+    /// A password is asked for.
+    pub password: &'static str,
+    /// Nobody reads along.
+    pub tls: &'static str,
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self {
+            to: None,
+            origin: "--web ..,origin=",
+            password: "password=FILE",
+            tls: "tls-cert=FILE,tls-key=FILE",
+        }
+    }
 }
 
 /// Somebody who asks.
@@ -122,9 +157,7 @@ impl Gate {
     pub(super) fn asker(&self, line: Line, headers: &HeaderMap) -> Asker {
         let said = |name: &str| last(headers, name);
         let proxy = match line.address {
-            Some(address) => {
-                self.rules.proxy.is_some_and(|it| it.to_canonical() == address.to_canonical())
-            }
+            Some(address) => self.rules.proxies.have(address),
             None => true,
         };
         let told = |name| proxy.then(|| said(name)).flatten();
@@ -148,7 +181,7 @@ impl Gate {
             (None, None) if headers.contains_key(header::AUTHORIZATION) => return Ok(()),
             _ => String::new(),
         };
-        if self.rules.origin.as_ref().is_some_and(|it| it.eq_ignore_ascii_case(&origin)) {
+        if self.rules.origins.has(&origin) {
             return Ok(());
         }
         let same = origin.split_once("://").is_some_and(|(scheme, place)| {
@@ -158,15 +191,59 @@ impl Gate {
             };
             fits && !place.is_empty() && plain(scheme, place) == plain(scheme, &asker.host)
         });
-        if same {
+        if !same {
+            return Err(Refusal::Elsewhere(format!(
+                "This request is from `{}`, and this place is called `{}`: behind a proxy, set {}, \
+                 or have the proxy pass on the header Host.",
+                short(&origin),
+                short(&asker.host),
+                self.rules.words.origin
+            )));
+        }
+        self.own_name(asker, &origin)
+    }
+
+    /// Whether the page that asks could do what it is for. It shows why not; nobody sees what is
+    /// said of a WebSocket.
+    pub(super) fn own_page(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
+        let page = headers.get(header::REFERER).and_then(|it| it.to_str().ok());
+        let Some((scheme, rest)) = page.and_then(|it| it.split_once("://")) else { return Ok(()) };
+        let place = rest.split('/').next().unwrap_or_default().to_ascii_lowercase();
+        let scheme = scheme.to_ascii_lowercase();
+        if plain(&scheme, &place) != plain(&scheme, &asker.host) {
             return Ok(());
         }
+        self.own_name(asker, &format!("{scheme}://{place}"))
+    }
+
+    /// Refuses pages under names that anybody could have given us, where no password is asked for.
+    fn own_name(&self, asker: &Asker, origin: &str) -> Result<(), Refusal> {
+        let name = name_of(&asker.host);
+        let own = !self.rules.open
+            || self.rules.any_name
+            // We do not speak it, or with a certificate that nobody else's name is in.
+            || origin.starts_with("https://")
+            || self.is_known(name)
+            || !name.contains('.')
+            || OWN.iter().any(|end| name.trim_end_matches('.').ends_with(end));
+        if own {
+            return Ok(());
+        }
+        let Words { origin: set, password, .. } = self.rules.words;
         Err(Refusal::Elsewhere(format!(
-            "This request is from `{}`, and this place is called `{}`: behind a proxy, set --web \
-             ..,origin=, or have the proxy pass on the header Host.",
-            short(&origin),
-            short(&asker.host)
+            "Without a password, pages of `{}` may do nothing here, since that could be anybody's \
+             name: set {set} to `{}` if it is yours, or {password}, or come by its address.",
+            short(name),
+            short(origin)
         )))
+    }
+
+    /// Whether nobody else can be called so, or an owner has said it.
+    fn is_known(&self, name: &str) -> bool {
+        name == "localhost"
+            || name.ends_with(".localhost")
+            || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+            || self.rules.origins.hosts().any(|host| name_of(host) == name)
     }
 
     /// Whether somebody may come in, and to do what.
@@ -259,21 +336,13 @@ impl Gate {
     /// Refuses names that anybody could have given us.
     fn known_name(&self, asker: &Asker) -> Result<(), Refusal> {
         let name = name_of(&asker.host);
-        let named = |origin: &String| {
-            let origin = origin.to_ascii_lowercase();
-            origin.split_once("://").is_some_and(|(_, place)| name_of(place) == name)
-        };
-        let known = self.rules.open
-            || name == "localhost"
-            || name.ends_with(".localhost")
-            || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
-            || self.rules.origin.as_ref().is_some_and(named);
-        if known {
+        if self.rules.open || self.is_known(name) {
             return Ok(());
         }
+        let Words { origin, password, .. } = self.rules.words;
         Err(Refusal::Elsewhere(format!(
             "Without a password, this place has to be called by its address, and not `{}`: set \
-             --web ..,origin= to what the browser shows, or password=FILE.",
+             {origin} to what the browser shows, or {password}.",
             short(name)
         )))
     }
@@ -386,8 +455,8 @@ mod test {
         assert!(!same(&stranger, near(false), &told));
         let asker = stranger.asker(near(false), &headers(&told));
         assert_eq!((asker.peer.as_str(), asker.secure), ("127.0.0.1", None));
-        let proxy = Some("127.0.0.1".parse().unwrap());
-        let friend = Gate::new(Rules { proxy, ..Rules::default() });
+        let proxies = Proxies::read("127.0.0.0/8").unwrap();
+        let friend = Gate::new(Rules { proxies, ..Rules::default() });
         let socket = Line { address: None, tls: false };
         for (gate, line) in [(&friend, near(false)), (&stranger, socket)] {
             assert!(same(gate, line, &told));
@@ -395,8 +464,8 @@ mod test {
             assert_eq!((asker.peer.as_str(), asker.secure), ("10.0.0.7", Some(true)));
             assert_eq!(asker.door, Door::of("10.0.0.7".parse().unwrap()));
         }
-        let origin = Some("https://a.org".to_owned());
-        let configured = Gate::new(Rules { origin, ..Rules::default() });
+        let origins = Origins::read("https://a.org").unwrap();
+        let configured = Gate::new(Rules { origins, ..Rules::default() });
         assert!(same(&configured, near(false), &told[..2]));
     }
 
@@ -414,10 +483,51 @@ mod test {
         for host in ["evil.org:6080", "localhost.evil.org", "", "127.0.0.1.evil.org", "a:b"] {
             assert!(!comes(&gate, host), "{host}");
         }
-        let origin = Some("https://Vm.org:8443".to_owned());
-        let named = Gate::new(Rules { origin, ..Rules::default() });
+        let origins = Origins::read("https://Vm.org:8443").unwrap();
+        let named = Gate::new(Rules { origins, ..Rules::default() });
         assert!(comes(&named, "vm.org") && !comes(&named, "evil.org"));
         assert!(comes(&Gate::new(Rules { open: true, ..Rules::default() }), "any.org"));
+    }
+
+    #[test]
+    fn where_everybody_may_come_a_page_of_anybodys_name_may_not_ask() {
+        let words = Words { origin: "WEB_ORIGIN", password: "PROTECT=Y", ..Words::default() };
+        let origins = Origins::read("http://vm.example:8080").unwrap();
+        let rules = Rules { open: true, words, origins, ..Rules::default() };
+        let gate = Gate::new(rules);
+        let asks = |gate: &Gate, scheme: &str, host: &str| {
+            let headers = headers(&[("host", host), ("origin", &format!("{scheme}://{host}"))]);
+            gate.same_origin(&gate.asker(near(false), &headers), &headers)
+        };
+        for host in ["evil.example:8006", "evil.example", "evil.example.", "a.localhost.evil.org"] {
+            let refused = asks(&gate, "http", host).unwrap_err();
+            let says = refused.sentence();
+            assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+            assert!(says.contains("WEB_ORIGIN") && says.contains("PROTECT=Y"), "{says}");
+            assert!(says.contains(host), "{says}");
+            let page = headers(&[("host", host), ("referer", &format!("http://{host}/vm/"))]);
+            assert_eq!(gate.own_page(&gate.asker(near(false), &page), &page), Err(refused));
+            // TLS ends at a proxy that has a certificate for that name.
+            assert_eq!(asks(&gate, "https", host), Ok(()), "{host}");
+        }
+        for host in [
+            "192.0.2.1:8006",
+            "[fd00::1]:8006",
+            "localhost:8006",
+            "windows:8006",
+            "nas.local:8006",
+            "windows-service.windows.svc:8006",
+            "windows-service.windows.svc.cluster.local",
+            "vm.example:8080",
+        ] {
+            assert_eq!(asks(&gate, "http", host), Ok(()), "{host}");
+        }
+        let any = Gate::new(Rules { open: true, any_name: true, ..Rules::default() });
+        assert_eq!(asks(&any, "http", "evil.example:8006"), Ok(()));
+        // Where a password is asked for, such a page has no cookie.
+        let passwords = Passwords { full: Some("full".into()), ..Passwords::default() };
+        let asked = Gate::new(Rules { passwords, ..Rules::default() });
+        assert_eq!(asks(&asked, "http", "a.org"), Ok(()));
     }
 
     #[test]

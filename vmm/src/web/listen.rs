@@ -21,6 +21,7 @@ use tokio::net;
 use tokio::time::timeout;
 
 use super::gate::{Line, Rules};
+use super::known::{Origins, Proxies};
 use super::socket::Farewell;
 use super::stage::{More, Stage};
 use super::{Config, routes};
@@ -58,7 +59,7 @@ struct Inside {
     router: Router,
     tls: Option<tls::Files>,
     places: Crowd,
-    proxy: Option<IpAddr>,
+    proxies: Proxies,
 }
 
 impl Listener {
@@ -68,10 +69,7 @@ impl Listener {
     ///
     /// One sentence: what is in use, what is wrong with a file, or what would let everybody in.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        Self::open(config).with_context(|| match &config.to {
-            Some(place) => format!("--web {place}"),
-            None => "--web".into(),
-        })
+        Self::open(config).with_context(|| called(config))
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
@@ -85,30 +83,26 @@ impl Listener {
         };
         let passwords = listen::passwords(&secrets)?;
         let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
-        if let Some(origin) = &config.origin {
-            let place = origin.split_once("://").filter(|(scheme, _)| {
-                scheme.eq_ignore_ascii_case("https") || scheme.eq_ignore_ascii_case("http")
-            });
-            ensure!(
-                place.is_some_and(|(_, host)| !host.is_empty() && !host.contains('/')),
-                "origin={origin}: write it like https://example.org, without a path"
-            );
-        }
+        let origin = config.origin.as_deref().unwrap_or_default();
+        let origins = Origins::read(origin).with_context(|| format!("origin={origin}"))?;
         let open = config.auth == listen::Auth::None;
         let (unguarded, needed) = (!open && !passwords.are_needed(), passwords.are_needed());
         let socket = Socket::new(place, unguarded)?;
         if let (Socket::Tcp(socket), None, true) = (&socket, &tls, needed) {
             let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
             if far && config.proxy.is_none() {
-                tracing::warn!("--web {place}: without TLS (tls-cert) others can read passwords");
+                let (called, way) = (called(config), config.words.tls);
+                tracing::warn!("{called}: without TLS others can read passwords: {way}");
             }
         }
         let rules = Rules {
             passwords,
             open,
             view_only: config.view_only,
-            origin: config.origin.clone(),
-            proxy: config.proxy,
+            any_name: config.any_name,
+            origins,
+            proxies: config.proxy.clone().unwrap_or_default(),
+            words: config.words.clone(),
             name: config.name.clone().unwrap_or_else(|| "Transom".into()),
         };
         let length = rules.name.len();
@@ -143,10 +137,10 @@ impl Listener {
     ///
     /// When the runtime cannot take the socket.
     pub async fn run(self, stage: Arc<dyn Stage>, more: More) -> anyhow::Result<()> {
-        let proxy = self.rules.proxy.map(|it| it.to_canonical());
+        let proxies = self.rules.proxies.clone();
         let router = routes::router(stage, self.rules, self.farewell, more);
         let places = Crowd::new(MOST, EACH);
-        let inside = Arc::new(Inside { router, tls: self.tls, places, proxy });
+        let inside = Arc::new(Inside { router, tls: self.tls, places, proxies });
         match self.socket {
             Socket::Tcp(socket) => {
                 socket.set_nonblocking(true)?;
@@ -180,8 +174,7 @@ impl Listener {
 
 impl Inside {
     async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
-        let proxy = self.proxy == Some(address.to_canonical());
-        let door = if proxy { Door::Local } else { Door::of(address) };
+        let door = if self.proxies.have(address) { Door::Local } else { Door::of(address) };
         let Some(_place) = self.places.enter(door) else {
             return tracing::debug!("web: a connection too many from {address}");
         };
@@ -226,6 +219,15 @@ impl Inside {
             connection.as_mut().graceful_shutdown();
             timeout(LAST, connection).await.ok();
         }
+    }
+}
+
+/// The option that says where we listen.
+fn called(config: &Config) -> String {
+    match (&config.words.to, &config.to) {
+        (Some(option), _) => option.clone(),
+        (None, Some(place)) => format!("--web {place}"),
+        (None, None) => "--web".into(),
     }
 }
 

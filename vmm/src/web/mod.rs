@@ -13,19 +13,22 @@
 
 mod files;
 pub mod gate;
+pub mod known;
 pub mod listen;
 pub mod routes;
 mod sessions;
 pub mod socket;
 pub mod stage;
+pub mod talk;
 #[cfg(test)]
 mod test;
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::gate::Words;
+pub use self::known::Proxies;
 pub use crate::place::Place;
 pub use crate::rfb::listen::Auth;
 
@@ -54,13 +57,20 @@ pub struct Config {
     pub auth: Auth,
     /// Nobody may touch.
     pub view_only: bool,
-    /// What browsers call us, like `https://example.org`, where a proxy hides that.
+    /// What browsers call us, like `https://example.org`, where a proxy hides that, or nobody is
+    /// asked for a password; several with blanks between them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// The address of a proxy that may say for whom it asks.
+    /// The address of a proxy that may say for whom it asks, or a network of such.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub proxy: Option<IpAddr>,
+    pub proxy: Option<Proxies>,
     /// What the window is called.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// How all this is called where it is set.
+    #[serde(skip)]
+    pub words: Words,
+    /// Nobody minds what browsers call us.
+    #[serde(skip)]
+    pub any_name: bool,
 }

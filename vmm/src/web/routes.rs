@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::to_bytes;
 use axum::extract::{Extension, Path, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER, SET_COOKIE,
@@ -13,7 +13,6 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use hyper::upgrade::OnUpgrade;
 use percent_encoding::percent_decode_str;
 use serde_json::json;
 use tokio::time::timeout;
@@ -22,14 +21,14 @@ use super::files;
 use super::gate::{Asker, Gate, Line, Refusal, Rules};
 use super::socket::{self, Farewell};
 use super::stage::{More, Stage, Viewer};
+use super::talk;
+use crate::rfb::complaints::Complaints;
 use crate::rfb::security::Right;
 
 /// A name and a password are shorter.
 const LONGEST_FORM: usize = 4096;
 /// A form is on its way for no longer.
 const FORM: Duration = Duration::from_secs(10);
-/// From the answer to the WebSocket.
-const UPGRADE: Duration = Duration::from_secs(10);
 
 /// Said with every answer. Scripts and styles are files of ours, nothing is embedded elsewhere, and
 /// nothing that is no script is taken for one. noVNC draws cursors and pictures as `data:`.
@@ -51,6 +50,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// What the answers are made of.
 struct Web {
     gate: Gate,
+    complaints: Complaints,
     stage: Arc<dyn Stage>,
     farewell: Farewell,
 }
@@ -60,8 +60,10 @@ type Wire = Extension<Line>;
 
 /// All of it. Each request must carry a [`Line`] as its extension.
 pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
-    let web = Arc::new(Web { gate: Gate::new(rules), stage, farewell });
+    let (gate, complaints) = (Gate::new(rules), Complaints::default());
+    let web = Arc::new(Web { gate, complaints, stage, farewell });
     let guard = from_fn_with_state(web.clone(), guard);
+    let open = more.open.layer(from_fn_with_state(web.clone(), tell));
     // Where there are none it would panic.
     let inside = more.inside;
     let inside = if inside.has_routes() { inside.route_layer(guard) } else { inside };
@@ -73,7 +75,7 @@ pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: Mor
         .route("/websockify", get(websocket))
         .route("/files/{*path}", get(file))
         .with_state(web)
-        .merge(more.open)
+        .merge(open)
         .merge(inside)
         .fallback(|| async { (StatusCode::NOT_FOUND, "There is no such page.\n") })
         .layer(map_response(safe))
@@ -83,6 +85,18 @@ pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: Mor
 pub fn health() -> More {
     let open = Router::new().route("/healthz", get(|| async { "ok\n" }));
     More { open, ..More::default() }
+}
+
+/// Tells by which door somebody comes, who may be anybody.
+async fn tell(
+    State(web): Shared,
+    Extension(line): Wire,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let asker = web.gate.asker(line, request.headers());
+    request.extensions_mut().insert(asker.door);
+    next.run(request).await
 }
 
 /// Lets in those who may, with what changes something from pages of ours alone.
@@ -222,7 +236,8 @@ async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) 
 /// What the page needs to know before it begins.
 async fn session(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
     let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.stage.doors()) {
+    let own = web.gate.own_page(&asker, &headers);
+    match own.and_then(|()| web.gate.admit(&asker, &headers, web.stage.doors())) {
         Ok(guest) => {
             let access = if guest.right == Right::Full { "full" } else { "view" };
             let text = json!({ "access": access, "logout": guest.session.is_some() }).to_string();
@@ -245,23 +260,23 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
     let guest = match admitted {
         Ok(guest) => guest,
         Err(refusal) => {
-            tracing::info!("web: {} was refused: {}", asker.peer, refusal.sentence());
+            let line = format!("web: {} was refused: {}", asker.peer, refusal.sentence());
+            web.complaints.log(asker.door, &line);
             return refuse(&refusal);
         }
     };
-    let answer = match socket::accept(headers) {
-        Ok(answer) => answer,
-        Err((status, sentence)) => return (status, format!("{sentence}\n")).into_response(),
-    };
-    let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
-        return (StatusCode::UPGRADE_REQUIRED, "This needs HTTP/1.1.\n").into_response();
+    let (response, upgrade) = match talk::upgrade(&mut request) {
+        Ok(both) => both,
+        Err(response) => return response,
     };
     tokio::spawn(async move {
-        let Asker { peer, .. } = asker;
-        let upgraded = match timeout(UPGRADE, upgrade).await {
-            Ok(Ok(upgraded)) => upgraded,
-            Ok(Err(error)) => return tracing::info!("web: {peer} did not come in: {error}"),
-            Err(_) => return tracing::info!("web: {peer} did not come in"),
+        let Asker { peer, door, .. } = asker;
+        let upgraded = match talk::upgraded(upgrade).await {
+            Ok(upgraded) => upgraded,
+            Err(error) => {
+                let line = format!("web: {peer} did not come in: {error}");
+                return web.complaints.log(door, &line);
+            }
         };
         let line = Box::new(socket::Line::new(upgraded, &web.farewell).await);
         let view_only = guest.right == Right::View;
@@ -274,8 +289,6 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
             None => serve.await,
         }
     });
-    let mut response = (StatusCode::SWITCHING_PROTOCOLS, Body::empty()).into_response();
-    response.headers_mut().extend(answer);
     response
 }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::response::Response;
 
-pub use crate::rfb::security::Doors;
+pub use crate::rfb::crowd::Crowd;
+pub use crate::rfb::security::{Door, Doors};
 use crate::rfb::{self, Admission, Entry, Server, Wire};
 
 /// A screen, behind a gate that asks for passwords.
@@ -36,7 +37,7 @@ pub struct Viewer {
 /// What else is served at the same port.
 #[derive(Default)]
 pub struct More {
-    /// To everybody.
+    /// To everybody; each request carries its [`Door`].
     pub open: Router,
     /// To those whom the gate lets in; what changes something, to pages of ours alone.
     pub inside: Router,

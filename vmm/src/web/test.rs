@@ -338,6 +338,25 @@ async fn without_a_password_only_pages_of_ours_reach_the_screen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_everybody_may_come_pages_of_anybodys_name_do_not_reach_the_screen() {
+    let bench = bench(",auth=none,origin=http://vm.example");
+    let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
+    assert_eq!(bench.status(&rebound).await, 403);
+    // Its page says why.
+    let page = "Referer: http://evil.example:6080/";
+    let session = bench.ask("GET /session", &[rebound[0], page]).await;
+    assert_eq!(session.status, 403);
+    assert!(session.text().contains("origin="), "{}", session.text());
+    for own in [
+        ["Host: evil.example", "Origin: https://evil.example"],
+        ["Host: vm.example", "Origin: http://vm.example"],
+        ["Host: nas.local:6080", "Origin: http://nas.local:6080"],
+    ] {
+        assert_eq!(bench.status(&own).await, 101, "{own:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_password_opens_the_page_and_logging_out_closes_it() {
     let folder = tempfile::tempdir().unwrap();
     let full = secret(folder.path(), "full", "f u+ll");

@@ -1,0 +1,218 @@
+//! The jail of who looks after a machine that runs in another process, as `transom pod` does.
+//!
+//! Each thread enters for itself, since the kernel keeps all of this for a thread: one that serves
+//! others as soon as it starts, and the one that prepares the machine last. What is not allowed is
+//! refused with an error and ends nothing: whoever looks after a machine goes on doing so.
+
+use std::path::PathBuf;
+
+use rustix::process::getpid;
+pub use rustix::thread::CapabilitySet as Rights;
+use seccompiler::{BpfProgram, SeccompAction, SeccompCmpOp, SeccompFilter, TargetArch};
+
+use super::filter::{self, Calls, FCNTL, FILES, IOCTL, PLAIN, bits, flag, one_of, only};
+use super::paths::{self, Paths, Use};
+use super::user;
+
+/// What there is outside for a thread.
+#[derive(Clone, Debug, Default)]
+pub struct Walls {
+    /// Files and folders that are read.
+    pub read: Vec<PathBuf>,
+    /// Files that are written, too.
+    pub written: Vec<PathBuf>,
+    /// Folders that files are made in, and removed from.
+    pub own: Vec<PathBuf>,
+}
+
+/// What a watcher does, and a machine's process does not: whatever the arguments.
+const CALLS: &[i64] = &[
+    // Sockets to serve at, and to reach the guest's peers by.
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_socketpair,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendfile,
+    // Small files.
+    libc::SYS_access,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlinkat,
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_mkdir,
+    libc::SYS_mkdirat,
+    libc::SYS_rmdir,
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_copy_file_range,
+    libc::SYS_statfs,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_epoll_pwait2,
+    // The end of the machine's process.
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_pidfd_open,
+    // Who we are, and how much there is.
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getppid,
+    libc::SYS_getrlimit,
+    libc::SYS_getrusage,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+    // Threads that start later enter for themselves: none of these gives anything back.
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_seccomp,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_restrict_self,
+];
+
+const PRCTL: &[i32] = &[
+    libc::PR_SET_NAME,
+    libc::PR_GET_NAME,
+    libc::PR_SET_NO_NEW_PRIVS,
+    libc::PR_GET_NO_NEW_PRIVS,
+    libc::PR_CAP_AMBIENT,
+    libc::PR_CAPBSET_READ,
+    libc::PR_SET_SECCOMP,
+    libc::PR_GET_SECCOMP,
+];
+
+/// How many bytes can be read.
+const FIONREAD: u64 = 0x541b;
+
+fn allowed(child: Option<u32>) -> anyhow::Result<Calls> {
+    let plain = PLAIN.iter().chain(CALLS);
+    let mut calls: Calls = plain.map(|call| (*call, Vec::new())).collect();
+    calls.insert(libc::SYS_mmap, bits(2, flag(libc::PROT_EXEC), 0)?);
+    calls.insert(libc::SYS_mprotect, bits(2, flag(libc::PROT_EXEC), 0)?);
+    // Threads, and no processes or programs.
+    let thread = flag(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
+    calls.insert(libc::SYS_clone, bits(0, thread, thread)?);
+    let us = u64::from(getpid().as_raw_nonzero().get().unsigned_abs());
+    let ours: Vec<_> = [us].into_iter().chain(child.map(u64::from)).collect();
+    calls.insert(libc::SYS_kill, one_of(0, &ours)?);
+    calls.insert(libc::SYS_tgkill, one_of(0, &[us])?);
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].map(flag);
+    calls.insert(libc::SYS_socket, one_of(0, &families)?);
+    calls.insert(libc::SYS_prctl, one_of(0, &PRCTL.iter().copied().map(flag).collect::<Vec<_>>())?);
+    calls.insert(libc::SYS_fcntl, one_of(1, &FCNTL.iter().copied().map(flag).collect::<Vec<_>>())?);
+    calls.insert(libc::SYS_prlimit64, one_of(0, &[0])?);
+    let ioctls = FILES.iter().chain([&FIONREAD]);
+    let ioctls = ioctls.map(|code| only(1, SeccompCmpOp::MaskedEq(IOCTL), *code));
+    calls.insert(libc::SYS_ioctl, ioctls.collect::<anyhow::Result<_>>()?);
+    Ok(calls)
+}
+
+fn programs(child: Option<u32>) -> anyhow::Result<[BpfProgram; 2]> {
+    let error = |number: i32| SeccompAction::Errno(number.unsigned_abs());
+    let arch = TargetArch::x86_64;
+    // Its flags cannot be seen, and the C library takes the other call where it is not there.
+    let absent: Calls = [(libc::SYS_clone3, Vec::new())].into();
+    let mut list = allowed(child)?;
+    list.insert(libc::SYS_clone3, Vec::new());
+    let absent = SeccompFilter::new(absent, SeccompAction::Allow, error(libc::ENOSYS), arch)?;
+    let list = SeccompFilter::new(list, error(libc::EPERM), SeccompAction::Allow, arch)?;
+    Ok([absent.try_into()?, list.try_into()?])
+}
+
+impl Walls {
+    /// Enters, for this thread and those that it starts. These rights stay, and signals to the
+    /// process of the machine. What comes back is what could not be had, each with the reason.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses what it should not.
+    pub fn enter(&self, keep: Rights, child: Option<u32>) -> anyhow::Result<Vec<String>> {
+        let programs = programs(child)?;
+        let mut paths = Paths::default();
+        for (all, what) in
+            [(&self.read, Use::Read), (&self.written, Use::Write), (&self.own, Use::Own)]
+        {
+            all.iter().for_each(|path| paths.add(path, what));
+        }
+        let rules = paths.rules_for_files()?;
+        // No program is started any more: none has a right by that.
+        user::close_ways_back(Rights::empty())?;
+        user::drop_capabilities(keep)?;
+        let closed = paths::close(rules).map(drop);
+        let applied = filter::apply(&programs);
+        let lacks = [closed, applied].into_iter().filter_map(Result::err);
+        Ok(lacks.map(|error| format!("{error:#}")).collect())
+    }
+}
+
+/// Keeps these rights alone, for the programs that this thread starts: whoever their user is, they
+/// have them, and no others.
+///
+/// # Errors
+///
+/// When the kernel refuses, which it should not.
+pub fn keep_for_programs(rights: Rights) -> anyhow::Result<()> {
+    user::keep_for_programs(rights)
+}
+
+/// No other process of this user reads our memory, where passwords are, and none of it is in a core
+/// dump. This holds for all threads.
+///
+/// # Errors
+///
+/// When the kernel refuses, which it should not.
+pub fn hide() -> anyhow::Result<()> {
+    user::hide()
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs::{self, File};
+    use std::net::{TcpListener, TcpStream};
+    use std::process::Command;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn who_watches_serves_and_writes_its_own_and_nothing_else() {
+        let [own, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        fs::write(other.path().join("read"), "x").unwrap();
+        let [mine, theirs] = [&own, &other].map(|folder| folder.path().to_owned());
+        // What holds for the thread of this test would hold for the next one.
+        let thread = thread::spawn(move || {
+            let walls = Walls { own: vec![mine.clone()], ..Walls::default() };
+            let lacks = walls.enter(Rights::empty(), None).unwrap();
+            assert_eq!(lacks, Vec::<String>::new());
+            // Threads enter again.
+            let again = move || walls.enter(Rights::empty(), None).unwrap().len();
+            assert_eq!(thread::spawn(again).join().unwrap(), 0);
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let [new, last] = ["new", "last"].map(|name| mine.join(name));
+            fs::write(&new, "text").unwrap();
+            fs::rename(&new, &last).unwrap();
+            fs::remove_file(&last).unwrap();
+            assert!(File::open(theirs.join("read")).is_err());
+            assert!(File::create(theirs.join("new")).is_err());
+            assert!(Command::new("/bin/true").status().is_err());
+            assert!(rustix::process::test_kill_process(rustix::process::Pid::INIT).is_err());
+            let raw = rustix::net::SocketType::RAW;
+            assert!(rustix::net::socket(rustix::net::AddressFamily::PACKET, raw, None).is_err());
+            let status = fs::read_to_string("/proc/thread-self/status");
+            assert!(status.is_err(), "{status:?}");
+            let sets = rustix::thread::capabilities(None).unwrap();
+            assert!(sets.effective.is_empty() && sets.permitted.is_empty());
+        });
+        thread.join().unwrap();
+        assert!(fs::read(other.path().join("read")).is_ok());
+    }
+}

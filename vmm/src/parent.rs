@@ -1,0 +1,65 @@
+//! Who started the machine and looks after it: when that process ends, however it does, the machine
+//! has nobody to ask its guest to shut down, and ends too.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::Sender;
+use std::thread::Builder;
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use crate::control::{Command, Request};
+use crate::run::Notice;
+
+/// The number of a process, or nobody's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Parent(Option<i32>);
+
+impl TryFrom<String> for Parent {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let number = text.parse().ok().filter(|number| *number > 0);
+        let number = number.ok_or_else(|| format!("`{text}` is not the number of a process"))?;
+        Ok(Self(Some(number)))
+    }
+}
+
+impl From<Parent> for String {
+    fn from(parent: Parent) -> Self {
+        parent.0.map_or(Self::new(), |number| number.to_string())
+    }
+}
+
+impl Parent {
+    /// Opens it, while that is possible.
+    ///
+    /// # Errors
+    ///
+    /// When it has ended already.
+    pub fn open(self) -> anyhow::Result<Option<OwnedFd>> {
+        let Some(number) = self.0 else { return Ok(None) };
+        let pid = Pid::from_raw(number).context("a number of a process")?;
+        let opened = pidfd_open(pid, PidfdFlags::empty());
+        Ok(Some(opened.with_context(|| format!("--die-with {number}"))?))
+    }
+}
+
+/// Ends the machine with that process.
+///
+/// # Errors
+///
+/// When the host has no thread left.
+pub fn watch(parent: OwnedFd, tell: Sender<Notice>) -> anyhow::Result<()> {
+    let body = move || {
+        let mut fds = [PollFd::new(&parent, PollFlags::IN)];
+        while poll(&mut fds, None).is_err() {}
+        // Who is not there any more has ended already.
+        tell.send(Notice::Control(Request::unanswered(Command::Quit))).ok();
+    };
+    Builder::new().name("parent".into()).spawn(body).context("a thread for the parent")?;
+    Ok(())
+}
