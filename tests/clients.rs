@@ -41,9 +41,6 @@ const JPEG: [(&str, [f64; 10]); 2] = [
     (PAGE, [f64::INFINITY; 10]),
 ];
 
-/// Debian's, which has Debian's modules.
-const PYTHON: &str = "/usr/bin/python3";
-
 /// For `localhost`, signed by itself.
 const CERTIFICATE: &str = include_str!("clients/certificate.pem");
 const KEY: &str = include_str!("clients/key.pem");

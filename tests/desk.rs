@@ -3,6 +3,9 @@
 //! way; what is on the screen is read from its pixels.
 #![forbid(unsafe_code)]
 
+#[path = "desk/install.rs"]
+mod install;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -33,7 +36,12 @@ fn main() -> ExitCode {
         Test::new(name, move || firmware_is_used(release))
     };
     let name = "linux_is_used_through_a_viewer_and_a_browser";
-    let mut tests = vec![firmware("13"), Test::new(name, linux_is_used)];
+    let cd = "an_install_cd_is_seen_through_the_pod";
+    let mut tests = vec![
+        firmware("13"),
+        Test::new(name, linux_is_used),
+        Test::new(cd, install::is_seen_in_a_browser),
+    ];
     if lab::everything() {
         tests.push(firmware("12"));
     }

@@ -15,6 +15,7 @@ use transom_tests::guest::{Guest, Machine};
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::Linux;
 use transom_tests::suite::{Suite, Test};
+use transom_tests::tpm::Swtpm;
 use transom_tests::uefi;
 
 const BOOT: Duration = Duration::from_secs(300);
@@ -55,8 +56,9 @@ fn main() -> ExitCode {
 fn run(machine: Machine) -> anyhow::Result<Report> {
     let work = tempfile::tempdir()?;
     let vars = uefi::store(&lab::asset("OVMF_VARS_12")?, work.path())?;
+    let tpm = Swtpm::start()?;
     let guest = Guest::on(machine).cpus("2,sockets=1,cores=2,threads=1").memory("3072M");
-    let mut guest = guest.firmware(lab::asset("OVMF_CODE_12")?, vars);
+    let mut guest = guest.tpm(&tpm.path()).firmware(lab::asset("OVMF_CODE_12")?, vars);
     if machine == Machine::Qemu {
         guest = guest.word("-M").word("smm=off,hpet=off");
     }

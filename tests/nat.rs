@@ -2,12 +2,18 @@
 //! clients, a resolver's client and a server, HTTP clients and servers, pings and a sniffer, each
 //! in a network namespace of its own. Needs root.
 //!
+//! With `DHCP=Y` the guest is a host of the network outside: `beside` has these tests.
+//!
 //! This program is also what runs in the pod: with a word it starts the network, and leads frames
 //! between its tap and one in the guest's namespace, where no machine is needed then.
 #![forbid(unsafe_code)]
 
+#[path = "nat/beside.rs"]
+mod beside;
 #[path = "nat/pod.rs"]
 mod pod;
+#[path = "nat/six.rs"]
+mod six;
 #[path = "nat/town.rs"]
 mod town;
 
@@ -23,12 +29,17 @@ type Test = (&'static str, fn() -> anyhow::Result<()>);
 /// Variables of a pod.
 type Settings<'a> = &'a [(&'a str, &'a str)];
 
-const TESTS: [Test; 5] = [
+const TESTS: [Test; 10] = [
     ("the_guest_gets_its_address_and_reaches_what_is_outside", reaches_outside),
     ("what_arrives_at_the_pod_is_the_guests_but_for_what_is_kept", is_reached),
     ("packets_fit_the_pods_network", packets_fit),
     ("one_pod_does_not_disturb_another_and_nothing_is_left", leaves_nothing),
     ("what_is_missing_is_one_sentence", says_what_is_missing),
+    ("with_dhcp_the_guest_is_a_host_of_the_pods_network", beside::is_a_host),
+    ("a_killed_pods_card_is_replaced_and_none_is_left", beside::leaves_nothing),
+    ("the_guest_has_ipv6_where_the_pod_has_it", six::goes_outside),
+    ("ipv6_that_cannot_be_passed_on_stays_with_the_pod", six::stays),
+    ("what_is_missing_for_dhcp_is_one_sentence", beside::says_what_is_missing),
 ];
 
 fn main() -> ExitCode {
@@ -217,8 +228,8 @@ fn leaves_nothing() -> anyhow::Result<()> {
     ensure!(get("10.77.0.9")? == "one", "the first one is gone");
 
     one.kill()?;
-    let rules = run(&one.ns(), "nft list ruleset")?;
-    ensure!(rules.contains("table inet transom"), "rules survive their maker: {rules}");
+    // Who takes its rules away does so when it hears no more from it.
+    town::until("the end of the rules", || says(&one.ns(), "nft list ruleset", ""))?;
     let mut again = town.pod(9, &[])?;
     again.lease()?;
     ensure!(get("10.77.0.9")? == "one", "the new one does not reach its guest");

@@ -126,7 +126,21 @@ impl Machine {
     ///
     /// When the process is gone.
     pub fn memory_kib(&self, field: &str, ram_mib: u64) -> Result<u64> {
-        let path = format!("/proc/{}/smaps", self.child.id());
+        Self::memory_of(self.id(), field, ram_mib)
+    }
+
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The same of any process.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone.
+    pub fn memory_of(pid: u32, field: &str, ram_mib: u64) -> Result<u64> {
+        let path = format!("/proc/{pid}/smaps");
         let text = fs::read_to_string(&path).context(path)?;
         let (mut sum, mut ram) = (0, false);
         for line in text.lines() {

@@ -145,16 +145,33 @@ fn in_path(program: &str) -> Option<PathBuf> {
     env::split_paths(&paths).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
-/// What ships is what is measured: the release build.
 fn build() -> Result<PathBuf> {
+    Ok(release(&["vmm"])?.join("vmm"))
+}
+
+/// What ships is what is measured: where the release build of these packages is.
+///
+/// # Errors
+///
+/// When they cannot be built.
+pub fn release(packages: &[&str]) -> Result<PathBuf> {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(&top).args(["build", "--quiet", "--release", "--package", "vmm"]);
-    ensure!(cargo.status().context("cargo")?.success(), "vmm cannot be built");
+    cargo.current_dir(&top).args(["build", "--quiet", "--release", "--bins"]);
+    packages.iter().for_each(|name| _ = cargo.args(["--package", name]));
+    // Packages whose parts are in C look at what cargo tells of a benchmark, and would be built
+    // anew each time.
+    for (name, _) in env::vars_os() {
+        let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if name.to_str().is_some_and(|name| told.iter().any(|it| name.starts_with(it))) {
+            cargo.env_remove(name);
+        }
+    }
+    ensure!(cargo.status().context("cargo")?.success(), "{} cannot be built", packages.join(", "));
     // target/release/deps/BENCH
     let bench = env::current_exe()?;
     let target = bench.ancestors().nth(3).context("a benchmark in a target folder")?;
-    Ok(target.join("release/vmm"))
+    Ok(target.join("release"))
 }
 
 fn on(yes: bool) -> &'static str {

@@ -1,40 +1,95 @@
 //! Commands for people and for hooks, in the container where the pod runs.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpStream};
+pub mod exec;
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
-use vmm::control::{Client, Command};
+use anyhow::{Context as _, bail};
+use serde::Deserialize;
+use serde_json::Value;
+use vmm::control::Client;
 
 use crate::pod::child::program;
+use crate::pod::inquiry::{News, Question};
 use crate::pod::room::Room;
 use crate::settings::Settings;
+use crate::status::{Failure, Status};
+use crate::story::Line;
+use crate::web::Health;
 
 /// How long `shutdown --wait` waits between two looks.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// An answer comes within, and is no longer.
-const ANSWER: Duration = Duration::from_secs(5);
-const LONGEST: u64 = 64 << 10;
+/// An answer comes within: the longest wait of the pod's own, and some.
+const ANSWER: Duration = Duration::from_secs(120);
+const LEAST: Duration = Duration::from_millis(1);
+/// And is no longer.
+const LONGEST: u64 = 64 << 20;
+/// What is before an answer, and after it.
+const YES: &[u8] = b"{\"ok\":";
+const END: &[u8] = b"}\n";
 
-/// A connection to the machine of the pod.
-fn machine() -> anyhow::Result<Client> {
-    let room = Room::find().context("no machine runs here: `transom pod` has not started one")?;
-    Client::connect(&room.control())
+/// The pod that runs here.
+struct Pod(BufReader<UnixStream>);
+
+#[derive(Deserialize)]
+struct No {
+    error: String,
+    status: u8,
 }
 
-/// How the machine is, as JSON.
+impl Pod {
+    fn find() -> anyhow::Result<Self> {
+        let none = "no pod runs here: `transom pod` has not been started";
+        let room = Room::find().context(none)?;
+        let stream = UnixStream::connect(room.pod()).context(none)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Answers are waited for no longer than this, if it is said.
+    fn within(&self, time: Option<Duration>) -> anyhow::Result<()> {
+        // None at all would be for ever.
+        let time = time.unwrap_or(ANSWER).clamp(LEAST, ANSWER);
+        Ok(self.0.get_ref().set_read_timeout(Some(time))?)
+    }
+
+    /// Asks; what comes back is JSON.
+    fn ask(&mut self, question: &Question) -> anyhow::Result<Vec<u8>> {
+        let question = format!("{}\n", serde_json::to_string(question)?);
+        self.0.get_mut().write_all(question.as_bytes()).context("the pod has ended")?;
+        let mut line = Vec::new();
+        (&mut self.0).take(LONGEST).read_until(b'\n', &mut line).context("the pod")?;
+        if let Some(answer) = line.strip_prefix(YES).and_then(|it| it.strip_suffix(END)) {
+            let end = YES.len() + answer.len();
+            line.truncate(end);
+            line.drain(..YES.len());
+            return Ok(line);
+        }
+        let no: No = serde_json::from_slice(&line).context("the pod has ended")?;
+        Err(Failure::new(Status::of_code(no.status), no.error))
+    }
+}
+
+/// How the machine and its guest are, as JSON.
 ///
 /// # Errors
 ///
 /// When none runs here.
 pub fn status() -> anyhow::Result<String> {
-    let answer = machine()?.ask(&Command::Status)?;
-    Ok(format!("{answer:#}\n"))
+    let mut state: Value = serde_json::from_slice(&Pod::find()?.ask(&Question::State)?)?;
+    let mut machine = state["machine"].take();
+    let doing = state["pod"]["doing"].as_str().unwrap_or_default();
+    let told = machine.as_object_mut();
+    let told = told.with_context(|| format!("the machine does not run yet: {doing}"))?;
+    told.insert("agent".into(), state["agent"].take());
+    Ok(format!("{machine:#}\n"))
 }
 
 /// Asks the guest to shut down; with a time, waits until it is off.
@@ -43,7 +98,7 @@ pub fn status() -> anyhow::Result<String> {
 ///
 /// When it cannot be asked, or is not off in time.
 pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
-    machine()?.ask(&Command::PowerButton)?;
+    Pod::find()?.ask(&Question::Shutdown)?;
     let Some(wait) = wait else { return Ok(()) };
     let start = Instant::now();
     while start.elapsed() < wait {
@@ -53,6 +108,12 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
         std::thread::sleep(LOOK);
     }
     bail!("the guest is not off after {} s", wait.as_secs())
+}
+
+/// A connection to the machine of the pod.
+fn machine() -> anyhow::Result<Client> {
+    let room = Room::find().context("no machine runs here: `transom pod` has not started one")?;
+    Client::connect_within(&room.control(), ANSWER)
 }
 
 /// Writes what the screen shows as a PNG file.
@@ -65,28 +126,50 @@ pub fn screenshot(path: &Path) -> anyhow::Result<()> {
     std::fs::write(path, png).with_context(|| path.display().to_string())
 }
 
-/// What probes can ask, as words and as pages of the web port.
-pub const PROBES: [(&str, &str); 3] =
-    [("live", "/healthz"), ("started", "/startupz"), ("ready", "/readyz")];
+/// What probes can ask, in a word.
+pub const PROBES: [(&str, Health); 3] =
+    [("live", Health::Live), ("started", Health::Started), ("ready", Health::Ready)];
 
-/// Asks the web port of the pod for one of its pages of health, and tells what it says.
+/// Asks the pod for its health, and tells what it says.
 ///
 /// # Errors
 ///
 /// What it says, when that is no.
-pub fn probe(settings: &Settings, page: &str) -> anyhow::Result<String> {
-    ensure!(settings.screen.web, "WEB=N: there is no web port to ask");
-    let port = u16::try_from(settings.screen.web_port.0)?;
-    let place = format!("port {port}");
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).context(place.clone())?;
-    stream.set_read_timeout(Some(ANSWER))?;
-    write!(stream, "GET {page} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.take(LONGEST).read_to_string(&mut answer).context(place)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no answer of HTTP")?;
-    let status = head.split(' ').nth(1).unwrap_or_default();
-    ensure!(status == "200", "{}", body.trim_end());
-    Ok(body.to_owned())
+pub fn probe(of: Health) -> anyhow::Result<String> {
+    Ok(serde_json::from_slice(&Pod::find()?.ask(&Question::Health { of })?)?)
+}
+
+/// Gives each line of the log to `tell`, until that has enough: those that are kept, and with
+/// `follow` those that come.
+///
+/// # Errors
+///
+/// When no pod runs here, or nobody reads.
+pub fn logs(
+    follow: bool,
+    mut tell: impl FnMut(u64, &Line) -> std::io::Result<()>,
+) -> anyhow::Result<()> {
+    let mut pod = Pod::find()?;
+    let (mut after, mut wait) = (0, false);
+    loop {
+        let news = match pod.ask(&Question::Log { after, wait }) {
+            Ok(news) => news,
+            // It ends some time, and has said all then.
+            Err(_) if wait => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let News { lines, count } = serde_json::from_slice(&news)?;
+        let first = count.saturating_sub(lines.len() as u64);
+        for (number, line) in (first + 1..).zip(&lines) {
+            if tell(number, line).is_err() {
+                return Ok(());
+            }
+        }
+        if !follow {
+            return Ok(());
+        }
+        (after, wait) = (count, true);
+    }
 }
 
 /// Becomes `vmm doctor`, which looks at this host and at the volume.

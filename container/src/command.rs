@@ -6,6 +6,9 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use serde_json::json;
+
+use crate::ask::exec;
 use crate::plan::Plan;
 use crate::settings::Settings;
 use crate::settings::environment::{self, Environment};
@@ -39,15 +42,32 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "status",
         usage: "",
-        help: "How the machine of the pod is, as JSON.",
+        help: "How the machine of the pod is, as JSON, and its guest if an agent in it answers.",
         run: show_status,
     },
     Verb {
         name: "shutdown",
         usage: "[--wait SECONDS]",
-        help: "Asks the guest to shut down, as its power button does; with --wait, waits until it \
-               is off.",
+        help: "Asks the guest to shut down, as its power button does, and by its agent; with \
+               --wait, waits until it is off.",
         run: shut_down,
+    },
+    Verb {
+        name: "exec",
+        usage: "[--timeout SECONDS] [-i] [--] PROGRAM [ARGUMENT...]",
+        help: "Runs a program in the guest, through the agent there (qemu-guest-agent), prints \
+               what it wrote and ends with its status; 128 and the number of a signal, 255 for \
+               what is no status here. With -i (--interactive) it reads what comes at standard \
+               input until that ends, up to 1 MiB. 124: it takes too long, and goes on; 125: no \
+               agent answers; 126: it cannot be run; 127: there is none.",
+        run: execute,
+    },
+    Verb {
+        name: "logs",
+        usage: "[--follow] [--json]",
+        help: "What the pod has said since its start, up to 2000 lines; with --follow also what \
+               it says from now on; with --json an object a line.",
+        run: show_logs,
     },
     Verb {
         name: "probe",
@@ -104,7 +124,9 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
     let Some(verb) = VERBS.iter().find(|verb| verb.name == name) else {
         return Err(usage(format!("there is no command {name}: `transom help` lists them")));
     };
-    if words.iter().any(|word| word == "--help" || word == "-h") {
+    // What follows a program is for that.
+    let own = if verb.name == "exec" { words.len().min(1) } else { words.len() };
+    if words[..own].iter().any(|word| word == "--help" || word == "-h") {
         return explain(&[verb.name.to_owned()]);
     }
     (verb.run)(&words)
@@ -147,15 +169,71 @@ fn shut_down(words: &[String]) -> anyhow::Result<u8> {
     Ok(0)
 }
 
+fn execute(words: &[String]) -> anyhow::Result<u8> {
+    let (mut words, mut limit, mut reads) = (words, None, false);
+    loop {
+        match words {
+            [option, seconds, rest @ ..] if option == "--timeout" => {
+                let number = seconds.parse().ok().map(Duration::from_secs);
+                let number = number.ok_or_else(|| usage(format!("{option} {seconds}: seconds")));
+                (limit, words) = (Some(number?), rest);
+            }
+            [option, rest @ ..] if option == "-i" || option == "--interactive" => {
+                (reads, words) = (true, rest);
+            }
+            [end, rest @ ..] if end == "--" => {
+                words = rest;
+                break;
+            }
+            [option, ..] if option.starts_with('-') => {
+                return Err(usage(format!("exec has no {option}, or a word is missing after it")));
+            }
+            _ => break,
+        }
+    }
+    let [program, rest @ ..] = words else { return Err(usage("exec takes a program")) };
+    let input = if reads { Some(exec::input(std::io::stdin())?) } else { None };
+    let ended = exec::run(program, rest, input, limit)?;
+    // Readers that left are no error of ours.
+    std::io::stdout().write_all(&ended.output).ok();
+    let mut errors = std::io::stderr();
+    errors.write_all(&ended.errors).ok();
+    if ended.cut {
+        writeln!(errors, "transom: it wrote more than its agent keeps").ok();
+    }
+    if let Some(status) = ended.odd {
+        writeln!(errors, "transom: it ended with {status}").ok();
+    }
+    Ok(ended.status)
+}
+
+fn show_logs(words: &[String]) -> anyhow::Result<u8> {
+    let has = |name: &str| words.iter().any(|word| word == name);
+    let (follow, json) = (has("--follow") || has("-f"), has("--json"));
+    if let Some(word) = words.iter().find(|it| !["--follow", "-f", "--json"].contains(&&***it)) {
+        return Err(usage(format!("logs takes --follow and --json, and no {word}")));
+    }
+    let mut out = std::io::stdout();
+    ask::logs(follow, |number, line| {
+        if !json {
+            return writeln!(out, "{:>5} {}", line.level, line.text);
+        }
+        let (seconds, level, text) = (line.seconds, &line.level, &line.text);
+        let line = json!({ "number": number, "seconds": seconds, "level": level, "text": text });
+        writeln!(out, "{line}")
+    })?;
+    Ok(0)
+}
+
 fn probe(words: &[String]) -> anyhow::Result<u8> {
     let word = match words {
         [] => "ready",
         [word] => word.as_str(),
         _ => return Err(usage("probe takes one word: live, started or ready")),
     };
-    let page = ask::PROBES.iter().find(|(name, _)| *name == word);
-    let (_, page) = page.ok_or_else(|| usage(format!("there is no probe {word}")))?;
-    print(&ask::probe(&settings()?, page)?)
+    let health = ask::PROBES.iter().find(|(name, _)| *name == word);
+    let (_, health) = health.ok_or_else(|| usage(format!("there is no probe {word}")))?;
+    print(&ask::probe(*health)?)
 }
 
 fn doctor(words: &[String]) -> anyhow::Result<u8> {

@@ -123,6 +123,7 @@ Those of the reference image, where it has one.
 | 13 | `STORAGE` is missing or cannot be written |
 | 15 | `CPU_CORES` |
 | 16 | `RAM_SIZE` |
+| 20 | `DHCP` |
 | 24 | the network |
 | 28 | a MAC address or a mask |
 | 29 | a kind of network that cannot be served |
@@ -134,6 +135,10 @@ Those of the reference image, where it has one.
 | 68 | what is to be downloaded cannot be had |
 | 73 | the size or kind of a disk |
 | 88 | no KVM |
+| 124 | `transom exec`: the program takes longer than `--timeout` |
+| 125 | `transom exec`: no agent answers in the guest |
+| 126 | `transom exec`: the agent cannot run the program |
+| 127 | `transom exec`: there is no such program in the guest |
 ";
 
 #[cfg(test)]

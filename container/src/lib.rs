@@ -1,9 +1,14 @@
 //! The entry point of the container image: what the environment says, and what becomes of it.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod ask;
 pub mod command;
+pub mod disks;
+pub mod firmware;
 pub mod help;
+pub mod jail;
+pub mod log;
 pub mod net;
 pub mod plan;
 pub mod pod;

@@ -1,11 +1,16 @@
 //! The guest's network.
 //!
-//! `dhcp` and `dns` answer what the guest asks the pod, in any mode; `nat` gives it a tap of the
-//! pod with address translation; `user` makes its connections the pod's own.
+//! `dhcp` and `dns` answer what the guest asks the pod, where its network is the pod's; `nat` gives
+//! it a tap of the pod with address translation; `macvtap` a card of its own on the pod's network;
+//! `user` makes its connections the pod's own. `link` knows and makes interfaces, and `right` what
+//! is needed for that.
 
 pub mod dhcp;
 pub mod dns;
+mod link;
+pub mod macvtap;
 pub mod nat;
 pub mod relay;
 pub mod resolv;
+mod right;
 pub mod user;

@@ -1,12 +1,15 @@
 //! What the pod would do: settings, sizes and source, from the environment and the host.
 
+mod notes;
+
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use crate::disks::{self, Disk, Found, below};
+use crate::firmware;
+use crate::pod::machine;
 use crate::settings::Settings;
 use crate::settings::environment::{self, Environment, Said};
 use crate::settings::host::Host;
@@ -49,13 +52,29 @@ impl Plan {
     ///
     /// When a variable makes no sense, or the machine cannot be made.
     pub fn make(environment: &Environment, root: &Path) -> anyhow::Result<Self> {
-        let said = environment::read(environment)?;
+        let mut said = environment::read(environment)?;
         let volume = below(root, &said.settings.storage.folder);
-        let host = Host::read(root, &volume);
+        firmware::recall(&mut said, &volume)?;
+        let disk = disks::find(0, &said.settings, root)?;
+        let mut host = Host::read(root, &volume);
+        if let Some(found) = &disk {
+            let own = found.own.then_some(&found.disk);
+            host.disk = Some(own.and_then(Disk::length).unwrap_or(0));
+            host.room = host.room.map(|room| room + own.map_or(0, Disk::taken));
+        }
+        for (number, room) in (1..).zip(&mut host.rooms) {
+            let found = disks::find(number, &said.settings, root)?.filter(|found| found.own);
+            *room = room.map(|room| room + found.map_or(0, |found| found.disk.taken()));
+        }
         let (sizes, notes) = settle(&said, &host)?;
-        let source = source(&said.settings, root)?;
-        let warnings = said.warnings.iter().cloned().chain(notes).collect();
-        Ok(Self { said, sizes, source, warnings })
+        let source = source(&said.settings, root, disk)?;
+        firmware::suit(&mut said, &source);
+        let mut warnings = said.warnings.clone();
+        warnings.extend(notes);
+        warnings.extend(notes::notes(&said, &source, root));
+        let plan = Self { said, sizes, source, warnings };
+        machine::check(&plan)?;
+        Ok(plan)
     }
 
     /// What is missing to do it, if something is.
@@ -72,23 +91,15 @@ impl Plan {
     }
 }
 
-/// A whole path as it is below another root.
-fn below(root: &Path, path: &Path) -> PathBuf {
-    root.join(path.strip_prefix("/").unwrap_or(path))
-}
-
 /// What there is to run: the probe, the disk that has Windows, a medium, or nothing yet.
-fn source(settings: &Settings, root: &Path) -> anyhow::Result<Source> {
+fn source(settings: &Settings, root: &Path, disk: Option<Found>) -> anyhow::Result<Source> {
     if settings.windows.version == Version::Probe {
         return Ok(Source::Probe);
     }
     let volume = below(root, &settings.storage.folder);
     // A medium that the user gives goes first, but not over a disk that already has Windows.
     let app = settings.pod.app.0.to_lowercase();
-    let name = &settings.storage.name.0;
-    let disks = ["img", "qcow2"].map(|end| volume.join(format!("{name}.{end}")));
-    let disk = disks.into_iter().find(|path| path.metadata().is_ok_and(|it| it.len() > 0));
-    let disk = disk.filter(|path| written(path));
+    let disk = disk.map(|found| found.disk).filter(Disk::is_written).map(|disk| disk.path);
     if let Some(disk) = disk.clone().filter(|_| volume.join(format!("{app}.boot")).exists()) {
         return Ok(Source::Disk(disk));
     }
@@ -123,14 +134,6 @@ fn source(settings: &Settings, root: &Path) -> anyhow::Result<Source> {
         }
         version => Ok(Source::Download(version.clone())),
     }
-}
-
-/// Whether something was written where every partition table begins. What cannot be read is taken
-/// for written.
-fn written(disk: &Path) -> bool {
-    let mut start = Vec::new();
-    let read = File::open(disk).and_then(|file| file.take(100 << 10).read_to_end(&mut start));
-    read.is_err() || start.iter().any(|byte| *byte != 0)
 }
 
 /// The entry of a folder with this name, in any case.
@@ -231,6 +234,7 @@ mod test {
     use std::fs;
 
     use super::*;
+    use crate::settings::Boot;
 
     /// A host with 16 GiB and a volume with these files.
     fn plan(words: &[(&str, &str)], files: &[&str]) -> anyhow::Result<Plan> {
@@ -287,6 +291,43 @@ mod test {
         assert_eq!(end(&unmarked.source), "custom.iso");
         let alone = plan(&[], &["storage/data.qcow2"]).unwrap();
         assert_eq!(end(&alone.source), "data.qcow2");
+    }
+
+    #[test]
+    fn a_mark_without_its_disk_marks_nothing() {
+        let gone = ["storage/windows.boot", "custom.iso"];
+        assert_eq!(end(&plan(&[], &gone).unwrap().source), "custom.iso");
+        let live = ["storage/data.img", "storage/windows.boot", "custom.iso"];
+        let without = plan(&[("DISK_DISABLE", "Y")], &live).unwrap();
+        assert_eq!(end(&without.source), "custom.iso");
+        let lent = ["data.raw", "storage/windows.boot", "custom.iso"];
+        assert_eq!(end(&plan(&[], &lent).unwrap().source), "data.raw");
+    }
+
+    #[test]
+    fn windows_11_that_a_person_installs_gets_what_its_setup_insists_on() {
+        let mode = |words: &[(&str, &str)], files: &[&str]| {
+            plan(words, files).unwrap().said.settings.machine.boot
+        };
+        let manual = ("MANUAL", "Y");
+        assert_eq!(mode(&[manual], &["custom.iso"]), Boot::Secure);
+        let said = [manual, ("BOOT_MODE", "windows")];
+        assert_eq!(mode(&said, &["custom.iso"]), Boot::Uefi);
+        assert_eq!(mode(&[manual, ("VERSION", "10")], &["custom.iso"]), Boot::Uefi);
+        assert_eq!(mode(&[manual], &["storage/data.img", "storage/windows.boot"]), Boot::Uefi);
+    }
+
+    #[test]
+    fn what_the_machine_cannot_be_is_known_before_anything_is_made() {
+        for (words, status) in [
+            (("DISK_TYPE", "sata"), Status::Disk),
+            (("WIDTH", "320"), Status::Usage),
+            (("DEVICE3", "/dev/null"), Status::Missing),
+        ] {
+            let error = plan(&[words], &["custom.iso"]).unwrap_err();
+            assert_eq!(Failure::status(&error), status, "{words:?}: {error:#}");
+            assert!(error.to_string().starts_with(words.0), "{error:#}");
+        }
     }
 
     #[test]

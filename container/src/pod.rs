@@ -1,16 +1,20 @@
 //! The pod: from the environment to a machine that runs, and to its end. This is the recipe.
 
+pub mod asked;
+pub mod balloon;
 pub mod child;
 pub mod console;
 pub mod guard;
+pub mod inquiry;
 pub mod machine;
 pub mod network;
 pub mod room;
 pub mod stop;
+mod tpm;
 pub mod volume;
 
 use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -20,26 +24,34 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::runtime::Builder;
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
+use self::balloon::Balloon;
 use self::child::{Child, Manner, News};
 use self::console::Told;
 use self::guard::Guard;
 use self::machine::Parts;
-use self::network::Network;
+use self::network::{Network, Place};
 use self::room::Room;
 use self::stop::{Budget, Signals};
-use self::volume::{Disk, Volume};
+use self::tpm::Tpm;
+use self::volume::Volume;
+use crate::agent::Agent;
+use crate::firmware;
+use crate::jail::{self, Rights};
 use crate::plan::{Plan, Source};
-use crate::settings::Format;
 use crate::settings::environment::Environment;
-use crate::settings::translate::Serial;
+use crate::settings::translate::{Display, Serial};
+use crate::settings::{Boot, Settings};
 use crate::status::{Failure, Status};
-use crate::story::{Phase, Story};
+use crate::story::{Phase, Story, ear};
 use crate::web::{self, Front};
 
 /// Firmware that has started nothing after so long is worth a look.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Those who look hear why it ends.
+const LAST_WORD: Duration = Duration::from_millis(200);
 /// What viewers and other tasks may still say at the end.
 const PARTING: Duration = Duration::from_secs(1);
 
@@ -49,14 +61,22 @@ const PARTING: Duration = Duration::from_secs(1);
 ///
 /// One sentence: what is missing or wrong, and the way out.
 pub fn run(environment: &Environment) -> anyhow::Result<u8> {
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(2)
+    // One thread has rights, and gives them up as a whole; whoever helps it has none at all.
+    let runtime = Builder::new_current_thread()
         .thread_keep_alive(Duration::from_secs(5))
         .thread_name("pod")
+        .on_thread_start(jail::serve)
         .enable_all()
         .build()
         .context("threads")?;
-    let status = runtime.block_on(live(environment));
+    let story = Story::new();
+    ear::hear(&story);
+    let status = runtime.block_on(async {
+        let status = live(environment, &story).await;
+        let failed = status.as_ref().is_err_and(|error| story.fail(&format!("{error:#}")));
+        sleep(if failed { LAST_WORD } else { Duration::ZERO }).await;
+        status
+    });
     runtime.shutdown_timeout(PARTING);
     status
 }
@@ -70,10 +90,12 @@ struct Pod {
     guard: Guard,
     story: Arc<Story>,
     /// Where the guest is, once that is known.
-    guest: Arc<OnceLock<IpAddr>>,
+    guest: Arc<OnceLock<Place>>,
+    /// The guest's own hand.
+    agent: Arc<Agent>,
 }
 
-async fn live(environment: &Environment) -> anyhow::Result<u8> {
+async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u8> {
     let mut signals = Signals::catch()?;
     let plan = Plan::make(environment, Path::new("/"))?;
     for warning in &plan.warnings {
@@ -85,19 +107,28 @@ async fn live(environment: &Environment) -> anyhow::Result<u8> {
     }
     check_kvm(Path::new("/dev/kvm"))?;
     let room = Room::make()?;
+    // Not before: until then the machine of a pod that was killed may have it.
+    check_vnc(&plan.said.settings)?;
     let volume = match plan.source {
         Source::Probe => None,
-        _ => Some(Volume::open(&plan.said.settings)?),
+        _ => Some(Volume::open(&plan.said.settings, &plan.source)?),
     };
+    let storage = volume.as_ref().map(|_| plan.said.settings.storage.folder.as_path());
+    jail::build(&[Some(room.folder()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &room)?;
-    let (story, guest) = (Story::new(), Arc::<OnceLock<IpAddr>>::default());
-    let front = Front::new(story.clone(), room.clone(), &plan, guest.clone());
-    let pod = Pod { plan, volume, room, guard, story, guest };
-    let served = web::open(&pod.plan.said.settings, &pod.guard, front)?.map(tokio::spawn);
+    let guest = Arc::<OnceLock<Place>>::default();
+    let agent = Arc::new(Agent::new(room.agent()));
+    let front = Front::new(story.clone(), room.clone(), &plan, guest.clone(), agent.clone());
+    let front = Arc::new(front);
+    let pod = Arc::new(Pod { plan, volume, room, guard, story: story.clone(), guest, agent });
+    let served = web::open(&pod.plan.said.settings, &pod.guard, &front)?.map(tokio::spawn);
+    let asked = inquiry::open(&pod.room.pod(), front).map(tokio::spawn)?;
     let status = tokio::select! {
         started = pod.start() => {
             let (child, news, network) = started?;
+            let kept = tokio::spawn(pod.agent.clone().keep(pod.story.clone()));
             let status = pod.watch((child, news), &mut signals).await;
+            kept.abort();
             network.end().await;
             status
         }
@@ -106,6 +137,7 @@ async fn live(environment: &Environment) -> anyhow::Result<u8> {
     if let Some(served) = served {
         served.abort();
     }
+    asked.abort();
     status
 }
 
@@ -132,22 +164,33 @@ fn check_kvm(path: &Path) -> anyhow::Result<()> {
     Err(Failure::new(Status::NoKvm, format!("{}: {error}: {out}", path.display())))
 }
 
+/// The machine would say it in its own words, when all else is ready.
+fn check_vnc(settings: &Settings) -> anyhow::Result<()> {
+    if !matches!(settings.screen.display.is, Display::Web | Display::Vnc) {
+        return Ok(());
+    }
+    let port = u16::try_from(settings.screen.vnc_port.0)?;
+    let Err(error) = TcpListener::bind(("::", port)) else { return Ok(()) };
+    if error.kind() != ErrorKind::AddrInUse {
+        // Of a pod without IPv6 it says nothing.
+        return Ok(());
+    }
+    let sentence = format!("VNC_PORT={port}: {error}: end the program that has it, or set another");
+    Err(Failure::new(Status::Failed, sentence))
+}
+
 impl Pod {
     /// Makes ready what the machine needs, and starts it.
-    async fn start(&self) -> anyhow::Result<(Child, News, Network)> {
+    async fn start(self: &Arc<Self>) -> anyhow::Result<(Child, News, Network)> {
         let settings = &self.plan.said.settings;
         self.story.step("Preparing the machine…");
-        let mut parts = Parts {
-            control: self.room.control(),
-            doors: self.guard.doors(settings, &self.room),
-            ..Parts::default()
-        };
-        if let Some(volume) = &self.volume {
-            self.store(volume, &mut parts)?;
-        }
+        let pod = self.clone();
+        let mut parts = apart("volume", move || pod.parts()).await?;
         let processors = self.plan.sizes.processors;
-        let network = Network::make(settings, processors, &self.room, &self.story).await;
+        let mut network = Network::make(settings, processors, &self.room, &self.story).await?;
         parts.cable = network.cable(settings)?;
+        let tpm = self.tpm()?;
+        parts.tpm = tpm.is_some().then(|| self.room.tpm());
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
         }
@@ -165,19 +208,64 @@ impl Pod {
             zone: if utc { Some("UTC") } else { zone },
             quiet: settings.machine.serial.is == Serial::None,
         };
-        let child = Child::start(&config, self.room.control(), &self.story, manner);
-        let (child, news) = child.await?;
+        let (mut child, news) = Child::start(self.room.control(), &self.story, manner)?;
+        network.handed_over();
+        child.keep(tpm);
+        jail::close(self.rights(), child.id())?;
+        child.tell(&config).await?;
         Ok((child, news, network))
+    }
+
+    /// The machine's TPM, if it has one.
+    fn tpm(&self) -> anyhow::Result<Option<Tpm>> {
+        let machine = &self.plan.said.settings.machine;
+        let wanted = machine.tpm.unwrap_or(machine.boot == Boot::Secure);
+        let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
+        let memory = volume.tpm(machine.boot, machine.clear)?;
+        Tpm::start(memory, &self.room.tpm()).map(Some)
+    }
+
+    /// What the end needs, and writing on the volume until then.
+    fn rights(&self) -> Rights {
+        let us = rustix::process::geteuid();
+        let mut rights = Rights::empty();
+        // The machine is another user where we are root.
+        rights.set(Rights::KILL, us.is_root());
+        let settings = &self.plan.said.settings;
+        // A card on the pod's own network is there until it is deleted.
+        rights.set(Rights::NET_ADMIN, settings.network.dhcp);
+        let folder = &settings.storage.folder;
+        let foreign = |told: std::fs::Metadata| told.uid() != us.as_raw();
+        let foreign = std::fs::metadata(folder).is_ok_and(foreign);
+        rights.set(Rights::DAC_OVERRIDE, us.is_root() && self.volume.is_some() && foreign);
+        rights
+    }
+
+    /// What the machine is made of but for its network.
+    fn parts(&self) -> anyhow::Result<Parts> {
+        let settings = &self.plan.said.settings;
+        let mut parts = Parts {
+            control: self.room.control(),
+            agent: self.room.agent(),
+            doors: self.guard.doors(settings, &self.room),
+            ..Parts::default()
+        };
+        if let Some(volume) = &self.volume {
+            self.store(volume, &mut parts)?;
+        }
+        Ok(parts)
     }
 
     /// Disks, media and the firmware's memory.
     fn store(&self, volume: &Volume, parts: &mut Parts) -> anyhow::Result<()> {
         let settings = &self.plan.said.settings;
-        let (code, template) = volume::firmware()?;
-        let vars = volume.vars(&template, settings.machine.clear)?;
+        let boot = settings.machine.boot;
+        let (code, template) = firmware::find(boot, Path::new("/"))?;
+        let vars = volume.vars(boot, &template, settings.machine.clear)?;
+        volume.remember(boot)?;
         parts.firmware = Some((code, vars));
         let (root, folder) = (Path::new("/"), &settings.storage.folder);
-        parts.media.extend(machine::rescue(root, folder));
+        parts.rescue = machine::rescue(root, folder);
         if let Source::Medium(medium) = &self.plan.source {
             parts.media.push(medium.clone());
         }
@@ -185,16 +273,10 @@ impl Pod {
         if settings.disk.disable {
             return Ok(());
         }
-        let first = match (volume::first_device(settings)?, &self.plan.source) {
-            (Some(device), _) => device,
-            (None, Source::Disk(path)) if !volume.is_own(path) => {
-                let qcow2 = path.extension().is_some_and(|end| end == "qcow2");
-                let format = if qcow2 { Format::Qcow2 } else { Format::Raw };
-                Disk { path: path.clone(), format }
-            }
-            _ => volume.disk(settings, self.plan.sizes.disk, &self.story)?,
-        };
-        parts.disks.push(first);
+        if volume.has_booted() && !matches!(self.plan.source, Source::Disk(_)) {
+            volume.forget_booted()?;
+        }
+        parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
         parts.disks.extend(volume::more(settings, &self.plan.sizes.more, &self.story)?);
         Ok(())
     }
@@ -213,6 +295,8 @@ impl Pod {
         if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
+        let settings = &self.plan.said.settings.balloon;
+        let mut balloon = Balloon::steer(settings, self.plan.sizes.memory, &self.room.control());
         loop {
             tokio::select! {
                 ended = child.end() => return self.ended(ended?),
@@ -225,7 +309,8 @@ impl Pod {
                     Told::Nothing if from_disk => {}
                     Told::Nothing => {
                         child.kill();
-                        return Err(nothing_starts(&self.plan.source, &last));
+                        let boot = self.plan.said.settings.machine.boot;
+                        return Err(nothing_starts(&self.plan.source, boot, &last));
                     }
                 },
                 () = &mut patience, if !started => {
@@ -239,8 +324,12 @@ impl Pod {
                     self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
                     let asks = self.plan.said.settings.pod.shutdown
                         && (from_disk || self.volume.is_none());
+                    if let Some(balloon) = balloon.take() {
+                        balloon.give_back();
+                    }
                     let budget = Budget::of(self.plan.said.settings.pod.timeout.0);
-                    stop::stop(&mut child, budget, asks, signals).await;
+                    let agent = asks.then_some(&*self.agent);
+                    stop::stop(&mut child, budget, agent, signals).await;
                     return Ok(status);
                 }
             }
@@ -287,9 +376,28 @@ impl Pod {
     }
 }
 
+/// Does what takes long in a thread of its own: meanwhile browsers are served, and signals heard.
+async fn apart<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    let (tell, told) = oneshot::channel();
+    let body = move || {
+        // Who does not wait any more ends.
+        tell.send(work()).ok();
+    };
+    std::thread::Builder::new().name(name.into()).spawn(body).context("threads")?;
+    told.await.context("a thread that broke")?
+}
+
 /// The firmware gave up, and why that may be.
-fn nothing_starts(source: &Source, last: &str) -> anyhow::Error {
+fn nothing_starts(source: &Source, boot: Boot, last: &str) -> anyhow::Error {
     let out = match source {
+        _ if boot == Boot::Secure && last.contains("Access Denied") => {
+            "Secure Boot refused what nobody signed whom it knows: set BOOT_MODE=windows to start \
+             it all the same"
+                .to_owned()
+        }
         Source::Medium(path) => {
             format!("{} is not one that UEFI can start: try another medium", path.display())
         }
@@ -312,5 +420,17 @@ mod test {
         assert_eq!(Failure::status(&error), Status::NoKvm);
         assert!(format!("{error:#}").contains("--device /dev/kvm"));
         assert!(check_kvm(Path::new("/dev/null")).is_ok());
+    }
+
+    #[test]
+    fn who_starts_nothing_is_told_why() {
+        let medium = Source::Medium("/custom.iso".into());
+        let of = |boot, last| format!("{:#}", nothing_starts(&medium, boot, last));
+        let denied = "BdsDxe: failed to load Boot0001 \"UEFI Misc Device\" from \
+                      PciRoot(0x0)/Pci(0x2,0x0): Access Denied";
+        let (refused, plain) = (of(Boot::Secure, denied), of(Boot::Uefi, denied));
+        assert!(refused.contains("BOOT_MODE=windows") && refused.ends_with(denied), "{refused}");
+        assert!(plain.contains("/custom.iso is not one"), "{plain}");
+        assert!(of(Boot::Secure, "BdsDxe: Not Found").contains("/custom.iso is not one"));
     }
 }

@@ -12,6 +12,7 @@ pub mod list;
 mod near;
 pub mod settle;
 pub mod translate;
+pub mod trust;
 pub mod value;
 pub mod variable;
 pub mod version;
@@ -28,6 +29,7 @@ use self::translate::{
     Adapter, Bus, Cache, Display, Engine, Kind, Model, Pointer, Screen, Serial, Topology, Usb,
     Words,
 };
+use self::trust::{Origins, Proxies};
 use self::value::{Cores, Disk, Port, Ram, Secret, Size, Value, Within, choices, switch};
 use self::version::Version;
 use self::words::{
@@ -92,9 +94,9 @@ pub struct Windows {
     /// Its key.
     pub key: Option<ProductKey>,
     /// Pixels across.
-    pub width: Within<320, 16384>,
+    pub width: Within<640, 8192>,
     /// Pixels down.
-    pub height: Within<200, 16384>,
+    pub height: Within<480, 8192>,
     /// A person answers.
     pub manual: bool,
     /// What runs at the end.
@@ -303,8 +305,10 @@ pub struct Picture {
     pub protect: Option<bool>,
     /// That password.
     pub pass: Option<Secret>,
-    /// Pictures may lose sharpness.
-    pub lossy: bool,
+    /// What browsers call us.
+    pub web_origin: Option<Origins>,
+    /// Proxies that are believed.
+    pub web_proxy: Option<Proxies>,
 }
 
 choices! {
@@ -324,8 +328,6 @@ pub struct Machine {
     pub kind: Words<Kind>,
     /// Its firmware.
     pub boot: Boot,
-    /// System management mode.
-    pub smm: Option<bool>,
     /// A TPM.
     pub tpm: Option<bool>,
     /// The firmware forgets.

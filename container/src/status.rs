@@ -17,6 +17,8 @@ pub enum Status {
     Processors = 15,
     /// The size of memory.
     Memory = 16,
+    /// `DHCP`.
+    Dhcp = 20,
     /// The kind of network.
     Network = 24,
     /// A MAC address or a network mask.
@@ -41,12 +43,28 @@ pub enum Status {
     Disk = 73,
     /// No KVM.
     NoKvm = 88,
+    /// A program in the guest takes longer than it may.
+    TimedOut = 124,
+    /// No agent answers in the guest.
+    Agent = 125,
+    /// The agent cannot run a program.
+    NotRun = 126,
+    /// There is no such program in the guest.
+    NotFound = 127,
 }
+
+/// Those that the pod tells a command of.
+const TOLD: [Status; 3] = [Status::Agent, Status::NotRun, Status::NotFound];
 
 impl Status {
     /// The number that the process exits with.
     pub fn code(self) -> u8 {
         self as u8
+    }
+
+    /// The one with this number, as the pod tells it.
+    pub fn of_code(code: u8) -> Self {
+        TOLD.into_iter().find(|it| it.code() == code).unwrap_or(Self::Failed)
     }
 }
 

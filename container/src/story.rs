@@ -3,15 +3,18 @@
 //! Whatever takes long says so here, and everything that shows it (the log, the page, the probes of
 //! an orchestrator) reads it here.
 
+pub mod ear;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+use tracing::Level;
 
 /// So many lines are kept for those who come late.
-const LINES: usize = 200;
+const LINES: usize = 2000;
 /// A line of a guest may have any length.
 const LONGEST: usize = 400;
 /// The log is told of progress no more often.
@@ -45,8 +48,22 @@ pub struct Scene {
     /// Seconds that it will take, if anybody can tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_left: Option<u64>,
+    /// What went wrong: the pod ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
     /// Lines that were said so far, to ask for those after them.
     pub lines: u64,
+}
+
+/// A line that was said.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// Seconds after the pod began.
+    pub seconds: f64,
+    /// How grave it is, as the log says it.
+    pub level: String,
+    /// The words.
+    pub text: String,
 }
 
 /// See the module.
@@ -59,7 +76,7 @@ pub struct Story {
 
 #[derive(Default)]
 struct Told {
-    lines: VecDeque<String>,
+    lines: VecDeque<Line>,
     /// All that ever were.
     count: u64,
     /// When the present step began, and when the log last heard of it.
@@ -126,19 +143,31 @@ impl Story {
         });
         if loud {
             let doing = self.scene.borrow().doing.clone();
-            tracing::info!("{doing} ({}.{} %)", thousandths / 10, thousandths % 10);
+            let (whole, tenth) = (thousandths / 10, thousandths % 10);
+            // Who looks sees it anyway.
+            tracing::info!(target: ear::KEPT, "{doing} ({whole}.{tenth} %)");
         }
+    }
+
+    /// The pod ends with this sentence. Whether anybody hears it.
+    pub fn fail(&self, why: &str) -> bool {
+        self.keep(Level::ERROR, why);
+        self.scene.send_modify(|scene| scene.failed = Some(why.into()));
+        self.scene.receiver_count() > 0
     }
 
     /// A line for the log and for those who look.
     pub fn tell(&self, line: &str) {
-        tracing::info!("{line}");
-        self.keep(line);
+        tracing::info!(target: ear::KEPT, "{line}");
+        self.keep(Level::INFO, line);
     }
 
     /// A line that the log has already.
-    pub fn keep(&self, line: &str) {
-        let line = line.chars().take(LONGEST).collect();
+    pub fn keep(&self, level: Level, line: &str) {
+        // Some of it is the guest's.
+        let text = line.chars().filter(|it| !it.is_control()).take(LONGEST).collect();
+        let seconds = (self.since.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+        let line = Line { seconds, level: level.to_string(), text };
         let count = {
             let mut told = self.told();
             if told.lines.len() == LINES {
@@ -152,7 +181,7 @@ impl Story {
     }
 
     /// The lines after the first so many, as far as they are kept, and how many there were.
-    pub fn lines(&self, after: u64) -> (Vec<String>, u64) {
+    pub fn lines(&self, after: u64) -> (Vec<Line>, u64) {
         let told = self.told();
         let new = usize::try_from(told.count.saturating_sub(after)).unwrap_or(usize::MAX);
         let skip = told.lines.len().saturating_sub(new);
@@ -172,13 +201,14 @@ mod test {
     #[test]
     fn who_comes_late_hears_the_last_lines() {
         let story = Story::new();
-        for number in 0..300 {
-            story.keep(&number.to_string());
+        for number in 0..3000 {
+            story.keep(Level::INFO, &format!("{number}\u{1b}"));
         }
         let (lines, count) = story.lines(0);
-        assert_eq!((lines.len(), lines[0].as_str(), count), (LINES, "100", 300));
-        assert_eq!(story.lines(298), (vec!["298".into(), "299".into()], 300));
-        assert_eq!(story.lines(999).0, Vec::<String>::new());
+        assert_eq!((lines.len(), lines[0].text.as_str(), count), (LINES, "1000", 3000));
+        let last: Vec<_> = story.lines(2998).0.into_iter().map(|it| it.text).collect();
+        assert_eq!(last, ["2998", "2999"]);
+        assert_eq!(story.lines(9999), (Vec::new(), 3000));
     }
 
     #[test]

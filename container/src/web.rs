@@ -4,40 +4,62 @@
 //! machine in its own process, and what the pod itself has to say.
 
 mod api;
+mod compat;
 mod metrics;
 mod page;
 mod ready;
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
 use axum::response::Response;
 use axum::routing::{get, post};
+use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
 use vmm::web::listen::Listener;
-use vmm::web::stage::{Doors, More, Stage, Viewer};
-use vmm::web::{self, Config};
+use vmm::web::stage::{Crowd, Doors, More, Stage, Viewer};
+use vmm::web::{self, Config, Words};
 
+pub use self::ready::Health;
 use self::ready::Ready;
+use crate::agent::Agent;
 use crate::plan::{Plan, Source};
+use crate::pod::asked;
 use crate::pod::guard::Guard;
+use crate::pod::network::Place;
 use crate::pod::room::Room;
-use crate::settings::Settings;
 use crate::settings::translate::Display;
+use crate::settings::{Compat, Settings};
 use crate::status::{Failure, Status};
 use crate::story::{Phase, Story};
+
+/// Who listens at `/events` and `/status` at once, and of them from one address.
+const LISTENERS: usize = 64;
+const NEIGHBOURS: usize = 16;
+/// An agent tells of its guest within.
+const GUEST: Duration = Duration::from_secs(5);
 
 /// What is shown.
 pub struct Front {
     story: Arc<Story>,
     room: Room,
+    /// How the machine is.
+    machine: asked::Status,
+    /// Whoever has it takes a picture of the screen.
+    picture: Arc<Mutex<()>>,
     doors: Doors,
     ready: Ready,
+    agent: Arc<Agent>,
+    /// Who may be told at once what happens.
+    listeners: Crowd,
     /// What runs, for people.
     name: String,
     /// There is a screen.
@@ -47,18 +69,60 @@ pub struct Front {
 }
 
 impl Front {
-    /// Of a pod whose guest will be at this address.
-    pub fn new(story: Arc<Story>, room: Room, plan: &Plan, guest: Arc<OnceLock<IpAddr>>) -> Self {
+    /// Of a pod whose guest will be at this address, with this agent.
+    pub fn new(
+        story: Arc<Story>,
+        room: Room,
+        plan: &Plan,
+        guest: Arc<OnceLock<Place>>,
+        agent: Arc<Agent>,
+    ) -> Self {
         let settings = &plan.said.settings;
         Self {
             story,
+            machine: asked::Status::new(room.control()),
+            picture: Arc::default(),
             room,
             doors: Doors::default(),
-            ready: Ready { runs: plan.source == Source::Probe, guest },
+            ready: Ready { runs: plan.source == Source::Probe, guest, agent: agent.clone() },
+            agent,
+            listeners: Crowd::new(LISTENERS, NEIGHBOURS),
             name: settings.pod.app.0.clone(),
             seen: settings.screen.display.is == Display::Web,
             volume: settings.storage.folder.clone(),
         }
+    }
+
+    /// What happens.
+    pub fn story(&self) -> &Arc<Story> {
+        &self.story
+    }
+
+    /// The guest's agent.
+    pub fn agent(&self) -> &Arc<Agent> {
+        &self.agent
+    }
+
+    /// The control socket of the machine.
+    pub fn control(&self) -> PathBuf {
+        self.room.control()
+    }
+
+    /// How the pod is, its machine, and its guest as far as an agent tells.
+    pub async fn state(&self) -> Value {
+        let machine = self.machine.get().await;
+        let guest =
+            async { if self.agent.answers() { Some(self.agent.guest().await) } else { None } };
+        let guest = timeout(GUEST, guest).await.ok().flatten();
+        let scene = self.story.scene().borrow().clone();
+        let since = self.story.since.elapsed().as_secs();
+        json!({ "name": self.name, "uptime": since, "pod": scene, "machine": machine,
+            "agent": guest })
+    }
+
+    /// What a page of health says, and whether that is yes.
+    pub async fn health(&self, page: Health) -> (bool, String) {
+        ready::answer(self, page).await
     }
 }
 
@@ -72,7 +136,8 @@ impl Stage for Front {
             let mut machine = match UnixStream::connect(self.room.screen()).await {
                 Ok(machine) => machine,
                 Err(error) => {
-                    return tracing::info!("web: {} sees nothing: {error}", viewer.peer);
+                    // Whoever comes in may come as often as they like.
+                    return tracing::debug!("web: {} sees nothing: {error}", viewer.peer);
                 }
             };
             // How it ends is no news: browsers leave as they like.
@@ -94,7 +159,7 @@ impl Stage for Front {
 pub fn open(
     settings: &Settings,
     guard: &Guard,
-    front: Front,
+    front: &Arc<Front>,
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
     if !settings.screen.web {
         return Ok(None);
@@ -105,7 +170,15 @@ pub fn open(
         Ok(_) => format!("[::]:{port}"),
         Err(_) => format!("{}:{port}", Ipv4Addr::UNSPECIFIED),
     };
-    let mut config = Config { name: Some(front.name.clone()), ..Config::default() };
+    let screen = &settings.screen;
+    let mut config = Config {
+        name: Some(front.name.clone()),
+        origin: screen.web_origin.as_ref().map(|it| it.0.to_string()),
+        proxy: screen.web_proxy.as_ref().map(|it| it.0.clone()),
+        any_name: settings.pod.compat == Compat::Dockur,
+        words: words(port),
+        ..Config::default()
+    };
     config.to = Some(every.try_into().map_err(anyhow::Error::msg)?);
     match guard {
         Guard::Open => config.auth = web::Auth::None,
@@ -115,11 +188,10 @@ pub fn open(
         }
     }
     let listener = Listener::new(&config).map_err(|error| {
-        let sentence = format!("WEB_PORT={port}: {error:#}");
-        Failure::new(Status::Failed, sentence)
+        // It says itself where that is.
+        Failure::new(Status::Failed, format!("{error:#}"))
     })?;
-    let front = Arc::new(front);
-    let more = more(&front);
+    let (front, more) = (front.clone(), more(front));
     Ok(Some(async move {
         let run = listener.run(front, more).await.context("web");
         if let Err(error) = run {
@@ -128,10 +200,21 @@ pub fn open(
     }))
 }
 
+/// How the rules of the web port are set here.
+fn words(port: impl std::fmt::Display) -> Words {
+    Words {
+        to: Some(format!("WEB_PORT={port}")),
+        origin: "WEB_ORIGIN",
+        password: "PROTECT=Y",
+        tls: "have a proxy with TLS before it, and name that in WEB_PROXY",
+    }
+}
+
 /// What is served besides the viewer.
 fn more(front: &Arc<Front>) -> More {
     let open = Router::new()
-        .route("/msg.html", get(page::message))
+        .route("/msg.html", get(compat::message))
+        .route("/status", get(compat::status))
         .route("/events", get(page::events))
         .route("/pod/{name}", get(page::file))
         .route("/healthz", get(ready::health))
@@ -140,6 +223,7 @@ fn more(front: &Arc<Front>) -> More {
         .with_state(front.clone());
     let inside = Router::new()
         .route("/log", get(page::log))
+        .route("/audio", get(compat::audio))
         .route("/metrics", get(metrics::metrics))
         .route("/api/openapi.json", get(api::document))
         .route("/api/v1/state", get(api::state))

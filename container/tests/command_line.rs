@@ -69,6 +69,7 @@ fn help_names_every_variable_and_wrong_words_are_told() {
     assert!(said(&transom(&[], &[])).contains("transom plan"));
     assert!(said(&transom(&["plan", "--help"], &[])).starts_with("transom plan [--json]"));
     assert!(said(&transom(&["--version"], &[])).starts_with("transom "));
+    assert!(said(&transom(&["exec", "--help"], &[])).starts_with("transom exec [--timeout"));
     let wrong = [
         &["pods"][..],
         &["pod", "x"],
@@ -77,6 +78,13 @@ fn help_names_every_variable_and_wrong_words_are_told() {
         &["shutdown", "--wait", "x"],
         &["screenshot"],
         &["plan", "x"],
+        &["exec"],
+        &["exec", "--timeout", "x", "true"],
+        &["exec", "--timeout"],
+        &["exec", "-i"],
+        &["exec", "--what", "true"],
+        &["exec", "--"],
+        &["logs", "--tail"],
         &["help", "x"],
         &["help", "env", "x"],
     ];

@@ -1,24 +1,13 @@
 //! The fuzzers of DHCP and DNS, for as long as a test may take and always the same.
 
 mod hostile_guest;
+mod noise;
+
+use self::noise::Noise;
 
 const ROUNDS: u64 = 100_000;
 
-/// Numbers without end that are the same for the same seed (splitmix64).
-struct Noise(u64);
-
 impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).expect("it is below a length")
-    }
-
     fn byte(&mut self) -> u8 {
         self.next().to_le_bytes()[0]
     }

@@ -33,6 +33,14 @@ async function lines(count) {
 }
 
 function show(scene) {
+  if (scene.failed !== undefined) {
+    document.body.dataset.phase = "failed";
+    part("bar").hidden = true;
+    part("doing").textContent = scene.failed;
+    part("left").textContent = "";
+    lines(scene.lines);
+    return;
+  }
   if (document.body.dataset.screen === "yes" && seen.includes(scene.phase)) {
     location.reload();
     return;
@@ -49,9 +57,15 @@ function show(scene) {
   lines(scene.lines);
 }
 
-const events = new EventSource("events");
-events.onmessage = (event) => show(JSON.parse(event.data));
-events.onerror = () => {
-  document.body.dataset.phase = "lost";
-  part("left").textContent = "The connection is lost; trying again…";
-};
+function listen() {
+  const events = new EventSource("events");
+  events.onmessage = (event) => show(JSON.parse(event.data));
+  events.onerror = () => {
+    document.body.dataset.phase = "lost";
+    part("left").textContent = "The connection is lost; trying again…";
+    // Whoever was one too many is not asked again by itself.
+    if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10000);
+  };
+}
+
+listen();

@@ -9,12 +9,13 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use transom_tests::print::Picture;
 use transom_tests::program::finish;
+use transom_tests::python::PYTHON;
 
 use crate::eye::{Eye, NO_POINTER, is_here};
 use crate::hands::follows;
 use crate::machine::Machine;
 use crate::picture::Near;
-use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, PYTHON, can, text_file};
+use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, can, text_file};
 
 /// The numbers of the encodings that it has, and what we call them.
 const ENCODINGS: [(i32, &str); 4] = [(0, "raw"), (2, "rre"), (5, "hextile"), (16, "zrle")];

@@ -1,19 +1,20 @@
 //! vncdotool, which is fetched as the list beside it says, and `vncsnapshot`.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 use transom_tests::print::Picture;
 use transom_tests::program::finish;
+use transom_tests::python::{PYTHON, fetch};
 
 use crate::eye::{Eye, is_here, settle};
 use crate::hands::{Client, Hand, follows};
 use crate::machine::Machine;
 use crate::picture::{Near, ppm};
-use crate::{PAGE, PATTERN, PYTHON, can, text_file};
+use crate::{PAGE, PATTERN, can, text_file};
 
 /// The numbers of the encodings that it has, and what we call them.
 const ENCODINGS: [(i32, &str); 5] =
@@ -27,26 +28,14 @@ fn module() -> Option<&'static Path> {
     static MODULE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let make = || {
         let needed = "import twisted, PIL, cryptography, pip";
-        is_here(PYTHON, &["-c", needed]).then(|| fetch().expect("vncdotool"))
+        is_here(PYTHON, &["-c", needed]).then(|| {
+            let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/requirements.txt");
+            let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vncdotool");
+            fetch(&list, &folder).expect("vncdotool");
+            folder
+        })
     };
     MODULE.get_or_init(make).as_deref()
-}
-
-/// Fetches it once, for as long as the list stays as it is.
-fn fetch() -> Result<PathBuf> {
-    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/requirements.txt");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vncdotool");
-    let (wanted, stamp) = (fs::read(&list)?, folder.join("installed"));
-    if fs::read(&stamp).is_ok_and(|it| it == wanted) {
-        return Ok(folder);
-    }
-    let mut pip = Command::new(PYTHON);
-    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--upgrade"]);
-    pip.args(["--disable-pip-version-check", "--root-user-action=ignore", "--only-binary=:all:"]);
-    let ended = finish(pip.arg("--target").arg(&folder).arg("--requirement").arg(&list))?;
-    ensure!(ended.status == 0, "{}", ended.stderr);
-    fs::write(&stamp, wanted)?;
-    Ok(folder)
 }
 
 fn found(test: &str) -> Option<&'static Path> {

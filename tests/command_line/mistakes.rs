@@ -57,11 +57,16 @@ const VALUES: &[Mistake] = &[
     (&["run", "--msr", "ignroe"], USAGE, &["`ignroe`", "did you mean `ignore`?"]),
     (&["run", "--hyperv", "maybe"], USAGE, &["`maybe`", "`auto`"]),
     (&["run", "--grace", "soon"], USAGE, &["--grace soon", "number of seconds"]),
+    (&["run", "--die-with", "init"], USAGE, &["`init` is not the number of a process"]),
+    (&["run", "--die-with", "4194305"], FAILED, &["--die-with 4194305", "No such process"]),
     (&["run", "--accept-emulation=x"], USAGE, &["`x`", "true nor false"]),
     (&["run", "--serial", "tcp:1"], USAGE, &["`tcp:1`", "socket:PATH"]),
     (&["run", "--serial", "file:"], USAGE, &["`file:` names no path"]),
     (&["run", "--serial", "file:gone/x"], FAILED, &["serial", "gone/x"]),
     (&["run", "--serial", "socket:gone/x"], FAILED, &["serial", "gone/x"]),
+    (&["run", "--tpm", "path="], USAGE, &["a path is missing"]),
+    (&["run", "--tpm", "a,b=c"], USAGE, &["`b`", "path"]),
+    (&["run", "--tpm", "gone/x"], FAILED, &["gone/x: start swtpm first", "No such file"]),
     (&["run", "--web", "0.0.0.0:0"], FAILED, &["--web 0.0.0.0:0", "password=FILE", "auth=none"]),
     (&["run", "--web", "127.0.0.1:0,origin=x"], FAILED, &["origin=x", "https://example.org"]),
     (&["run", "--vnc", "5900"], USAGE, &["`5900`", "HOST:PORT", "fd:N"]),
@@ -103,6 +108,11 @@ const DEVICES: &[Mistake] = &[
     (&["run", "--device", "hpet", "--device", "hpet"], FAILED, &["hpet.2:", "0xfed00000"]),
     (&["run", "--device", "rtc"], FAILED, &["rtc.2:", "0x70"]),
     (&["inspect", "--device", "rtc"], FAILED, &["rtc.2:", "0x70"]),
+    (
+        &["inspect", "--tpm", "gone", "--device", "tpm,path=gone"],
+        FAILED,
+        &["tpm.2:", "0xfed40000", "`tpm`"],
+    ),
 ];
 
 fn refuse(mistakes: &[Mistake]) {

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use std::thread;
 
 use anyhow::{Context, ensure};
+use container::net::macvtap::{self, Macvtap};
 use container::net::nat::{Nat, Wish};
+use container::settings::Settings;
 use container::settings::environment::{Environment, read};
 use container::settings::value::Value as _;
 use container::status::Failure;
@@ -18,8 +20,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 /// The word that makes this program the pod.
 pub(crate) const WORD: &str = "--in-the-pod";
 
-/// `GUEST_NAMESPACE RESOLV NAME=VALUE…`: says `ready` and the guest's card, and ends with its
-/// input.
+/// `GUEST_NAMESPACE RESOLV NAME=VALUE…`: says `ready`, the guest's card and its longest packet,
+/// and ends with its input.
 pub(crate) fn main(words: &[String]) -> ExitCode {
     match serve(words) {
         Ok(()) => ExitCode::SUCCESS,
@@ -36,25 +38,76 @@ fn serve(words: &[String]) -> anyhow::Result<()> {
     let pairs = settings.iter().filter_map(|word| word.split_once('='));
     let environment: Environment = pairs.map(|(name, value)| (name.into(), value.into())).collect();
     let settings = read(&environment)?.settings;
-    let wish = Wish { pairs: 1, pod: "pod".into(), resolv: resolv.into() };
     let runtime = tokio::runtime::Runtime::new()?;
-    let nat = runtime.block_on(Nat::start(&settings, &wish))?;
-    let ours = nat.queues().first().context("no queue")?.try_clone()?;
+    runtime.block_on(async {
+        match settings.network.dhcp {
+            true => beside(&settings, guest).await,
+            false => behind(&settings, guest, resolv).await,
+        }
+    })
+}
+
+/// The guest is behind the pod.
+async fn behind(settings: &Settings, guest: &str, resolv: &str) -> anyhow::Result<()> {
+    let wish = Wish { pairs: 1, pod: "pod".into(), resolv: resolv.into() };
+    let mut nat = Nat::start(settings, &wish).await?;
+    let queue = nat.take_queues().pop().context("no queue")?;
+    attach(queue, guest)?;
+    say(&format!("ready {} {}", nat.mac().show(), nat.mtu()))?;
+    for note in nat.notes() {
+        say(&format!("note {note}"))?;
+    }
+    tokio::select! {
+        ended = input() => ended?,
+        () = nat.serve() => {}
+    }
+    nat.end().await
+}
+
+/// The guest is on the pod's network.
+async fn beside(settings: &Settings, guest: &str) -> anyhow::Result<()> {
+    let folder = settings.storage.folder.clone();
+    let wish = macvtap::Wish { pairs: 1, pod: "pod".into(), folder };
+    let mut card = Macvtap::start(settings, &wish).await?;
+    let queue = card.take_queues().pop().context("no queue")?;
+    attach(queue, guest)?;
+    say(&format!("ready {} {}", card.mac().show(), card.mtu()))?;
+    for note in card.notes() {
+        say(&format!("note {note}"))?;
+    }
+    let told = async {
+        let Some(mut heard) = card.heard() else { return std::future::pending().await };
+        while heard.changed().await.is_ok() {
+            let address = *heard.borrow_and_update();
+            say(&format!("heard {}", address.context("no address")?))?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        ended = input() => ended?,
+        told = told => told?,
+        () = card.serve() => {}
+    }
+    card.end().await
+}
+
+fn say(line: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// Waits for the end of the input.
+async fn input() -> anyhow::Result<()> {
+    let read = || std::io::stdin().read_to_end(&mut Vec::new()).context("input").map(drop);
+    tokio::task::spawn_blocking(read).await?
+}
+
+/// Leads frames between a queue and the guest, from now on.
+fn attach(ours: OwnedFd, guest: &str) -> anyhow::Result<()> {
     let theirs = guest_tap(guest)?;
     thread::spawn(move || lead(&ours, &theirs));
-    runtime.block_on(async {
-        let ended = tokio::task::spawn_blocking(|| {
-            std::io::stdin().read_to_end(&mut Vec::new()).context("input")
-        });
-        let mut out = std::io::stdout();
-        writeln!(out, "ready {}", nat.mac().show())?;
-        out.flush()?;
-        tokio::select! {
-            ended = ended => ended?.map(drop),
-            () = nat.serve() => Ok(()),
-        }
-    })?;
-    runtime.block_on(nat.end())
+    Ok(())
 }
 
 /// A tap in the guest's namespace, which takes the place of its card.

@@ -8,7 +8,7 @@ use std::net::UdpSocket;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
@@ -26,6 +26,13 @@ pub(crate) const LARGE: usize = 1 << 20;
 /// The words around a program that make its /proc/sys read-only, as container engines do.
 pub(crate) const READ_ONLY: &str = "sh ro.sh";
 
+/// The words around a program that give it a /dev of its own, as container engines do: only what
+/// they put there is in it.
+pub(crate) const OWN_DEV: &str = "sh dev.sh";
+
+const DEV_SH: &str = "mount -t tmpfs dev /dev && mkdir /dev/net\n\
+                      mknod /dev/null c 1 3 && mknod /dev/net/tun c 10 200\n\
+                      exec \"$@\"\n";
 const RO_SH: &str = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys\n\
                      exec \"$@\"\n";
 
@@ -90,7 +97,7 @@ fn arguments(words: &str) -> Vec<&str> {
 }
 
 /// Waits until it is so.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) -> anyhow::Result<()> {
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> anyhow::Result<()> {
     let start = Instant::now();
     while !is_so() {
         ensure!(start.elapsed() < SOON, "{what}: not in {SOON:?}");
@@ -111,7 +118,7 @@ impl Town {
             spaces: RefCell::default(),
         };
         let folder = town.folder.path();
-        for (name, text) in [("lease.sh", LEASE_SH), ("ro.sh", RO_SH)] {
+        for (name, text) in [("lease.sh", LEASE_SH), ("ro.sh", RO_SH), ("dev.sh", DEV_SH)] {
             fs::write(folder.join(name), text)?;
             fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755))?;
         }
@@ -204,20 +211,12 @@ impl Town {
     ) -> anyhow::Result<Pod<'_>> {
         let (space, guest) = (self.pod_ns(last), format!("{}-guest-{last}", self.ns()));
         if !self.spaces.borrow().contains(&space) {
-            self.add(&space)?;
-            self.add(&guest)?;
-            let outside = self.ns();
-            let veth = format!("veth{last} mtu 1450 type veth peer name eth0 mtu 1450");
-            run(&outside, &format!("ip link add {veth} netns {space}"))?;
-            run(&outside, &format!("ip link set veth{last} master br0 up"))?;
-            run(&space, &format!("ip address add 10.77.0.{last}/24 dev eth0"))?;
-            run(&space, "ip link set eth0 up")?;
-            run(&space, "busybox sysctl -q -w net.ipv4.ip_forward=0")?;
-            run(&space, "ip route add default via 10.77.0.1")?;
+            self.place(last, false)?;
         }
-        let volume = self.folder.path().join(format!("volume{last}"));
+        let volume = self.volume(last, "");
         fs::create_dir_all(&volume)?;
-        let around = around.replace("ro.sh", &self.folder.path().join("ro.sh").to_string_lossy());
+        let script = |name: &str| self.folder.path().join(name).to_string_lossy().into_owned();
+        let around = around.replace("ro.sh", &script("ro.sh")).replace("dev.sh", &script("dev.sh"));
         let mut command = within(&space, &around);
         command.arg(std::env::current_exe()?).arg(pod::WORD).arg(&guest);
         command.arg(self.folder.path().join("resolv.conf"));
@@ -226,14 +225,64 @@ impl Town {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let mut line = String::new();
-        BufReader::new(child.stdout.take().context("its output")?).read_line(&mut line)?;
-        let Some(mac) = line.trim().strip_prefix("ready ") else {
+        let mut lines = BufReader::new(child.stdout.take().context("its output")?);
+        lines.read_line(&mut line)?;
+        let ready = line.trim().strip_prefix("ready ").and_then(|rest| rest.split_once(' '));
+        let Some((mac, mtu)) = ready else {
             let output = child.wait_with_output()?;
             bail!("{}", String::from_utf8_lossy(&output.stderr));
         };
         run(&guest, &format!("ip link set eth0 address {mac}"))?;
         run(&guest, "ip link set eth0 up")?;
-        Ok(Pod { town: self, last, child, guest })
+        let card = (mac.to_lowercase(), mtu.parse()?);
+        Ok(Pod { town: self, last, child, lines, guest, card })
+    }
+
+    /// A file on the volume of a pod.
+    pub(crate) fn volume(&self, last: u8, name: &str) -> PathBuf {
+        self.folder.path().join(format!("volume{last}")).join(name)
+    }
+
+    /// The namespaces of a pod and its guest. The pod has a card of its own on the bridge, or
+    /// shares one as those of a macvlan network do.
+    pub(crate) fn place(&self, last: u8, shared: bool) -> anyhow::Result<()> {
+        let (space, outside) = (self.pod_ns(last), self.ns());
+        self.add(&space)?;
+        self.add(&format!("{outside}-guest-{last}"))?;
+        let veth = |name: &str| format!("veth{last} mtu 1450 type veth peer name {name} mtu 1450");
+        if shared {
+            run(&outside, &format!("ip link add {}", veth("up0")))?;
+            run(&outside, "ip link set up0 up")?;
+            let card = format!("eth0 netns {space} type macvlan mode bridge");
+            run(&outside, &format!("ip link add link up0 name {card}"))?;
+        } else {
+            run(&outside, &format!("ip link add {} netns {space}", veth("eth0")))?;
+        }
+        run(&outside, &format!("ip link set veth{last} master br0 up"))?;
+        run(&space, &format!("ip address add 10.77.0.{last}/24 dev eth0"))?;
+        run(&space, "ip link set eth0 up")?;
+        run(&space, "busybox sysctl -q -w net.ipv4.ip_forward=0")?;
+        run(&space, "ip route add default via 10.77.0.1").map(drop)
+    }
+
+    /// Gives hosts of the bridge addresses by DHCP. The file of leases comes back.
+    pub(crate) fn lease_addresses(&self) -> anyhow::Result<PathBuf> {
+        let leases = self.folder.path().join("leases.outside");
+        self.start(
+            &self.ns(),
+            &format!(
+                "dnsmasq --keep-in-foreground --conf-file=/dev/null --port=0 --user=root \
+                 --pid-file --interface=br0 --bind-interfaces \
+                 --dhcp-range=10.77.0.100,10.77.0.150,1h \
+                 --dhcp-authoritative --no-ping --dhcp-leasefile={}",
+                leases.display()
+            ),
+        )?;
+        let space = self.ns();
+        until("the DHCP server", || {
+            run(&space, "ss -Hlun").is_ok_and(|said| said.contains(":67 "))
+        })?;
+        Ok(leases)
     }
 
     /// What passes outside meanwhile, as tcpdump tells it.
@@ -303,7 +352,10 @@ pub(crate) struct Pod<'a> {
     town: &'a Town,
     last: u8,
     child: Child,
+    lines: BufReader<ChildStdout>,
     guest: String,
+    /// The address of the guest's card, and the longest packet.
+    pub(crate) card: (String, u16),
 }
 
 impl Pod<'_> {
@@ -315,6 +367,17 @@ impl Pod<'_> {
     /// The guest's namespace.
     pub(crate) fn guest_ns(&self) -> String {
         self.guest.clone()
+    }
+
+    /// What the pod says next after this word.
+    pub(crate) fn told(&mut self, word: &str) -> anyhow::Result<String> {
+        loop {
+            let mut line = String::new();
+            ensure!(self.lines.read_line(&mut line)? > 0, "the pod has ended without {word}");
+            if let Some(rest) = line.trim().strip_prefix(word) {
+                return Ok(rest.trim().to_owned());
+            }
+        }
     }
 
     /// Runs a program in the guest: what it says.

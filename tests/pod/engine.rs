@@ -5,14 +5,14 @@ use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use transom_tests::program::PATIENCE;
+use transom_tests::program::{PATIENCE, forget_the_test, said};
 
 /// What a container may have here: the engine's own limits are more than this host gives. And its
 /// log is a file, for there may be no journal.
@@ -78,12 +78,35 @@ impl Engine {
         let settings = store.join("containers.conf");
         fs::write(&settings, SETTINGS)?;
         let engine = Self { words: words.map(str::to_owned).to_vec(), settings };
+        engine.build()?;
+        Ok(engine)
+    }
+
+    /// Builds the image.
+    pub(crate) fn build(&self) -> Result<()> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/image");
         let mut build = Command::new(script);
-        build.args(["--profile", profile()?, "--podman", &engine.words.join(" "), IMAGE]);
-        build.env("CONTAINERS_CONF", &engine.settings);
-        said(&mut build).context("the image")?;
-        Ok(engine)
+        build.args(["--profile", profile()?, "--podman", &self.words.join(" "), IMAGE]);
+        build.env("CONTAINERS_CONF", &self.settings);
+        forget_the_test(&mut build);
+        said(&mut build).context("the image").map(drop)
+    }
+
+    /// What the image is, by its contents.
+    pub(crate) fn image(&self) -> Result<String> {
+        said(&mut self.podman(&["image", "inspect", "--format", "{{.Id}} {{.Digest}}", IMAGE]))
+    }
+
+    /// A file of the image, which nothing runs for.
+    pub(crate) fn file(&self, path: &str) -> Result<Vec<u8>> {
+        let name = said(&mut self.podman(&["create", IMAGE]))?.trim().to_owned();
+        let folder = tempfile::tempdir()?;
+        let to = folder.path().join("file");
+        let copied =
+            said(&mut self.podman(&["cp", &format!("{name}:{path}"), &to.display().to_string()]));
+        said(&mut self.podman(&["rm", &name]))?;
+        copied?;
+        Ok(fs::read(to)?)
     }
 
     /// Podman with these words.
@@ -106,20 +129,21 @@ fn profile() -> Result<&'static str> {
     }
 }
 
-/// Runs a command that has to succeed.
-pub(crate) fn said(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let Output { status, stdout, stderr } = output;
-    ensure!(status.success(), "{command:?}: {status}: {}{}", text(&stdout), text(&stderr));
-    Ok(text(&stdout))
-}
-
 /// An answer of the web port.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: String,
+}
+
+/// A process of a pod.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) name: String,
+    /// `/proc/PID/task/TID/status` of each.
+    pub(crate) threads: Vec<String>,
+    /// What it has open.
+    pub(crate) files: Vec<PathBuf>,
 }
 
 /// A pod that runs, with a host beside it on the network: each is a namespace.
@@ -240,22 +264,35 @@ impl Pod {
         }
     }
 
-    /// What the kernel says of the machine's process.
-    pub(crate) fn process(&self) -> Result<String> {
+    /// The number of the first process, and all of them as the kernel sees them.
+    pub(crate) fn processes(&self) -> Result<(String, Vec<Process>)> {
         let mut inspect =
             self.engine.podman(&["inspect", "--format", "{{.State.Pid}}", &self.name]);
-        let pid = said(&mut inspect)?.trim().to_owned();
-        let mut children = String::new();
-        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            children += &fs::read_to_string(task?.path().join("children"))?;
-        }
-        for child in children.split_whitespace() {
-            let status = fs::read_to_string(format!("/proc/{child}/status"))?;
-            if status.starts_with("Name:\tvmm\n") {
-                return Ok(status);
+        let first = said(&mut inspect)?.trim().to_owned();
+        let (mut waiting, mut all) = (vec![first.clone()], Vec::new());
+        while let Some(pid) = waiting.pop() {
+            let folder = Path::new("/proc").join(&pid);
+            let name = fs::read_to_string(folder.join("comm"))?.trim().to_owned();
+            let mut process = Process { name, threads: Vec::new(), files: Vec::new() };
+            for task in fs::read_dir(folder.join("task"))? {
+                let task = task?.path();
+                // One may have ended meanwhile.
+                let Ok(status) = fs::read_to_string(task.join("status")) else { continue };
+                process.threads.push(status);
+                let children = fs::read_to_string(task.join("children")).unwrap_or_default();
+                waiting.extend(children.split_whitespace().map(str::to_owned));
             }
+            for file in fs::read_dir(folder.join("fd"))? {
+                process.files.extend(fs::read_link(file?.path()));
+            }
+            all.push(process);
         }
-        bail!("none of {children:?} is the machine")
+        Ok((first, all))
+    }
+
+    /// The interfaces of its namespace, which is there longer than the container.
+    pub(crate) fn interfaces(&self) -> Result<String> {
+        said(&mut self.inside.run(&["ip", "-details", "-oneline", "link"]))
     }
 
     /// Stops it as an engine does, and tells its status.

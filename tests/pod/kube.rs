@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
-use transom_tests::program::PATIENCE;
+use transom_tests::program::{PATIENCE, said};
 
-use super::engine::{Engine, IMAGE, Namespace, said};
+use super::engine::{Engine, IMAGE, Namespace};
 use super::runs_here;
 
 const MANIFESTS: &str = include_str!("users.yaml");

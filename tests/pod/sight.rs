@@ -11,6 +11,9 @@ use transom_tests::program::not_run;
 use super::engine::{Engine, Pod};
 use super::runs_here;
 
+const DESK: Window = Window::desk(1280, 800);
+const PHONE: Window = Window { width: 390, height: 844, scale: 2, phone: true };
+
 /// Where pictures are kept.
 fn album() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("pod")
@@ -32,10 +35,7 @@ fn a_person_logs_in_and_types() -> Result<()> {
     // Nobody sees this machine: the page tells of it, and stays.
     let unseen = Pod::start(engine, "page", &["--env", "VERSION=probe", "--env", "DISPLAY=vnc"])?;
     unseen.until("/readyz", 200)?;
-    for (name, window, dark) in [
-        ("page", Window::desk(1280, 800), false),
-        ("page-phone", Window { width: 390, height: 844, scale: 2, phone: true }, true),
-    ] {
+    for (name, window, dark) in [("page", DESK, false), ("page-phone", PHONE, true)] {
         browser.darken(dark)?;
         browser.resize(window)?;
         browser.go(&unseen.address()?)?;
@@ -48,7 +48,6 @@ fn a_person_logs_in_and_types() -> Result<()> {
     }
     drop(unseen);
     browser.darken(false)?;
-    browser.resize(Window::desk(1280, 800))?;
     let words =
         ["VERSION=probe", "PROTECT=Y", "USERNAME=ada", "PASSWORD=a long word", "HEIGHT=800"];
     let words: Vec<_> = words.iter().flat_map(|word| ["--env", word]).collect();
@@ -56,6 +55,8 @@ fn a_person_logs_in_and_types() -> Result<()> {
     pod.until("/readyz", 200)?;
     browser.go(&pod.address()?)?;
     browser.until("document.forms.length == 1")?;
+    browser.keep(&album(), "login-phone")?;
+    browser.resize(DESK)?;
     browser.keep(&album(), "login")?;
     for (field, text) in [("user", "ada"), ("password", "a long word")] {
         browser.click(&format!("[name={field}]"))?;
@@ -68,5 +69,8 @@ fn a_person_logs_in_and_types() -> Result<()> {
     browser.press("q", "KeyQ", 81)?;
     super::until(&mut browser, says(heading, "Text", "q_"))?;
     browser.until("document.getElementById('name').textContent == 'Windows'")?;
-    browser.keep(&album(), "viewer")
+    browser.keep(&album(), "viewer")?;
+    browser.resize(PHONE)?;
+    super::until(&mut browser, says(heading, "Text", "q_"))?;
+    browser.keep(&album(), "viewer-phone")
 }

@@ -15,8 +15,6 @@ use crate::runs_here;
 
 /// The goal, from the start of the program.
 const SOON: Duration = Duration::from_secs(2);
-/// A processor, at most, while nobody does anything.
-const IDLE: f64 = 0.002;
 
 fn seen(client: &mut Client) -> Option<Picture> {
     let (picture, pixels) = client.screenshot().ok()?;
@@ -85,20 +83,10 @@ fn the_page_is_there_at_once_and_tells_what_was_found() {
         let lines = typed.all(body);
         let keys: Vec<_> = find(&lines, "Keys").expect("keys").split_whitespace().collect();
         assert_eq!(keys, ["Keys", "A", "Left", "Shift", "B", "F5", "1"]);
-        stays_idle(&machine);
+        machine.rests().expect("an idle machine");
         client.ask(&Command::Quit).expect("an answer");
         assert_eq!(machine.wait(PATIENCE).expect("an end"), 0);
     }
-}
-
-fn stays_idle(machine: &Running) {
-    // What was asked for is on its way out.
-    thread::sleep(Duration::from_millis(500));
-    let (before, start) = (machine.processor_seconds().expect("its use"), Instant::now());
-    thread::sleep(Duration::from_secs(3));
-    let used = machine.processor_seconds().expect("its use") - before;
-    let busy = used / start.elapsed().as_secs_f64();
-    assert!(busy < IDLE, "{busy} of a processor while nobody does anything");
 }
 
 /// What a machine in this process shows.

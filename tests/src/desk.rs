@@ -65,7 +65,11 @@ impl Desk {
 
 /// Ports of the loopback that nobody has. The kernel gives each at random, so nobody else gets
 /// them in the moment until they are taken.
-fn free_ports() -> anyhow::Result<[u16; 2]> {
+///
+/// # Errors
+///
+/// When there are none.
+pub fn free_ports() -> anyhow::Result<[u16; 2]> {
     let listen = || TcpListener::bind("127.0.0.1:0").context("a port of the loopback");
     let both = [listen()?, listen()?];
     let [one, two] = both.each_ref().map(|it| it.local_addr().map(|it| it.port()));

@@ -109,6 +109,21 @@ impl Guest {
         self
     }
 
+    /// A TPM, at the control socket of a swtpm.
+    pub fn tpm(self, path: &Path) -> Self {
+        let path = path.display();
+        match self.machine {
+            Machine::Transom => self.word("--tpm").word(path.to_string()),
+            Machine::Qemu => self
+                .word("-chardev")
+                .word(format!("socket,id=tpm-control,path={path}"))
+                .word("-tpmdev")
+                .word("emulator,id=tpm,chardev=tpm-control")
+                .word("-device")
+                .word("tpm-crb,tpmdev=tpm"),
+        }
+    }
+
     /// A further word for this machine's own program.
     pub fn word(mut self, word: impl Into<OsString>) -> Self {
         self.words.push(word.into());

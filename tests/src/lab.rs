@@ -146,7 +146,7 @@ fn build() -> anyhow::Result<()> {
         None => bail!("{}: in no profile", folder.display()),
     };
     let status = crate::program::build(profile).status().context("cargo build")?;
-    ensure!(status.success(), "cargo build --bin vmm --profile {profile}: {status}");
+    ensure!(status.success(), "cargo build --bins --profile {profile}: {status}");
     Ok(())
 }
 

@@ -40,6 +40,15 @@ impl Page {
     ///
     /// When it is not let in, or nothing comes.
     pub fn new(port: u16) -> anyhow::Result<Self> {
+        Self::open(port, None)
+    }
+
+    /// The same where a name is asked for, too.
+    ///
+    /// # Errors
+    ///
+    /// As `new`.
+    pub fn open(port: u16, user: Option<&str>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let browser = Browser::new(&folder.path().join("profile"));
         let mut browser = browser.context("chromium, which is in a package of that name")?;
@@ -49,11 +58,13 @@ impl Page {
         browser.order("Emulation.setDeviceMetricsOverride", &room)?;
         browser.go(&format!("http://127.0.0.1:{port}/"))?;
         browser.until("document.readyState == 'complete' && document.forms.length == 1")?;
-        let script = format!(
-            "document.querySelector('[name=password]').value = '{PASSWORD}'; \
-             document.querySelector('form button').click()"
-        );
-        browser.value(&script)?;
+        for (field, text) in [("user", user), ("password", Some(PASSWORD))] {
+            if let Some(text) = text {
+                browser
+                    .value(&format!("document.querySelector('[name={field}]').value = '{text}'"))?;
+            }
+        }
+        browser.value("document.querySelector('form button').click()")?;
         let mut page = Self { browser, _folder: folder };
         page.is_connected()?;
         Ok(page)

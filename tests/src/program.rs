@@ -1,10 +1,12 @@
 //! The `vmm` program as a user starts it: its words, its output, its signals, its control socket.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
@@ -17,6 +19,9 @@ use vmm::control::Client;
 /// A guest that is emulated on a busy host is slow; one that hangs is found out after this.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What a machine that has nothing to do may use of a processor.
+pub const IDLE: f64 = 0.002;
+
 /// Where the program is, of the same profile as the test that asks. It is built if it is not there,
 /// or is older than its sources.
 ///
@@ -25,10 +30,20 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// When it cannot be built.
 pub fn vmm() -> &'static Path {
     static VMM: OnceLock<PathBuf> = OnceLock::new();
-    VMM.get_or_init(|| find().expect("the vmm program"))
+    VMM.get_or_init(|| find("vmm").expect("the vmm program"))
 }
 
-fn find() -> Result<PathBuf> {
+/// The same for the program of the container, which starts `vmm`.
+///
+/// # Panics
+///
+/// When it cannot be built.
+pub fn transom() -> &'static Path {
+    static TRANSOM: OnceLock<PathBuf> = OnceLock::new();
+    TRANSOM.get_or_init(|| find("transom").expect("the transom program"))
+}
+
+fn find(name: &str) -> Result<PathBuf> {
     // target/PROFILE/deps/TEST
     let test = env::current_exe().context("this test")?;
     let folder = test.ancestors().nth(2).context("a test in a target folder")?;
@@ -39,7 +54,7 @@ fn find() -> Result<PathBuf> {
     };
     let mut build = build(profile);
     let built = build.output();
-    let program = folder.join("vmm");
+    let program = folder.join(name);
     match built {
         Ok(output) if output.status.success() => {}
         // In the lab there is no compiler; there the program was built before.
@@ -81,6 +96,19 @@ pub fn run_in(folder: &Path, words: &[&str]) -> Result<Ended> {
     let mut command = Command::new(vmm());
     command.args(words).current_dir(folder);
     finish(&mut command)
+}
+
+/// Runs a command that has to succeed, and gives what it wrote.
+///
+/// # Errors
+///
+/// When it cannot be started or fails, with all that it wrote.
+pub fn said(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let Output { status, stdout, stderr } = output;
+    ensure!(status.success(), "{command:?}: {status}: {}{}", text(&stdout), text(&stderr));
+    Ok(text(&stdout))
 }
 
 /// Runs a command until it ends.
@@ -248,42 +276,60 @@ impl Running {
     ///
     /// When it is gone.
     pub fn processor_seconds(&self) -> Result<f64> {
-        let mut nanoseconds = 0.0;
-        let folder = format!("/proc/{}/task", self.child.id());
-        for task in fs::read_dir(&folder).context(folder)? {
-            let path = task?.path().join("schedstat");
-            let text = fs::read_to_string(&path).unwrap_or_default();
-            let first = text.split_ascii_whitespace().next().unwrap_or("0");
-            nanoseconds += first.parse::<f64>().with_context(|| format!("{text:?}"))?;
-        }
-        Ok(nanoseconds / 1e9)
+        Ok(self.threads()?.values().sum())
     }
 
-    /// Memory in KiB that counts as this program's, by a field of `smaps` (`Rss`, `Pss`), without
-    /// what its guest has touched of its RAM.
+    /// Watches it until it has been idle for three seconds, and says how idle.
+    ///
+    /// Whatever else its host does makes some spans worse, and none better: on a machine that is
+    /// itself a guest, time that others take counts as that of the thread they took it from. Who
+    /// looks for work does so in each of them.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone, or does not come to rest.
+    pub fn rests(&self) -> Result<f64> {
+        let mut seen = Vec::new();
+        // A thread that the kernel has for a ring ends when it had nothing to do for five seconds,
+        // one after the other, and takes its time with it.
+        for _ in 0..12 {
+            let (start, before) = (Instant::now(), self.threads()?);
+            thread::sleep(Duration::from_secs(3));
+            let (after, span) = (self.threads()?, start.elapsed().as_secs_f64());
+            if !before.keys().eq(after.keys()) {
+                continue;
+            }
+            let part = (after.values().sum::<f64>() - before.values().sum::<f64>()) / span;
+            if part < IDLE {
+                return Ok(part);
+            }
+            seen.push(part);
+        }
+        bail!("an idle machine uses {seen:.5?} of a processor, not less than {IDLE}")
+    }
+
+    /// The seconds of each of its threads.
+    fn threads(&self) -> Result<BTreeMap<OsString, f64>> {
+        let mut seconds = BTreeMap::new();
+        let folder = format!("/proc/{}/task", self.child.id());
+        for task in fs::read_dir(&folder).context(folder)? {
+            let task = task?;
+            // It may have ended since.
+            let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
+            let first = text.split_ascii_whitespace().next().unwrap_or("0");
+            let nanoseconds = first.parse::<f64>().with_context(|| format!("{text:?}"))?;
+            seconds.insert(task.file_name(), nanoseconds / 1e9);
+        }
+        Ok(seconds)
+    }
+
+    /// Memory in KiB that counts as this program's, as `memory_kib` says.
     ///
     /// # Errors
     ///
     /// When it is gone.
     pub fn memory_kib(&self, field: &str) -> Result<u64> {
-        let (mut sum, mut ram) = (0, false);
-        for line in self.proc("smaps")?.lines() {
-            let mut words = line.split_ascii_whitespace();
-            let first = words.next().unwrap_or_default();
-            if let Some(key) = first.strip_suffix(':') {
-                if key == "Size" {
-                    // No mapping but the guest's RAM is as large.
-                    let size = words.next().and_then(|it| it.parse::<u64>().ok());
-                    ram = size.is_some_and(|kib| kib > 192 << 10);
-                } else if key == field && !ram {
-                    sum += words
-                        .next()
-                        .and_then(|it| it.parse::<u64>().ok())
-                        .context(field.to_owned())?;
-                }
-            }
-        }
-        Ok(sum)
+        memory_kib(self.child.id(), field)
     }
 }
 
@@ -292,6 +338,32 @@ impl Drop for Running {
         self.child.kill().ok();
         self.child.wait().ok();
     }
+}
+
+/// Memory in KiB that counts as a process', by a field of `smaps` (`Rss`, `Pss`), without what its
+/// guest has touched of its RAM.
+///
+/// # Errors
+///
+/// When it is gone.
+pub fn memory_kib(pid: u32, field: &str) -> Result<u64> {
+    let path = format!("/proc/{pid}/smaps");
+    let (mut sum, mut ram) = (0, false);
+    for line in fs::read_to_string(&path).context(path)?.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let first = words.next().unwrap_or_default();
+        if let Some(key) = first.strip_suffix(':') {
+            if key == "Size" {
+                // No mapping but the guest's RAM is as large.
+                let size = words.next().and_then(|it| it.parse::<u64>().ok());
+                ram = size.is_some_and(|kib| kib > 192 << 10);
+            } else if key == field && !ram {
+                let kib = words.next().and_then(|it| it.parse::<u64>().ok());
+                sum += kib.context(field.to_owned())?;
+            }
+        }
+    }
+    Ok(sum)
 }
 
 /// Connects to a control socket, once it is there.
@@ -310,21 +382,26 @@ pub fn connect(path: &Path) -> Result<Client> {
     }
 }
 
-/// The command that builds `vmm` with a profile. The whole workspace is named, so that what was
-/// built with it is what is found up to date; and packages whose parts are in C look at what cargo
-/// tells of a test, so that it is not told: they would be built anew each time.
+/// The command that builds our programs with a profile. The whole workspace is named, so that what
+/// was built with it is what is found up to date.
 pub(crate) fn build(profile: &str) -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
+    forget_the_test(&mut build);
+    build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    build.args(["build", "--quiet", "--workspace", "--bins", "--profile", profile]);
+    build
+}
+
+/// Keeps what cargo tells of a test from a command that builds: packages whose parts are in C look
+/// at it, and they, with all that needs them, would be built anew each time.
+pub fn forget_the_test(build: &mut Command) {
     for (name, _) in env::vars_os() {
         let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
         if name.to_str().is_some_and(|name| told.iter().any(|it| name.starts_with(it))) {
             build.env_remove(name);
         }
     }
-    build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    build.args(["build", "--quiet", "--workspace", "--bin", "vmm", "--profile", profile]);
-    build
 }
 
 /// The probe's report: the last line of JSON in its output.

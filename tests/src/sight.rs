@@ -54,6 +54,19 @@ impl Sight {
         pixels.iter().map(|it| [it[0], it[1], it[2]]).collect::<HashSet<_>>().len()
     }
 
+    /// How many pixels of a hundred have this colour: blue, green and red.
+    pub fn share(&self, colour: [u8; 3]) -> usize {
+        let (pixels, _) = self.pixels.as_chunks::<4>();
+        let like = pixels.iter().filter(|it| apart([it[0], it[1], it[2]], colour) <= CONTRAST);
+        100 * like.count() / pixels.len().max(1)
+    }
+
+    /// Lines of pixels in which something else is seen, in a picture of the same size.
+    pub fn changed(&self, before: &Self) -> Vec<usize> {
+        let other = |x, y| apart(self.colour(x, y), before.colour(x, y)) > CONTRAST;
+        (0..self.height()).filter(|y| (0..self.width()).any(|x| other(x, *y))).collect()
+    }
+
     fn width(&self) -> usize {
         self.picture.width as usize
     }

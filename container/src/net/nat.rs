@@ -2,23 +2,23 @@
 //! all ports of the pod but a few are the guest's, and outside everything comes from the pod.
 //!
 //! The tap has the gateway's address itself; there is no bridge. `choice` says which addresses and
-//! ports, `link` sets interfaces up, `rules` is the table of nftables, `service` answers the guest.
+//! ports, `six` is the router of IPv6, `rules` is the table of nftables, `service` answers the
+//! guest.
 //!
 //! Threats: the guest sends any frame, under any name. What has not its card's address and its own
 //! is dropped before anything looks at it; of the pod itself it reaches DHCP, DNS and an echo, and
 //! nothing of the loopback, the screen, or the ports that are kept.
 
 mod choice;
-mod link;
-mod right;
 mod rules;
 mod service;
+mod six;
 
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -26,22 +26,24 @@ use anyhow::Context;
 use rustix::io::FdFlags;
 
 pub use self::choice::guest_mac;
-use self::choice::{Block, Kept, OLD_GATEWAY, OLD_MASK, Subnet};
-use self::link::{Link, Links, Pod};
-use self::rules::Rules;
+use self::choice::{Kept, OLD_GATEWAY, OLD_MASK, Subnet};
+use self::rules::{Rules, Table};
 use self::service::Service;
+use self::six::{Prefix, Router};
 use crate::net::dhcp::Config;
 use crate::net::dns::{DOMAIN, Local};
+use crate::net::link::{self, Block, Link, Links, Pod};
 use crate::net::relay::Relay;
 use crate::net::resolv::File;
+use crate::net::right;
 use crate::settings::Settings;
 use crate::settings::words::Mac;
 use crate::status::{Failure, Status};
 
 /// The longest packet of Ethernet, which needs no words.
 const USUAL_MTU: u32 = 1500;
-/// The name under which one of us has the pod's network at a time.
-const OWNER: &str = "transom/nat";
+/// The longest packet of a link with IPv6 is at least this.
+const LEAST_V6: u32 = 1280;
 /// Whether packets may pass through.
 const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
 
@@ -63,7 +65,9 @@ struct Choice {
     gateway_mac: Mac,
     kept: Kept,
     mtu: u16,
-    uplink: u32,
+    uplink: Link,
+    /// Where the pod has IPv6.
+    prefix: Option<Prefix>,
     notes: Vec<String>,
 }
 
@@ -75,6 +79,7 @@ pub struct Nat {
     service: Service,
     relay: Arc<Relay>,
     links: Links,
+    table: Table,
     _owner: UnixListener,
 }
 
@@ -83,8 +88,10 @@ struct Tap {
     name: String,
     index: u32,
     queues: Vec<OwnedFd>,
-    /// We let packets through, who did not pass before.
-    forwards: bool,
+    /// We let packets through, who did not pass before: where that is undone.
+    forwards: Option<fs::File>,
+    /// By IPv6.
+    router: Option<Router>,
 }
 
 impl Nat {
@@ -94,12 +101,12 @@ impl Nat {
     ///
     /// When something is missing: what, and what to do. Nothing is left behind then.
     pub async fn start(settings: &Settings, wish: &Wish) -> anyhow::Result<Self> {
-        right::check()?;
-        let owner = own()?;
+        right::check_tap()?;
+        let owner = link::own().await?;
         let links = Links::open()?;
         let name = settings.network.tap.0.as_str();
-        clear(&links, name).await?;
-        let choice = Choice::make(settings, wish, &links.look().await?)?;
+        links.clear(name).await?;
+        let mut choice = Choice::make(settings, wish, &links.look().await?)?;
         let file = File::new(&wish.resolv);
         let local = Local {
             gateway: choice.subnet.gateway,
@@ -112,15 +119,19 @@ impl Nat {
             name: name.to_owned(),
             index: 0,
             queues: vmm::tap::make(name, wish.pairs, choice.mtu)?,
-            forwards: false,
+            forwards: None,
+            router: None,
         };
         let ports = choice::loopback_ports(settings, &choice.kept);
         let set_up = async {
-            tap.set_up(&links, &choice).await?;
-            Service::open(name, choice.subnet, &ports).await
+            let table = Table::watch(&owner)?;
+            tap.set_up(&links, &mut choice).await?;
+            Ok((table, Service::open(name, choice.subnet, &ports).await?))
         };
         match set_up.await {
-            Ok(service) => Ok(Self { config, choice, tap, service, relay, links, _owner: owner }),
+            Ok((table, service)) => {
+                Ok(Self { config, choice, tap, service, relay, links, table, _owner: owner })
+            }
             Err(error) => {
                 tap.take_away(&links).await.ok();
                 Err(error)
@@ -128,10 +139,11 @@ impl Nat {
         }
     }
 
-    /// The tap's queues, for `fd:N:N…` of `vmm`: processes that are started inherit them.
+    /// The tap's queues, for `fd:N:N…` of `vmm`: processes that are started inherit them. The tap
+    /// is there as long as somebody has one.
     #[must_use]
-    pub fn queues(&self) -> &[OwnedFd] {
-        &self.tap.queues
+    pub fn take_queues(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.tap.queues)
     }
 
     /// The address of the guest's card.
@@ -166,7 +178,12 @@ impl Nat {
 
     /// Serves the guest, and who is in the pod, until it is dropped.
     pub async fn serve(&self) {
-        self.service.run(&self.config, &self.relay).await;
+        let router = async {
+            if let Some(router) = &self.tap.router {
+                router.run().await;
+            }
+        };
+        tokio::join!(self.service.run(&self.config, &self.relay), router);
     }
 
     /// Takes everything away again.
@@ -176,32 +193,16 @@ impl Nat {
     /// When something stays.
     pub async fn end(self) -> anyhow::Result<()> {
         drop(self.service);
-        self.tap.take_away(&self.links).await
+        let gone = self.tap.take_away(&self.links).await;
+        self.table.remove().and(gone)
     }
 }
 
-/// One of us at a time has the pod's network. The kernel forgets this name when its owner dies.
-fn own() -> anyhow::Result<UnixListener> {
-    let name = SocketAddr::from_abstract_name(OWNER).context("the name of the owner")?;
-    UnixListener::bind_addr(&name).map_err(|_| {
-        Failure::new(
-            Status::Network,
-            "the pod's network has another Transom already: give each a pod of its own, or say \
-             NETWORK=user",
-        )
-    })
-}
-
-/// Takes away what a killed predecessor has left. Its rules are replaced later.
-async fn clear(links: &Links, name: &str) -> anyhow::Result<()> {
-    let pod = links.look().await?;
-    match pod.find(name) {
-        None => Ok(()),
-        Some(Link { is_tun: true, index, .. }) => links.delete(*index).await,
-        Some(_) => {
-            let sentence = format!("TAP={name}: the pod has another interface of this name");
-            Err(Failure::new(Status::Network, sentence))
-        }
+/// Takes away the rules that a killed predecessor has left, where there is another network now.
+pub(super) fn forget() {
+    // Where they cannot be taken away they were not made either.
+    if let Err(error) = rules::apply(rules::REPLACE) {
+        tracing::debug!("{error:#}");
     }
 }
 
@@ -226,9 +227,13 @@ impl Choice {
         let mac = guest_mac(settings, &wish.pod)?;
         let said = network.mtu.map(|it| it.0);
         let mtu = said.unwrap_or(uplink.mtu.min(USUAL_MTU));
+        let prefix = Prefix::choose(pod, uplink, mac).filter(|_| mtu >= LEAST_V6);
         let mut notes = Vec::new();
-        if pod.has_ipv6(uplink) {
-            notes.push("the guest has IPv4 only: the pod's IPv6 stays with the pod".to_owned());
+        if prefix.is_none() && pod.has_ipv6(uplink) {
+            notes.push(
+                "the guest has IPv4 only: by IPv6 its desktop and USER_PORTS are reached"
+                    .to_owned(),
+            );
         }
         Ok(Self {
             subnet,
@@ -236,7 +241,8 @@ impl Choice {
             gateway_mac: choice::gateway_mac(mac),
             kept: Kept::of(settings),
             mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
-            uplink: uplink.index,
+            uplink: uplink.clone(),
+            prefix,
             notes,
         })
     }
@@ -259,26 +265,54 @@ impl Choice {
 
 impl Tap {
     /// Gives the tap its addresses, and packets their rules.
-    async fn set_up(&mut self, links: &Links, choice: &Choice) -> anyhow::Result<()> {
+    async fn set_up(&mut self, links: &Links, choice: &mut Choice) -> anyhow::Result<()> {
         let pod = links.look().await?;
         let link = pod.find(&self.name).with_context(|| format!("{} is gone", self.name))?;
         self.index = link.index;
         let Subnet { gateway, mask, .. } = choice.subnet;
-        // Other versions would be another way to the pod; the rules stop them where this fails.
-        let no_ipv6 = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name);
-        fs::write(no_ipv6, "1").ok();
         links.set_mac(self.index, choice.gateway_mac).await?;
+        choice.prefix = self.route(links, choice).await;
+        if choice.prefix.is_none() {
+            // It would be another way to the pod; the rules stop it where this fails.
+            let no_ipv6 = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name);
+            fs::write(no_ipv6, "1").ok();
+        }
         links.add(self.index, gateway, mask).await?;
         if !pod.uses(Block::new(OLD_GATEWAY, OLD_MASK)) && gateway != OLD_GATEWAY {
             links.add(self.index, OLD_GATEWAY, OLD_MASK).await?;
         }
-        let (tap, mac, subnet) = (self.name.as_str(), choice.mac, choice.subnet);
-        rules::apply(&Rules { tap, mac, subnet, kept: &choice.kept }.text())?;
-        self.forward(links, choice.uplink).await?;
+        let rules = Rules {
+            tap: &self.name,
+            mac: choice.mac,
+            subnet: choice.subnet,
+            prefix: choice.prefix,
+            kept: &choice.kept,
+        };
+        rules::apply(&rules.text())?;
+        self.forward(links, choice.uplink.index).await?;
         for queue in &self.queues {
             rustix::io::fcntl_setfd(queue, FdFlags::empty()).context("a tap to inherit")?;
         }
         Ok(())
+    }
+
+    /// Gives the guest IPv6, if the pod has it and may pass it on.
+    async fn route(&mut self, links: &Links, choice: &mut Choice) -> Option<Prefix> {
+        let prefix = choice.prefix?;
+        let told = (prefix, choice.gateway_mac, choice.mtu);
+        let uplink = &choice.uplink.name;
+        match Router::open(links, (&self.name, self.index), told, uplink).await {
+            Ok(router) => {
+                self.router = Some(router);
+                let network = prefix.0;
+                choice.notes.push(format!("the guest has IPv6 in {network}/{}", six::MASK));
+                Some(prefix)
+            }
+            Err(error) => {
+                choice.notes.push(format!("the guest has IPv4 only: {error:#}"));
+                None
+            }
+        }
     }
 
     /// Lets packets through, if they are not already.
@@ -286,8 +320,11 @@ impl Tap {
         if fs::read_to_string(FORWARD).is_ok_and(|it| it.trim() == "1") {
             return Ok(());
         }
-        if fs::write(FORWARD, "1").is_ok() {
-            self.forwards = true;
+        let file = fs::OpenOptions::new().write(true).open(FORWARD);
+        if let Ok(file) = file
+            && file.write_all_at(b"1", 0).is_ok()
+        {
+            self.forwards = Some(file);
             return Ok(());
         }
         // What is read-only as a file is a property of these two interfaces all the same.
@@ -307,17 +344,16 @@ impl Tap {
     async fn take_away(self, links: &Links) -> anyhow::Result<()> {
         // The next program does not get them.
         drop(self.queues);
-        let rules = rules::remove();
-        if self.forwards {
-            fs::write(FORWARD, "0").context(FORWARD)?;
+        drop(self.router);
+        if let Some(file) = self.forwards {
+            file.write_all_at(b"0", 0).context(FORWARD)?;
         }
         // Somebody who was started may have a queue still.
         let pod = links.look().await?;
         let left = pod.find(&self.name).filter(|link| link.index == self.index);
-        let gone = match left {
+        match left {
             Some(link) => links.delete(link.index).await,
             None => Ok(()),
-        };
-        rules.and(gone)
+        }
     }
 }

@@ -42,6 +42,7 @@ use self::network::Network;
 use super::dns::Local;
 use super::relay::Relay;
 use super::resolv::File;
+use crate::jail;
 use crate::settings::Settings;
 use crate::settings::value::Value as _;
 use crate::settings::words::Ports;
@@ -96,6 +97,8 @@ impl User {
         let (tell, broken) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = Builder::new().name("network".into()).spawn(move || {
+            // What the guest sends is read by who has no rights.
+            jail::serve();
             let network = Rc::new(Network::new(lan, relay, files()));
             let serve = async {
                 tokio::select! {

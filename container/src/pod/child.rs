@@ -2,27 +2,39 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::process::{Child as Process, ChildStderr, ChildStdout, Command};
+use tokio::io::{
+    AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
+};
+use tokio::process::{Child as Process, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 use tracing::Level;
 use vmm::config::Config;
-use vmm::control::{self, Client};
+use vmm::control;
 
+use super::asked;
 use super::console::{self, Console, Told};
+use super::tpm::Tpm;
 use crate::story::Story;
+use crate::story::ear::KEPT;
+
+/// More of a line that the process says is not kept.
+const LONGEST: usize = 64 << 10;
 
 /// The process.
 pub struct Child {
     process: Process,
     control: PathBuf,
+    /// Where it reads what it is to be.
+    input: Option<ChildStdin>,
+    /// What it needs as long as it lives.
+    _tpm: Option<Tpm>,
 }
 
 /// How the process goes about its work.
@@ -40,13 +52,12 @@ pub struct Manner<'a> {
 pub type News = mpsc::UnboundedReceiver<(Told, String)>;
 
 impl Child {
-    /// Starts it, to listen at this control socket.
+    /// Starts it, to listen at this control socket. It waits to be told what it is to be.
     ///
     /// # Errors
     ///
     /// When there is no `vmm`, or it cannot be started.
-    pub async fn start(
-        config: &Config,
+    pub fn start(
         control: PathBuf,
         story: &Arc<Story>,
         manner: Manner<'_>,
@@ -67,17 +78,31 @@ impl Child {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| program.display().to_string())?;
-        let mut input = process.stdin.take().context("no standard input")?;
-        let text = serde_json::to_string(config)?;
-        // Who ends before it has read all says why.
-        input.write_all(text.as_bytes()).await.ok();
-        drop(input);
+        let input = process.stdin.take();
         let (tell, told) = mpsc::unbounded_channel();
         let output = process.stdout.take().context("no standard output")?;
         tokio::spawn(listen(output, story.clone(), tell, manner.quiet));
         let errors = process.stderr.take().context("no standard error")?;
         tokio::spawn(repeat(errors, story.clone()));
-        Ok((Self { process, control }, told))
+        Ok((Self { process, control, input, _tpm: None }, told))
+    }
+
+    /// Tells it what it is to be, once.
+    ///
+    /// # Errors
+    ///
+    /// When it has been told.
+    pub async fn tell(&mut self, config: &Config) -> anyhow::Result<()> {
+        let mut input = self.input.take().context("no standard input")?;
+        let text = serde_json::to_string(config)?;
+        // Who ends before it has read all says why.
+        input.write_all(text.as_bytes()).await.ok();
+        Ok(())
+    }
+
+    /// Gives it a TPM, for as long as it lives.
+    pub fn keep(&mut self, tpm: Option<Tpm>) {
+        self._tpm = tpm;
     }
 
     /// Waits for its end.
@@ -100,7 +125,7 @@ impl Child {
     ///
     /// When it says no, or is gone.
     pub async fn ask(&self, command: control::Command) -> anyhow::Result<Value> {
-        ask(&self.control, command).await
+        asked::ask(&self.control, command).await
     }
 
     /// Ends it at once.
@@ -110,16 +135,6 @@ impl Child {
             kill_process(pid, Signal::KILL).ok();
         }
     }
-}
-
-/// Asks the machine behind a control socket.
-///
-/// # Errors
-///
-/// When it says no, or is gone.
-pub async fn ask(control: &Path, command: control::Command) -> anyhow::Result<Value> {
-    let control = control.to_owned();
-    tokio::task::spawn_blocking(move || Client::connect(&control)?.ask(&command)).await?
 }
 
 /// The program beside ours, or the one that the system finds.
@@ -140,8 +155,8 @@ async fn listen(
     while let Ok(count @ 1..) = output.read(&mut bytes).await {
         for line in console.take(&bytes[..count]) {
             if !quiet {
-                tracing::info!("guest: {line}");
-                story.keep(&line);
+                tracing::info!(target: KEPT, "guest: {line}");
+                story.keep(Level::INFO, &format!("guest: {line}"));
             }
             if let Some(told) = console::told(&line) {
                 // Nobody listens any more once the machine ends.
@@ -153,20 +168,38 @@ async fn listen(
 
 /// Repeats what the process says itself, as it says it.
 async fn repeat(errors: ChildStderr, story: Arc<Story>) {
-    let mut lines = BufReader::new(errors).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
+    let mut errors = BufReader::new(errors);
+    while let Ok(Some(line)) = line(&mut errors).await {
         let (level, text) = event(&line).unwrap_or((Level::ERROR, line));
         match level {
-            Level::ERROR => tracing::error!("{text}"),
-            Level::WARN => tracing::warn!("{text}"),
-            Level::INFO => tracing::info!("{text}"),
-            Level::DEBUG => tracing::debug!("{text}"),
-            _ => tracing::trace!("{text}"),
+            Level::ERROR => tracing::error!(target: KEPT, "{text}"),
+            Level::WARN => tracing::warn!(target: KEPT, "{text}"),
+            Level::INFO => tracing::info!(target: KEPT, "{text}"),
+            Level::DEBUG => tracing::debug!(target: KEPT, "{text}"),
+            _ => tracing::trace!(target: KEPT, "{text}"),
         }
         if level <= Level::INFO {
-            story.keep(&text);
+            story.keep(level, &text);
         }
     }
+}
+
+/// A line, as far as it is kept; none at the end.
+async fn line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<String>> {
+    let (mut line, mut ended, mut some) = (Vec::new(), false, false);
+    while !ended {
+        let bytes = from.fill_buf().await?;
+        if bytes.is_empty() {
+            break;
+        }
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let part = &bytes[..end.unwrap_or(bytes.len())];
+        line.extend(part.iter().take(LONGEST - line.len()));
+        let count = part.len() + usize::from(end.is_some());
+        from.consume(count);
+        (ended, some) = (end.is_some(), true);
+    }
+    Ok(some.then(|| String::from_utf8_lossy(&line).into_owned()))
 }
 
 /// An event of the process' log: how grave it is, and its words. What is none is its last sentence.
@@ -194,5 +227,17 @@ mod test {
         assert_eq!(event(line), Some((Level::WARN, "nvme disk=/a b size=5".into())));
         assert_eq!(event("vmm: --disk x: no such file"), None);
         assert_eq!(event("{}"), None);
+    }
+
+    #[tokio::test]
+    async fn a_line_without_an_end_is_kept_in_part() {
+        let long = "x".repeat(LONGEST * 3);
+        let said = [b"one\n\n\xff\n", long.as_bytes(), b"\ntwo"].concat();
+        let mut said = BufReader::new(&said[..]);
+        let mut next = async || line(&mut said).await.unwrap();
+        for is in ["one", "", "\u{fffd}", &long[..LONGEST], "two"] {
+            assert_eq!(next().await.as_deref(), Some(is));
+        }
+        assert_eq!(next().await, None);
     }
 }

@@ -72,7 +72,15 @@ pub fn told(line: &str) -> Option<Told> {
     if name.contains("Shell") && place.starts_with("Fv(") {
         return Some(Told::Nothing);
     }
-    Some(Told::Starts { name: name.into(), disk: place.contains("HD(") })
+    Some(Told::Starts { name: name.into(), disk: is_disk(name, place) })
+}
+
+/// Whether what is started is on a disk. An entry that a system made has a place on a partition;
+/// one that the firmware made has the device alone, which may be a drive of CDs or a network.
+fn is_disk(name: &str, place: &str) -> bool {
+    let others = ["Fv(", "CDROM(", "MAC(", "Uri("].iter().any(|it| place.contains(it));
+    let drive = ["CD-ROM", "DVD"].iter().any(|it| name.contains(it));
+    place.contains("HD(") || !others && !drive
 }
 
 /// Without the sequences that move cursors and change colours.
@@ -124,6 +132,21 @@ mod test {
                 "BdsDxe: starting Boot0001 \"UEFI QEMU DVD-ROM QM00003 \" from PciRoot(0x0)/\
                  Pci(0x1F,0x2)/Sata(0x1,0xFFFF,0x0)",
                 starts("UEFI QEMU DVD-ROM QM00003 ", false),
+            ),
+            (
+                "BdsDxe: starting Boot0001 \"UEFI Transom USB CD-ROM 1 \" from PciRoot(0x0)/\
+                 Pci(0x2,0x0)/USB(0x4,0x0)",
+                starts("UEFI Transom USB CD-ROM 1 ", false),
+            ),
+            (
+                "BdsDxe: starting Boot0001 \"UEFI TRANSOM SCSI disk \" from PciRoot(0x0)/\
+                 Pci(0x3,0x0)/Scsi(0x0,0x0)",
+                starts("UEFI TRANSOM SCSI disk ", true),
+            ),
+            (
+                "BdsDxe: starting Boot0003 \"UEFI PXEv4 (MAC:525400000001)\" from PciRoot(0x0)/\
+                 Pci(0x4,0x0)/MAC(525400000001,0x1)/IPv4(0.0.0.0)",
+                starts("UEFI PXEv4 (MAC:525400000001)", false),
             ),
             ("BdsDxe: loading Boot0001 \"x\" from HD(1)", None),
             (

@@ -69,12 +69,11 @@ impl Guard {
         let mut doors = Vec::new();
         if matches!(settings.screen.display.is, Display::Web | Display::Vnc) {
             let port = settings.screen.vnc_port.0;
-            doors.push(match self {
-                Self::Open => format!("[::]:{port},auth=none"),
-                Self::Asks { password, .. } => {
-                    format!("[::]:{port},password={}", escaped(password))
-                }
-            });
+            let who = match self {
+                Self::Open => "auth=none".to_owned(),
+                Self::Asks { password, .. } => format!("password={}", escaped(password)),
+            };
+            doors.push(format!("[::]:{port},{who},called=VNC_PORT={port}"));
         }
         // That of the viewer in the browser, which we let in ourselves.
         doors.push(format!("unix:{},{name}", escaped(&room.screen())));

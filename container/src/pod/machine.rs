@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use vmm::config::Config;
 
-use super::volume::Disk;
+use crate::agent;
+use crate::disks::Disk;
 use crate::plan::{Plan, Source};
 use crate::settings::Format;
 use crate::settings::translate::arguments::{Content, Drive};
-use crate::settings::translate::{Bus, Cache, Display, Screen, Usb};
+use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::{Size, Value as _};
 use crate::settings::words::Mac;
-use crate::settings::{Boot, Discard, Settings};
+use crate::settings::{Discard, Settings};
 use crate::status::{Failure, Status};
 
 /// Who the machine runs as where we are root: nobody else of the image.
@@ -23,14 +24,20 @@ const USER: u32 = 10001;
 pub struct Parts {
     /// The firmware's code and its memory; none for the probe.
     pub firmware: Option<(PathBuf, PathBuf)>,
+    /// Where its TPM is asked.
+    pub tpm: Option<PathBuf>,
     /// The disks, the system's first.
     pub disks: Vec<Disk>,
-    /// CDs, the one that is booted first.
+    /// A CD that is booted before the disks.
+    pub rescue: Option<PathBuf>,
+    /// CDs that are booted where no disk can be, first the first.
     pub media: Vec<PathBuf>,
     /// The network.
     pub cable: Option<Cable>,
     /// The control socket.
     pub control: PathBuf,
+    /// The socket behind the port of the guest's agent.
+    pub agent: PathBuf,
     /// Where the screen is shown, in the words of `--vnc`.
     pub doors: Vec<String>,
 }
@@ -57,6 +64,8 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
     let settings = &plan.said.settings;
     let mut config = Config::default();
     config.set("control", &text(&parts.control)?)?;
+    // Whom nobody could ask to shut down any more.
+    config.set("die-with", &std::process::id().to_string())?;
     for door in &parts.doors {
         config.set("vnc", door)?;
     }
@@ -64,15 +73,22 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
     if let Some((code, vars)) = &parts.firmware {
         config.set("firmware", &text(code)?)?;
         config.set("vars", &text(vars)?)?;
+        if let Some(tpm) = &parts.tpm {
+            config.set("tpm", &escaped(&text(tpm)?))?;
+        }
         // Windows reads registers that no hypervisor has.
         config.set("msr", "ignore")?;
     }
     hands(&mut config, settings)?;
+    let mut order = Vec::new();
+    if let Some(medium) = &parts.rescue {
+        order.extend(insert(&mut config, settings.disk.media.is, medium)?);
+    }
     for disk in &parts.disks {
-        attach(&mut config, settings, disk)?;
+        order.extend(attach(&mut config, settings, disk)?);
     }
     for medium in &parts.media {
-        insert(&mut config, settings.disk.media.is, medium)?;
+        order.extend(insert(&mut config, settings.disk.media.is, medium)?);
     }
     if let Some(cable) = &parts.cable {
         let mut words = format!("virtio-net,to={},mac={}", escaped(&cable.to), cable.mac.show());
@@ -84,10 +100,36 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
         }
         config.set("device", &words)?;
     }
-    extras(&mut config, plan)?;
+    order.extend(extras(&mut config, plan)?);
+    // Last, so that what comes and goes before it moves no other device.
+    let agent = format!("socket:{}", text(&parts.agent)?);
+    config.set("device", &format!("virtio-serial,name={},to={}", agent::PORT, escaped(&agent)))?;
+    if parts.firmware.is_some() && !order.is_empty() {
+        config.set("boot", &order.join(","))?;
+    }
     confine(&mut config, settings)?;
     config.check()?;
     Ok(config)
+}
+
+/// Whether there could be such a machine, before anything is made for it.
+///
+/// # Errors
+///
+/// When the settings ask for what there is not.
+pub fn check(plan: &Plan) -> anyhow::Result<()> {
+    let mut parts = Parts {
+        control: "/control".into(),
+        agent: "/agent".into(),
+        doors: vec!["unix:/screen".to_owned()],
+        ..Parts::default()
+    };
+    if plan.source != Source::Probe {
+        parts.firmware = Some(("/code".into(), "/vars".into()));
+        parts.disks.push(Disk::new("/disk".into(), Format::Raw));
+        parts.media.push("/medium".into());
+    }
+    config(plan, &parts).map(drop)
 }
 
 /// Processors, memory, firmware's words, the display.
@@ -116,14 +158,6 @@ fn frame(config: &mut Config, plan: &Plan) -> anyhow::Result<()> {
     }
     // We listen in any case: the firmware tells there what it starts.
     config.set("serial", "stdio")?;
-    if settings.machine.boot == Boot::Secure
-        || settings.machine.tpm == Some(true)
-        || settings.machine.smm == Some(true)
-    {
-        let sentence = "BOOT_MODE, TPM, SMM: there is no Secure Boot and no TPM yet: leave them \
-                        out, or say BOOT_MODE=windows";
-        return Err(Failure::new(Status::Boot, sentence));
-    }
     identity(config, settings)
 }
 
@@ -154,48 +188,62 @@ fn identity(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
 /// What people touch.
 fn hands(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
     let dark = settings.screen.display.is == Display::None;
-    if settings.machine.usb.is == Usb::Xhci {
-        config.set("device", "xhci")?;
-        if !dark {
-            config.set("device", "usb-tablet")?;
-            config.set("device", "usb-keyboard")?;
-        }
+    config.set("device", "xhci")?;
+    if !dark {
+        config.set("device", "usb-tablet")?;
+        config.set("device", "usb-keyboard")?;
     }
     Ok(())
 }
 
-/// A disk at the controller of the settings.
-fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Result<()> {
+/// A disk at the controller of the settings; its name.
+fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Result<Option<String>> {
     let drives = &settings.disk;
     let mut words = vec![format!("path={}", escaped(&text(&disk.path)?))];
     words.push(format!("format={}", form(disk.format)));
+    words.extend(disk.longer.map(|size| format!("size={}M", size >> 20)));
     let direct = drives.cache.is == Cache::Direct;
     words.push(format!("direct={}", if direct { "auto" } else { "off" }));
     words.push(format!("discard={}", drives.discard == Discard::Unmap));
     plug(config, drives.controller.is, &words.join(","))
 }
 
-/// A disk of these words at a controller.
-fn plug(config: &mut Config, bus: Bus, words: &str) -> anyhow::Result<()> {
+/// A disk of these words at a controller; its name.
+fn plug(config: &mut Config, bus: Bus, words: &str) -> anyhow::Result<Option<String>> {
     let kind = match bus {
         Bus::Auto | Bus::Nvme => "nvme",
         Bus::Scsi => "virtio-scsi",
         Bus::Blk => "virtio-blk",
-        Bus::Ahci => "ahci",
+        Bus::Ahci => {
+            let sentence = "DISK_TYPE=ide: the machine has no such controller: say nvme, or scsi \
+                            for a Windows that has virtio's drivers";
+            return Err(Failure::new(Status::Disk, sentence));
+        }
         Bus::Usb => "usb-storage",
-        Bus::None => return Ok(()),
+        Bus::None => return Ok(None),
     };
-    config.set("device", &format!("{kind},{words}"))
+    config.set("device", &format!("{kind},{words}"))?;
+    Ok(newest(config))
 }
 
-/// A CD.
-fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<()> {
+/// A CD; its name.
+fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option<String>> {
     let path = escaped(&text(medium)?);
     let kind = match bus {
-        Bus::None => return Ok(()),
+        Bus::None => return Ok(None),
         Bus::Ahci | Bus::Auto | Bus::Scsi | Bus::Blk | Bus::Nvme | Bus::Usb => "usb-storage",
     };
-    config.set("device", &format!("{kind},path={path},cdrom=true"))
+    config.set("device", &format!("{kind},path={path},cdrom=true"))?;
+    Ok(newest(config))
+}
+
+/// What `vmm` calls the device that was added last: its kind, and which of them it is.
+fn newest(config: &Config) -> Option<String> {
+    let kind = config.device.last()?.kind();
+    Some(match config.device.iter().filter(|it| it.kind() == kind).count() {
+        1 => kind.to_owned(),
+        count => format!("{kind}.{count}"),
+    })
 }
 
 /// What the process of the machine gives up: it becomes another user, and reaches the volume alone.
@@ -205,8 +253,8 @@ fn confine(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
     config.set("jail", &format!("on{},folders={}", user.unwrap_or_default(), escaped(&folder)))
 }
 
-/// What else there is.
-fn extras(config: &mut Config, plan: &Plan) -> anyhow::Result<()> {
+/// What else there is; the names of what can be booted.
+fn extras(config: &mut Config, plan: &Plan) -> anyhow::Result<Vec<String>> {
     let settings = &plan.said.settings;
     if settings.machine.rng {
         config.set("device", "virtio-rng")?;
@@ -217,7 +265,7 @@ fn extras(config: &mut Config, plan: &Plan) -> anyhow::Result<()> {
     if settings.machine.hpet {
         config.set("device", "hpet")?;
     }
-    let Some(arguments) = &settings.machine.arguments else { return Ok(()) };
+    let Some(arguments) = &settings.machine.arguments else { return Ok(Vec::new()) };
     for (name, content) in &arguments.files {
         let value = match content {
             Content::Text(text) => text.clone(),
@@ -225,16 +273,23 @@ fn extras(config: &mut Config, plan: &Plan) -> anyhow::Result<()> {
         };
         config.set("fw-cfg", &format!("{name}={value}"))?;
     }
+    let mut order = Vec::new();
     for drive in &arguments.drives {
-        further(config, drive)?;
+        order.extend(further(config, drive)?);
     }
-    Ok(())
+    Ok(order)
 }
 
-/// A drive of `ARGUMENTS`.
-fn further(config: &mut Config, drive: &Drive) -> anyhow::Result<()> {
+/// A drive of `ARGUMENTS`; its name.
+fn further(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>> {
     if drive.cdrom {
         return insert(config, drive.bus, &drive.path);
+    }
+    if drive.bus == Bus::Ahci {
+        let sentence = "the machine has no controller for IDE or SATA: say if=virtio, or a device \
+                        nvme with drive=";
+        let sentence = format!("ARGUMENTS: {}: {sentence}", drive.path.display());
+        return Err(Failure::new(Status::Disk, sentence));
     }
     let mut words = vec![format!("path={}", escaped(&text(&drive.path)?))];
     words.extend(drive.format.map(|format| format!("format={}", form(format))));
@@ -305,9 +360,12 @@ mod test {
         let plan = Plan::make(&environment, root.path())?;
         let parts = Parts {
             firmware: Some(("/code".into(), "/vars".into())),
-            disks: vec![Disk { path: "/a,b.img".into(), format: Format::Raw }],
+            tpm: Some("/run/tpm.sock".into()),
+            disks: vec![Disk::new("/a,b.img".into(), Format::Raw)],
+            rescue: Some("/start.iso".into()),
             media: vec!["/a,b.iso".into()],
             control: "/run/vmm.sock".into(),
+            agent: "/run/agent.sock".into(),
             doors: vec!["unix:/run/screen.sock".into(), "[::]:5900,auth=none".into()],
             ..Parts::default()
         };
@@ -327,19 +385,27 @@ mod test {
     #[test]
     fn the_usual_machine_is_that_of_the_reference_image() {
         let machine = made(&[]).unwrap();
-        let all =
-            ["xhci", "usb-tablet", "usb-keyboard", "virtio-scsi", "usb-storage", "virtio-rng"];
-        assert_eq!(kinds(&machine), all);
+        let hands = ["xhci", "usb-tablet", "usb-keyboard"];
+        assert_eq!(kinds(&machine)[..3], hands);
+        let all = ["usb-storage", "virtio-scsi", "usb-storage", "virtio-rng", "virtio-serial"];
+        assert_eq!(kinds(&machine)[3..], all);
+        assert_eq!(machine["device"][7]["to"], "socket:/run/agent.sock");
+        assert_eq!(
+            machine["boot"],
+            serde_json::json!(["usb-storage", "virtio-scsi", "usb-storage.2"])
+        );
         assert_eq!(
             (&machine["cpus"]["count"], &machine["memory"]["size"]),
             (&2.into(), &"4G".into())
         );
-        assert_eq!(machine["device"][3]["path"], "/a,b.img");
-        assert_eq!(machine["device"][4]["path"], "/a,b.iso");
-        assert_eq!(machine["device"][4]["cdrom"], true);
+        assert_eq!(machine["device"][3]["path"], "/start.iso");
+        assert_eq!(machine["device"][4]["path"], "/a,b.img");
+        assert_eq!(machine["device"][5]["path"], "/a,b.iso");
+        assert_eq!(machine["device"][5]["cdrom"], true);
         assert_eq!(machine["display"]["mode"], "1280x720");
         assert_eq!(machine["vnc"].as_array().unwrap().len(), 2);
         assert_eq!(machine["msr"], "ignore");
+        assert_eq!(machine["tpm"]["path"], "/run/tpm.sock");
     }
 
     #[test]
@@ -351,7 +417,7 @@ mod test {
             ("auto", "nvme"),
             ("scsi", "virtio-scsi"),
         ] {
-            assert_eq!(kinds(&made(&[("DISK_TYPE", words)]).unwrap())[3], kind, "{words}");
+            assert_eq!(kinds(&made(&[("DISK_TYPE", words)]).unwrap())[4], kind, "{words}");
         }
         let machine = made(&[
             ("SMP", "8,sockets=2,cores=2,threads=2"),
@@ -360,7 +426,6 @@ mod test {
             ("HEIGHT", "1080"),
             ("HV", "N"),
             ("RNG", "N"),
-            ("USB", "N"),
             ("HPET", "Y"),
             ("BALLOONING", "Y"),
             ("DISK_CACHE", "writeback"),
@@ -375,11 +440,10 @@ mod test {
         assert_eq!(machine["memory"]["size"], "6G");
         assert_eq!(machine["display"]["mode"], "1920x1080");
         assert_eq!(machine["hyperv"], "off");
-        assert_eq!(kinds(&machine)[..2], ["virtio-scsi", "usb-storage"]);
         assert!(["hpet", "virtio-balloon"].iter().all(|kind| kinds(&machine).contains(kind)));
         assert!(!kinds(&machine).contains(&"virtio-rng"));
         assert_eq!(
-            (&machine["device"][0]["direct"], &machine["device"][0]["discard"]),
+            (&machine["device"][4]["direct"], &machine["device"][4]["discard"]),
             (&"off".into(), &false.into())
         );
         assert_eq!(machine["smbios"]["uuid"], "12345678-9abc-def0-1234-56789abcdef0");
@@ -387,7 +451,11 @@ mod test {
         assert_eq!(machine["fw-cfg"][0], "opt/a=b");
         assert_eq!(machine["keyboard"], "de");
         assert_eq!(made(&[("VGA", "none")]).unwrap()["display"], "none");
-        let error = made(&[("BOOT_MODE", "windows_secure")]).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Boot);
+        let error = made(&[("DISK_TYPE", "sata")]).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Disk);
+        let error = made(&[("ARGUMENTS", "-drive file=/x.img,if=ide")]).unwrap_err();
+        assert!(error.to_string().starts_with("ARGUMENTS: /x.img: "), "{error:#}");
+        let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();
+        assert_eq!(kinds(&machine).iter().filter(|kind| **kind == "nvme").count(), 2);
     }
 }

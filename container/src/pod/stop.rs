@@ -1,12 +1,17 @@
 //! The end that an engine or a cluster asks for: within its time, whatever the guest does.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use vmm::control::Command;
 
+use super::asked;
 use super::child::Child;
+use crate::agent::{Agent, Lack};
 
 /// The button is pressed again so often: Windows hears it only where somebody is logged on, or
 /// nobody at all.
@@ -74,14 +79,36 @@ impl Signals {
     }
 }
 
-/// Ends the machine: asks the guest if that makes sense, then switches it off, then kills it.
-/// A second signal does not wait.
-pub async fn stop(child: &mut Child, budget: Budget, asks: bool, signals: &mut Signals) {
+/// Asks the guest to shut down, once, by both ways that it may hear.
+///
+/// # Errors
+///
+/// When the machine is gone.
+pub async fn ask(control: &Path, agent: &Arc<Agent>) -> anyhow::Result<Value> {
+    let answer = asked::ask(control, Command::PowerButton).await?;
+    let agent = agent.clone();
+    // Whoever asks does not wait for an agent that may not be there.
+    tokio::spawn(async move { tell(agent.shut_down().await) });
+    Ok(answer)
+}
+
+/// What became of asking the agent. Most guests have none, and that is no news.
+fn tell(asked: Result<(), Lack>) {
+    match asked {
+        Ok(()) => tracing::info!("the guest's agent is asked to shut down"),
+        Err(lack @ Lack::Refused(_)) => tracing::info!("{lack}"),
+        Err(Lack::Absent(_)) => {}
+    }
+}
+
+/// Ends the machine: asks the guest, and its agent, if that makes sense; then switches it off, then
+/// kills it. A second signal does not wait.
+pub async fn stop(child: &mut Child, budget: Budget, agent: Option<&Agent>, signals: &mut Signals) {
     let start = Instant::now();
-    if asks {
+    if let Some(agent) = agent {
         let end = start + budget.ask;
         tokio::select! {
-            ended = press(child, end) => if ended { return },
+            ended = press(child, agent, end) => if ended { return },
             _ = signals.next() => {}
         }
     }
@@ -93,22 +120,28 @@ pub async fn stop(child: &mut Child, budget: Budget, asks: bool, signals: &mut S
     if timeout_at(off, child.end()).await.is_err() {
         tracing::warn!("the machine does not end: it is killed");
         child.kill();
-        child.end().await.ok();
+        // Whom we may not kill ends with us.
+        timeout_at(off + budget.off, child.end()).await.ok();
     }
 }
 
-/// Presses the power button until the machine is off; whether it is.
-async fn press(child: &mut Child, end: Instant) -> bool {
+/// Presses the power button, and asks the agent, until the machine is off; whether it is.
+async fn press(child: &mut Child, agent: &Agent, end: Instant) -> bool {
     let mut next = Instant::now();
     loop {
-        match child.ask(Command::PowerButton).await {
-            Ok(_) => tracing::info!("the guest is asked to shut down"),
-            Err(error) => tracing::info!("the guest cannot be asked to shut down: {error:#}"),
+        match timeout_at(end, child.ask(Command::PowerButton)).await {
+            Ok(Ok(_)) => tracing::info!("the guest is asked to shut down"),
+            Ok(Err(error)) => tracing::info!("the guest cannot be asked to shut down: {error:#}"),
+            Err(_) => tracing::info!("the machine does not answer"),
         }
         next = (next + AGAIN).min(end);
+        let asked = async {
+            timeout_at(next, agent.shut_down()).await.map(tell).ok();
+            sleep_until(next).await;
+        };
         tokio::select! {
             _ = child.end() => return true,
-            () = sleep_until(next) => {}
+            () = asked => {}
         }
         if next == end {
             tracing::warn!("the guest did not shut down in time");

@@ -1,20 +1,27 @@
 //! The files on the volume: by the names that the reference image gives them, so that its volumes
 //! start here, and ours there.
 
-mod qcow2;
-
+use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, chown};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use rustix::fs::{FallocateFlags, fallocate};
 
+use crate::disks::{self, Disk, qcow2};
+use crate::firmware::MODE;
+use crate::plan::Source;
+use crate::settings::host;
+use crate::settings::translate::Bus;
 use crate::settings::value::{Size, Value as _};
-use crate::settings::{Format, Settings};
+use crate::settings::{Boot, Format, Settings};
 use crate::status::{Failure, Status};
 use crate::story::Story;
+
+/// How the memory of a TPM begins (swtpm, `swtpm_nvstore_linear.h`).
+pub const TPM_MAGIC: &[u8] = b"nilmptws";
 
 /// The volume.
 pub struct Volume {
@@ -23,39 +30,28 @@ pub struct Volume {
     app: String,
 }
 
-/// A disk of the machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Disk {
-    /// Its file, or a block device.
-    pub path: PathBuf,
-    /// What is in it.
-    pub format: Format,
-}
-
 impl Volume {
-    /// That of the settings, which can be written.
+    /// That of the settings, which can be written. One that is full is good enough for a disk that
+    /// is there: its guest may be the only one who can make room.
     ///
     /// # Errors
     ///
     /// When there is none, or it cannot be written.
-    pub fn open(settings: &Settings) -> anyhow::Result<Self> {
+    pub fn open(settings: &Settings, source: &Source) -> anyhow::Result<Self> {
         let folder = settings.storage.folder.clone();
         let trial = folder.join(".transom");
         let tried = File::create(&trial).and_then(|mut file| file.write_all(b"trial"));
         fs::remove_file(&trial).ok();
-        tried.map_err(|error| {
-            let shown = folder.display();
-            let out = match error.kind() {
-                ErrorKind::NotFound => "mount a volume there, as in -v ./windows:/storage",
-                ErrorKind::StorageFull => "it is full: delete something there, or make it larger",
-                ErrorKind::ReadOnlyFilesystem => "it is mounted read-only: mount it for writing",
-                ErrorKind::PermissionDenied => {
-                    "its owner is another: set fsGroup, or change the owner of the folder"
-                }
-                _ => "look at the volume",
-            };
-            Failure::new(Status::Storage, format!("STORAGE={shown}: {error}: {out}"))
-        })?;
+        match tried {
+            Err(error) if is_full(&error) && matches!(source, Source::Disk(_)) => tracing::warn!(
+                "STORAGE={}: it is full: what the guest writes to new places fails, until \
+                 something is deleted in the guest or on the volume",
+                folder.display()
+            ),
+            tried => {
+                tried.map_err(|error| refused(&format!("STORAGE={}", folder.display()), &error))?;
+            }
+        }
         Ok(Self { folder, app: settings.pod.app.0.to_lowercase() })
     }
 
@@ -64,9 +60,31 @@ impl Volume {
         self.folder.join(format!("{}.{end}", self.app))
     }
 
-    /// Whether a file lies on it.
-    pub fn is_own(&self, path: &Path) -> bool {
-        path.starts_with(&self.folder)
+    /// A file of the firmware's, of which each boot mode has its own: `windows_secure.END`.
+    fn of_mode(&self, boot: Boot, end: &str) -> PathBuf {
+        match boot {
+            Boot::Uefi => self.file(end),
+            Boot::Secure => self.folder.join(format!("{}_secure.{end}", self.app)),
+        }
+    }
+
+    /// The boot mode goes on when nothing is said of it any more; the usual one is not written
+    /// down.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn remember(&self, boot: Boot) -> anyhow::Result<()> {
+        match boot {
+            Boot::Uefi => match fs::remove_file(self.file(MODE)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    Err(refused(&self.file(MODE).display().to_string(), &error))
+                }
+                _ => Ok(()),
+            },
+            Boot::Secure if self.read(MODE).as_deref() == Some(&*boot.show()) => Ok(()),
+            Boot::Secure => self.write(MODE, &format!("{}\n", boot.show())),
+        }
     }
 
     /// Whether the guest has started from its disk before.
@@ -82,6 +100,16 @@ impl Volume {
     pub fn mark_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
         self.give(&path, File::create(&path)?.sync_all())
+    }
+
+    /// Forgets it: what is on the disk now, or will be, has not.
+    ///
+    /// # Errors
+    ///
+    /// When the mark cannot be taken away.
+    pub fn forget_booted(&self) -> anyhow::Result<()> {
+        let path = self.file("boot");
+        fs::remove_file(&path).map_err(|error| refused(&path.display().to_string(), &error))
     }
 
     /// What a small file says, without its line's end.
@@ -104,152 +132,161 @@ impl Volume {
     /// # Errors
     ///
     /// When the template cannot be copied.
-    pub fn vars(&self, template: &Path, clear: bool) -> anyhow::Result<PathBuf> {
-        let path = self.file("vars");
+    pub fn vars(&self, boot: Boot, template: &Path, clear: bool) -> anyhow::Result<PathBuf> {
+        let path = self.of_mode(boot, "vars");
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
         let there = fs::metadata(&path).ok().filter(|_| !clear);
         if there.as_ref().is_some_and(|it| it.len() == length) {
             return Ok(path);
         }
         if there.is_some() {
-            let old = self.file("vars.old");
+            let old = self.of_mode(boot, "vars.old");
             let (shown, old_shown) = (path.display(), old.display());
             tracing::warn!("{shown} is of another firmware: it is {old_shown} from now on");
             fs::rename(&path, &old).with_context(|| path.display().to_string())?;
         }
-        let beside = self.file("vars.new");
+        let beside = self.of_mode(boot, "vars.new");
         let copied = fs::copy(template, &beside)
             .and_then(|_| File::open(&beside)?.sync_all())
             .and_then(|()| fs::rename(&beside, &path));
-        self.give(&path, copied)?;
+        self.give(&path, or_remove(&beside, copied))?;
         Ok(path)
     }
 
-    /// The system disk: the one that is there, made longer if that was said, or a new one.
+    /// The memory of the TPM, empty if there is none yet. What is none is not written over, as
+    /// swtpm would do.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written, or is something else.
+    pub fn tpm(&self, boot: Boot, clear: bool) -> anyhow::Result<File> {
+        let path = self.of_mode(boot, "tpm");
+        if clear {
+            fs::remove_file(&path).ok();
+        }
+        let shown = path.display();
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(|error| refused(&shown.to_string(), &error))?;
+        let mut start = Vec::new();
+        (&file).take(TPM_MAGIC.len() as u64).read_to_end(&mut start)?;
+        if !start.is_empty() && start != TPM_MAGIC {
+            let out = "take a copy of it back, or move it away for a new one";
+            let sentence = format!("{shown}: this is no memory of a TPM: {out}, or say TPM=N");
+            return Err(Failure::new(Status::Boot, sentence));
+        }
+        Ok(file)
+    }
+
+    /// The machine's disk with this number, from 0: one that is lent as it is, the file that is
+    /// there, made longer if that was said, or a new one.
     ///
     /// # Errors
     ///
     /// When there is no room, or the volume does not take it.
-    pub fn disk(&self, settings: &Settings, size: u64, story: &Story) -> anyhow::Result<Disk> {
-        let name = &settings.storage.name.0;
-        let at = |format| self.folder.join(format!("{name}.{}", end_of(format)));
-        let wanted = settings.storage.format;
-        let order = match wanted {
-            Some(Format::Qcow2) => [Format::Qcow2, Format::Raw],
-            _ => [Format::Raw, Format::Qcow2],
+    pub fn disk(
+        &self,
+        number: usize,
+        size: u64,
+        settings: &Settings,
+        story: &Story,
+    ) -> anyhow::Result<Disk> {
+        let [made, _] = disks::own(number, settings, Path::new("/"));
+        let mut disk = match disks::find(number, settings, Path::new("/"))? {
+            Some(found) if !found.own => return Ok(found.disk),
+            Some(found) => found.disk,
+            None => made,
         };
-        let there = order.into_iter().find(|format| at(*format).exists());
-        let format = there.or(wanted).unwrap_or_default();
-        if let (Some(there), Some(wanted)) = (there, wanted)
-            && there != wanted
-        {
+        if let Some(wanted) = settings.storage.format.filter(|wanted| *wanted != disk.format) {
             story.tell(&format!(
                 "DISK_FMT={}: the disk is {} and stays so: convert it with qemu-img convert",
                 wanted.show(),
-                there.show()
+                disk.format.show()
             ));
         }
-        let disk = Disk { path: at(format), format };
-        self.provide(&disk, size, settings, story)?;
+        self.provide(&mut disk, size, settings, story)?;
         Ok(disk)
     }
 
     /// A file of this size for a disk, unless it is there already.
     fn provide(
         &self,
-        disk: &Disk,
+        disk: &mut Disk,
         size: u64,
         settings: &Settings,
         story: &Story,
     ) -> anyhow::Result<()> {
-        let shown = disk.path.display();
+        let fail = |error| Failure::new(Status::Disk, format!("DISK_SIZE: {error:#}"));
+        let allocate = settings.disk.allocate && disk.format == Format::Raw;
+        if settings.disk.allocate && !allocate {
+            story.tell("ALLOCATE=Y: a disk of the format qcow2 takes room as it is written to");
+        }
+        self.check_room(disk, size, allocate, story).map_err(fail)?;
         let made = match fs::metadata(&disk.path) {
             Ok(told) if disk.format == Format::Raw => grow(&disk.path, told.len(), size, story),
-            Ok(_) => Ok(()),
+            Ok(_) => longer(disk, size, settings, story),
             Err(_) => {
                 story.step(&format!("Creating a disk of {}…", Size(size).show()));
                 create(disk, size)
             }
         };
-        let taken =
-            made.and_then(|()| match settings.disk.allocate && disk.format == Format::Raw {
-                true => allocate(&disk.path),
-                false => Ok(()),
-            });
-        let owned = self.give(&disk.path, taken);
-        owned.map_err(|error| {
-            Failure::new(Status::Disk, format!("DISK_SIZE: {shown}: {error:#}: make room there"))
-        })
+        let taken = made.and_then(|()| if allocate { take_room(&disk.path) } else { Ok(()) });
+        self.give(&disk.path, taken).map_err(fail)
+    }
+
+    /// Whether the volume has room for all that the guest may write: before anything is taken.
+    fn check_room(
+        &self,
+        disk: &Disk,
+        size: u64,
+        allocate: bool,
+        story: &Story,
+    ) -> anyhow::Result<()> {
+        let size = size.max(disk.length().unwrap_or(0));
+        let needs = size.saturating_sub(disk.taken());
+        let folder = disk.path.parent().unwrap_or(&self.folder);
+        let Some(free) = host::room(folder).filter(|free| *free < needs) else { return Ok(()) };
+        let [needs, free] = [needs, free].map(|bytes| Size(bytes).show());
+        let out = "make the volume larger, or DISK_SIZE smaller";
+        anyhow::ensure!(!allocate, "ALLOCATE=Y takes {needs} more, and {free} are free: {out}");
+        story.tell(&format!(
+            "the disk may take {needs} more, and {free} are free on the volume: when that is full, \
+             what the guest writes fails: {out}"
+        ));
+        Ok(())
     }
 
     /// Files belong to whom the folder belongs, where that is possible.
     fn give(&self, path: &Path, done: io::Result<()>) -> anyhow::Result<()> {
-        done.with_context(|| path.display().to_string())?;
+        done.map_err(|error| refused(&path.display().to_string(), &error))?;
         let told = fs::metadata(&self.folder)?;
         chown(path, Some(told.uid()), Some(told.gid())).ok();
         Ok(())
     }
 }
 
-/// Further disks: the block devices that were named or lent, and files on /storage2 and so on.
+/// Further disks: those that are lent, and files on /storage2 and so on.
 ///
 /// # Errors
 ///
 /// When a device is none, or a file cannot be made.
 pub fn more(
     settings: &Settings,
-    sizes: &[Option<u64>; 5],
+    sizes: &[Option<u64>; disks::MOST - 1],
     story: &Story,
 ) -> anyhow::Result<Vec<Disk>> {
-    let mut disks = Vec::new();
+    let mut all = Vec::new();
     for (at, size) in sizes.iter().enumerate() {
-        let number = at + 2;
-        let lent = [format!("/disk{number}"), format!("/dev/disk{number}")];
-        if let Some(disk) = device(settings.storage.devices[at + 1].as_deref(), &lent)? {
-            disks.push(disk);
+        let number = at + 1;
+        let folder = PathBuf::from(format!("/storage{}", number + 1));
+        let size = size.filter(|_| folder.is_dir());
+        if size.is_none() && disks::find(number, settings, Path::new("/"))?.is_none() {
             continue;
         }
-        let folder = PathBuf::from(format!("/storage{number}"));
-        let Some(size) = size.filter(|_| folder.is_dir()) else { continue };
         let volume = Volume { folder, app: String::new() };
-        let name = format!("{}{number}", settings.storage.name.0);
-        let mut settings = settings.clone();
-        settings.storage.name.0 = name;
-        disks.push(volume.disk(&settings, size, story)?);
+        all.push(volume.disk(number, size.unwrap_or(0), settings, story)?);
     }
-    Ok(disks)
-}
-
-/// The block device that is the first disk, if one was named or lent.
-///
-/// # Errors
-///
-/// When what was named is none.
-pub fn first_device(settings: &Settings) -> anyhow::Result<Option<Disk>> {
-    let lent = ["/disk".into(), "/disk1".into(), "/dev/disk1".into()];
-    device(settings.storage.devices[0].as_deref(), &lent)
-}
-
-fn device(named: Option<&Path>, lent: &[String]) -> anyhow::Result<Option<Disk>> {
-    let is_block =
-        |path: &Path| fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
-    let found = match named {
-        Some(path) if !is_block(path) => {
-            let shown = path.display();
-            let sentence = "is no block device: lend it to the container with --device";
-            return Err(Failure::new(Status::Missing, format!("DEVICE={shown}: {sentence}")));
-        }
-        Some(path) => Some(path.to_owned()),
-        None => lent.iter().map(PathBuf::from).find(|path| is_block(path)),
-    };
-    Ok(found.map(|path| Disk { path, format: Format::Raw }))
-}
-
-fn end_of(format: Format) -> &'static str {
-    match format {
-        Format::Raw => "img",
-        Format::Qcow2 => "qcow2",
-    }
+    Ok(all)
 }
 
 /// Makes a disk; a half one never has its name.
@@ -261,54 +298,100 @@ fn create(disk: &Disk, size: u64) -> io::Result<()> {
         Format::Raw => file.set_len(size),
         Format::Qcow2 => qcow2::write(&file, size),
     };
-    written.and_then(|()| file.sync_all()).and_then(|()| fs::rename(&beside, &disk.path))
+    let made = written.and_then(|()| file.sync_all());
+    or_remove(&beside, made.and_then(|()| fs::rename(&beside, &disk.path)))
+}
+
+/// What was not made whole takes no room.
+fn or_remove(path: &Path, made: io::Result<()>) -> io::Result<()> {
+    made.inspect_err(|_| {
+        fs::remove_file(path).ok();
+    })
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
+/// Why something cannot be written, and the way out.
+fn refused(what: &str, error: &io::Error) -> anyhow::Error {
+    let out = match error.kind() {
+        ErrorKind::NotFound => "mount a volume there, as in -v ./windows:/storage",
+        _ if is_full(error) => "it is full: delete something there, or make it larger",
+        ErrorKind::ReadOnlyFilesystem => "it is mounted read-only: mount it for writing",
+        ErrorKind::PermissionDenied => {
+            "its owner is another: set fsGroup, or change the owner of the folder"
+        }
+        _ => "look at the volume",
+    };
+    Failure::new(Status::Storage, format!("{what}: {error}: {out}"))
 }
 
 /// Makes a disk longer. It is never made shorter: what is there would be lost.
 fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
-    let shown = |bytes| Size(bytes).show();
     if size > now {
         let file = OpenOptions::new().write(true).open(path)?;
         file.set_len(size)?;
         file.sync_all()?;
-        story.tell(&format!(
-            "the disk is {} now, and was {}: enlarge its partition in the guest",
-            shown(size),
-            shown(now)
-        ));
-    } else if size < now {
-        story.tell(&format!(
-            "DISK_SIZE={}: the disk is {} and is never made smaller",
-            shown(size),
-            shown(now)
-        ));
     }
+    tell(now, size, story);
     Ok(())
 }
 
+/// The machine makes an image in QEMU's format longer, which knows its tables.
+fn longer(disk: &mut Disk, size: u64, settings: &Settings, story: &Story) -> io::Result<()> {
+    let (now, can) = qcow2::size(&File::open(&disk.path)?)?;
+    if size > now && (!can || settings.disk.controller.is == Bus::Usb) {
+        story.tell(&format!(
+            "DISK_SIZE={}: the disk is {}: enlarge it with qemu-img resize",
+            Size(size).show(),
+            Size(now).show()
+        ));
+        return Ok(());
+    }
+    disk.longer = (size > now).then_some(size);
+    tell(now, size, story);
+    Ok(())
+}
+
+/// Says what becomes of a disk of this size.
+fn tell(now: u64, size: u64, story: &Story) {
+    let [old, new] = [now, size].map(|bytes| Size(bytes).show());
+    match size.cmp(&now) {
+        Ordering::Greater => story.tell(&format!(
+            "the disk is {new} now, and was {old}: enlarge its partition in the guest"
+        )),
+        Ordering::Less => {
+            story.tell(&format!("DISK_SIZE={new}: the disk is {old} and is never made smaller"));
+        }
+        Ordering::Equal => {}
+    }
+}
+
 /// Takes the room of a disk at once.
-fn allocate(path: &Path) -> io::Result<()> {
+fn take_room(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     let length = file.metadata()?.len();
     Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length)?)
 }
 
-/// The firmware of the image: code, and the template of its memory.
-///
-/// # Errors
-///
-/// When it is not there.
-pub fn firmware() -> anyhow::Result<(PathBuf, PathBuf)> {
-    const FOLDERS: [&str; 2] = ["/usr/share/OVMF", "/usr/share/edk2/ovmf"];
-    for folder in FOLDERS.map(Path::new) {
-        let both = ["OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"].map(|name| folder.join(name));
-        if both.iter().all(|path| path.is_file()) {
-            let [code, vars] = both;
-            return Ok((code, vars));
-        }
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn what_is_no_memory_of_a_tpm_is_not_given_to_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let path = folder.path().join("windows_secure.tpm");
+        assert_eq!(volume.tpm(Boot::Secure, false).unwrap().metadata().unwrap().len(), 0);
+        fs::write(&path, b"nilmptws and more").unwrap();
+        assert!(volume.tpm(Boot::Secure, false).is_ok());
+        fs::write(&path, b"damaged").unwrap();
+        let error = volume.tpm(Boot::Secure, false).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Boot);
+        assert_eq!(fs::read(&path).unwrap(), b"damaged");
+        assert!(volume.tpm(Boot::Secure, true).is_ok() && fs::read(&path).unwrap().is_empty());
+        assert!(!folder.path().join("windows.tpm").exists());
     }
-    bail!(
-        "no firmware is at {}: take the image as it is, or mount Debian's package ovmf",
-        FOLDERS[0]
-    )
 }

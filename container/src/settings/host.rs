@@ -14,8 +14,10 @@ pub struct Host {
     pub memory: u64,
     /// Its file system's cache, which counts as used, gives way by itself.
     pub zfs: bool,
-    /// Room on the volume in bytes, if there is one.
+    /// Room on the volume in bytes, if there is one: what is free, and what the disk there has.
     pub room: Option<u64>,
+    /// Bytes of the disk that is there.
+    pub disk: Option<u64>,
     /// The same for /storage2 to /storage6: nothing where that is not mounted.
     pub rooms: [Option<u64>; 5],
 }
@@ -28,16 +30,51 @@ impl Host {
         Self {
             processors: processors(root, &limits).max(1),
             quota: limits.quota,
-            memory: free.unwrap_or(0).min(limits.memory.unwrap_or(u64::MAX)),
+            memory: free.unwrap_or(0).min(limits.memory.map_or(u64::MAX, |it| it.free)),
             zfs: root.join("proc/spl/kstat/zfs/arcstats").exists(),
             room: room(volume),
+            disk: None,
             rooms: [2, 3, 4, 5, 6].map(|number| room(&root.join(format!("storage{number}")))),
         }
     }
 }
 
+/// How short of memory the host and our control group are at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Bytes that the host has.
+    pub total: u64,
+    /// Bytes of them that are free, or would be at once.
+    pub free: u64,
+    /// The same of the narrowest control group.
+    pub group: Option<(u64, u64)>,
+    /// For which share of the last ten seconds somebody waited for memory, in per cent. Not every
+    /// kernel tells.
+    pub pressure: Option<f64>,
+}
+
+impl Load {
+    /// Looks at the host whose file systems are below `root`.
+    pub fn read(root: &Path) -> Option<Self> {
+        let file = root.join("proc/meminfo");
+        let pressure = fs::read_to_string(root.join("proc/pressure/memory")).ok();
+        Some(Self {
+            total: meminfo(&file, "MemTotal")?,
+            free: meminfo(&file, "MemAvailable")?,
+            group: Limits::read(root).memory.map(|it| (it.limit, it.free)),
+            pressure: pressure.and_then(|text| average(&text)),
+        })
+    }
+}
+
+/// `some avg10=0.00 avg60=...`
+fn average(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
+}
+
 /// Bytes that we may write below a folder.
-fn room(folder: &Path) -> Option<u64> {
+pub fn room(folder: &Path) -> Option<u64> {
     let space = rustix::fs::statvfs(folder).ok()?;
     space.f_bavail.checked_mul(space.f_frsize)
 }
@@ -75,13 +112,26 @@ fn set(list: &str) -> Option<u32> {
 /// What control groups leave us.
 #[derive(Debug, Default)]
 struct Limits {
-    memory: Option<u64>,
+    memory: Option<Narrow>,
     quota: Option<u32>,
     set: Option<u32>,
 }
 
+/// A limit, and what is left of it: the one with the least left comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Narrow {
+    free: u64,
+    limit: u64,
+}
+
 /// Numbers from here on mean that there is no limit: version 1 says the largest page number.
 const UNLIMITED: u64 = 1 << 60;
+
+impl Narrow {
+    fn new(limit: u64, used: u64) -> Self {
+        Self { free: limit.saturating_sub(used), limit }
+    }
+}
 
 impl Limits {
     fn read(root: &Path) -> Self {
@@ -115,7 +165,7 @@ impl Limits {
     fn version2(&mut self, group: &Path) {
         let memory = number(&group.join("memory.max")).map(|limit| {
             let used = number(&group.join("memory.current")).unwrap_or(0);
-            limit.saturating_sub(used.saturating_sub(cache(group, "inactive_file")))
+            Narrow::new(limit, used.saturating_sub(cache(group, "inactive_file")))
         });
         self.lower(memory);
         let text = fs::read_to_string(group.join("cpu.max")).unwrap_or_default();
@@ -128,7 +178,7 @@ impl Limits {
         let memory = number(&group.join("memory.limit_in_bytes"));
         let memory = memory.filter(|limit| *limit < UNLIMITED).map(|limit| {
             let used = number(&group.join("memory.usage_in_bytes")).unwrap_or(0);
-            limit.saturating_sub(used.saturating_sub(cache(group, "total_inactive_file")))
+            Narrow::new(limit, used.saturating_sub(cache(group, "total_inactive_file")))
         });
         self.lower(memory);
         // Without a limit it is -1, which is no number of ours.
@@ -138,7 +188,7 @@ impl Limits {
         self.members(&group.join("cpuset.cpus"));
     }
 
-    fn lower(&mut self, memory: Option<u64>) {
+    fn lower(&mut self, memory: Option<Narrow>) {
         self.memory = self.memory.into_iter().chain(memory).min();
     }
 
@@ -294,6 +344,31 @@ mod test {
             ("proc/self/status", "Name: x\nCpus_allowed_list:\t0-3\n"),
         ]);
         assert_eq!((free.processors, free.quota, free.memory), (4, None, 16 * GIB));
+    }
+
+    #[test]
+    fn how_short_memory_is_comes_from_host_group_and_pressure() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(Load::read(root.path()), None);
+        for (path, text) in [
+            ("proc/meminfo", "MemTotal: 4096 kB\nMemAvailable: 1024 kB\n"),
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/cgroup.controllers", ""),
+            ("sys/fs/cgroup/memory.max", "1000000\n"),
+            ("sys/fs/cgroup/memory.current", "300000\n"),
+        ] {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let group = Some((1_000_000, 700_000));
+        let load = Load { total: 4 << 20, free: 1 << 20, group, pressure: None };
+        assert_eq!(Load::read(root.path()), Some(load));
+        let folder = root.path().join("proc/pressure");
+        fs::create_dir(&folder).unwrap();
+        let text = "some avg10=12.34 avg60=1.00 total=5\nfull avg10=99.00 avg60=0 total=1\n";
+        fs::write(folder.join("memory"), text).unwrap();
+        assert_eq!(Load::read(root.path()).unwrap().pressure, Some(12.34));
     }
 
     #[test]

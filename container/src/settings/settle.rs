@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 
 use super::environment::Said;
 use super::host::Host;
+use super::translate::Bus;
 use super::value::{GIB, MIB, Secret, Share, Size, Value};
 use super::{Settings, Way};
 use crate::status::{Failure, Status};
@@ -33,9 +34,17 @@ pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> 
     check_account(said)?;
     check_network(settings)?;
     let mut notes = Vec::new();
+    let bus = settings.disk.media.is;
+    if said.names.contains("MEDIA_TYPE") && !matches!(bus, Bus::Usb | Bus::Auto | Bus::None) {
+        notes.push(
+            "MEDIA_TYPE: the drive is a USB one, which every Windows that is taken has a driver for"
+                .to_owned(),
+        );
+    }
     let processors = processors(settings, host, &mut notes);
     let memory = memory(settings, host, &mut notes)?;
-    let disk = disk(settings, host)?;
+    notes.extend(without_effect(said));
+    let disk = disk(settings, host, &mut notes)?;
     let mut more = [None; 5];
     let folders = settings.storage.more.iter().zip(host.rooms);
     for (size, (own, room)) in more.iter_mut().zip(folders) {
@@ -153,12 +162,21 @@ fn share_of_room(share: Share<Size>, room: u64) -> u64 {
     }
 }
 
-fn disk(settings: &Settings, host: &Host) -> anyhow::Result<u64> {
+fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Result<u64> {
     if settings.disk.disable {
         return Ok(0);
     }
     let said = settings.storage.size.show();
     let size = share_of_room(settings.storage.size.0, host.room.unwrap_or(0));
+    if let Some(there) = host.disk {
+        if size < there && matches!(settings.storage.size.0, Share::Exactly(_)) {
+            notes.push(format!(
+                "DISK_SIZE={said}: the disk is {} and is never made smaller",
+                in_mib(there)
+            ));
+        }
+        return Ok(size.max(there));
+    }
     let (_, needs) = settings.windows.version.needs();
     let least = settings.storage.minimum.map_or(needs, |least| least.0);
     if size < least {
@@ -203,6 +221,22 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
         ));
     }
     Ok(())
+}
+
+/// What is said of a network of the pod, while the guest is on another one.
+fn without_effect(said: &Said) -> Vec<String> {
+    let names = ["IP", "MASK", "HOST_PORTS", "USER_PORTS"];
+    let said_so = |name: &&str| said.settings.network.dhcp && said.names.contains(*name);
+    names
+        .into_iter()
+        .filter(said_so)
+        .map(|name| {
+            format!(
+                "{name} has no effect with DHCP=Y: the guest has an address of the network's own, \
+                 and all of its ports are there: leave it out"
+            )
+        })
+        .collect()
 }
 
 fn check_network(settings: &Settings) -> anyhow::Result<()> {
@@ -250,7 +284,7 @@ mod test {
     fn host() -> Host {
         let room = Some(100 * GIB);
         let rooms = [room, room, room, None, None];
-        Host { processors: 8, quota: None, memory: 16 * GIB, zfs: false, room, rooms }
+        Host { processors: 8, quota: None, memory: 16 * GIB, zfs: false, room, disk: None, rooms }
     }
 
     fn settled(words: &[(&str, &str)], host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
@@ -286,6 +320,12 @@ mod test {
         let more = [Some(99 * GIB), Some(99 * GIB), Some(99 * GIB), None, None];
         let wanted = Sizes { processors: 8, memory, disk: 99 * GIB, more };
         assert_eq!(sizes(&max, &host()), wanted);
+        // What is there stays as it is, and needs no room.
+        for (disk, said) in [(64 * GIB, "max"), (64 * GIB, "16G"), (8 * GIB, "half")] {
+            let full = Host { room: Some(10 * GIB), disk: Some(disk), ..host() };
+            let (sizes, notes) = settled(&[("DISK_SIZE", said)], &full).unwrap();
+            assert_eq!((sizes.disk, notes.len()), (disk, usize::from(said == "16G")), "{notes:?}");
+        }
         let second = sizes(&[("DISK2_SIZE", "10"), ("DISK3_SIZE", "max")], &host());
         assert_eq!(
             second.more.map(|it| it.map(|it| it / GIB)).to_vec(),
@@ -393,6 +433,10 @@ mod test {
         sizes(&[("VNC_PORT", "8006"), ("WEB", "N")], &host());
         let status = refusal(&[("DHCP", "Y"), ("NETWORK", "user")], &host()).0;
         assert_eq!(status, Status::Unsupported);
+        let dhcp = [("DHCP", "Y"), ("HOST_PORTS", "22"), ("IP", "172.30.0.9")];
+        let notes = settled(&dhcp, &host()).unwrap().1;
+        assert_eq!(notes.len(), 2, "{notes:?}");
+        assert!(notes[1].starts_with("HOST_PORTS has no effect"), "{notes:?}");
         for edge in ["172.30.0.0", "172.30.0.255"] {
             assert_eq!(refusal(&[("IP", edge)], &host()).0, Status::Network);
         }

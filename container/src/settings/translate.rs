@@ -182,8 +182,6 @@ choices! {
     /// USB 3.
     #[default]
     Xhci "xhci";
-    /// None.
-    None "none";
 }
 
 choices! {

@@ -14,7 +14,7 @@ use serde_json::json;
 use vmm::control::{Client, Command, Force};
 
 use super::Front;
-use crate::pod::child;
+use crate::pod::{asked, stop};
 
 /// The description of all calls, for programs that make clients of it.
 const DOCUMENT: &str = include_str!("../../web/openapi.json");
@@ -28,17 +28,19 @@ pub(super) async fn document() -> Response {
 
 /// How the pod is, and how its machine is.
 pub(super) async fn state(State(front): Shared) -> Response {
-    let machine = child::ask(&front.room.control(), Command::Status).await.ok();
-    let scene = front.story.scene().borrow().clone();
-    let since = front.story.since.elapsed().as_secs();
-    Json(json!({ "name": front.name, "uptime": since, "pod": scene, "machine": machine }))
-        .into_response()
+    Json(front.state().await).into_response()
 }
 
 /// What the screen shows, as a PNG file.
 pub(super) async fn screenshot(State(front): Shared) -> Response {
     let control = front.room.control();
-    let taken = tokio::task::spawn_blocking(move || Client::connect(&control)?.png()).await;
+    // A picture is large: one at a time.
+    let picture = front.picture.clone().lock_owned().await;
+    let taken = tokio::task::spawn_blocking(move || {
+        let _picture = picture;
+        Client::connect_within(&control, asked::SOON)?.png()
+    })
+    .await;
     match taken.map_err(anyhow::Error::from).flatten() {
         Ok(png) => ([(CONTENT_TYPE, "image/png")], png).into_response(),
         Err(error) => refusal(&error),
@@ -64,7 +66,10 @@ pub(super) struct Power {
 /// Power.
 pub(super) async fn power(State(front): Shared, Json(power): Json<Power>) -> Response {
     let command = match power.action {
-        Action::Shutdown => Command::PowerButton,
+        Action::Shutdown => {
+            let asked = stop::ask(&front.control(), &front.agent).await;
+            return asked.map_or_else(|error| refusal(&error), |it| Json(it).into_response());
+        }
         Action::Reset => Command::Reset,
         Action::Pause => Command::Pause,
         Action::Resume => Command::Resume,
@@ -139,7 +144,7 @@ impl Front {
 }
 
 async fn ask(front: &Front, command: Command) -> Response {
-    match child::ask(&front.room.control(), command).await {
+    match asked::ask(&front.room.control(), command).await {
         Ok(answer) => Json(answer).into_response(),
         Err(error) => refusal(&error),
     }

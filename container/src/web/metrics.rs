@@ -7,10 +7,8 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
-use vmm::control::Command;
 
 use super::Front;
-use crate::pod::child;
 use crate::story::Phase;
 
 const PHASES: [(Phase, &str); 4] = [
@@ -23,7 +21,7 @@ const PHASES: [(Phase, &str); 4] = [
 /// All figures.
 pub(super) async fn metrics(State(front): State<Arc<Front>>) -> Response {
     // A machine that is not there, or does not answer, has none.
-    let machine = child::ask(&front.room.control(), Command::Status).await.ok();
+    let machine = front.machine.get().await;
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(CONTENT_TYPE, kind)], text(&front, machine.as_ref())).into_response()
 }
@@ -41,6 +39,8 @@ fn text(front: &Front, machine: Option<&Value>) -> String {
     text.family("transom_uptime_seconds", "Seconds since the pod began.", &[(&[], age)]);
     let up = f64::from(u8::from(machine.is_some()));
     text.family("transom_machine_up", "Whether the machine answers.", &[(&[], up)]);
+    let agent = f64::from(u8::from(front.agent.answers()));
+    text.family("transom_agent_up", "Whether the guest's agent answers.", &[(&[], agent)]);
     let Some(machine) = machine else { return text.0 };
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     for (name, help, key) in [

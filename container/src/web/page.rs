@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Extension, Path, Query, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse as _, Response};
@@ -14,9 +14,11 @@ use futures_util::stream;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
+use vmm::web::stage::Door;
 
 use super::Front;
-use crate::story::{Phase, Scene};
+use super::compat::full;
+use crate::story::Scene;
 
 /// The files of the page.
 const FILES: [(&str, &str, &str); 2] = [
@@ -39,7 +41,7 @@ pub(super) fn page(name: &str, screen: bool) -> Response {
 }
 
 /// A text within a page.
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
@@ -53,31 +55,19 @@ pub(super) async fn file(Path(name): Path<String>) -> Response {
     }
 }
 
-/// The present message as the reference image says it, for tools that ask again and again. They
-/// take its absence for the sign that there is a screen.
-pub(super) async fn message(State(front): Shared) -> Response {
-    let scene = front.story.scene().borrow().clone();
-    if matches!(scene.phase, Phase::Booting | Phase::Running) {
-        return (StatusCode::NOT_FOUND, "There is no such page.\n").into_response();
-    }
-    let text = match scene.thousandths {
-        Some(part) => format!("{} ({}.{}%)\n", scene.doing, part / 10, part % 10),
-        None => format!("{}\n", scene.doing),
-    };
-    ([(CONTENT_TYPE, "text/html; charset=utf-8")], text).into_response()
-}
-
 /// Scenes as they come (`text/event-stream`), the present one first.
-pub(super) async fn events(State(front): Shared) -> Response {
+pub(super) async fn events(State(front): Shared, Extension(door): Extension<Door>) -> Response {
+    let Some(place) = front.listeners.enter(door) else { return full() };
     let mut scenes = front.story.scene();
     scenes.mark_changed();
-    let events = stream::unfold(scenes, |mut scenes| async move {
+    // Whoever leaves gives the place back with the stream.
+    let events = stream::unfold((scenes, place), |(mut scenes, place)| async move {
         let text = match timeout(BEAT, scenes.changed()).await {
             Ok(Ok(())) => event(&scenes.borrow_and_update()),
             Ok(Err(_)) => return None,
             Err(_) => ":\n\n".to_owned(),
         };
-        Some((Ok::<_, Infallible>(text), scenes))
+        Some((Ok::<_, Infallible>(text), (scenes, place)))
     });
     let buffering = HeaderName::from_static("x-accel-buffering");
     let head = [(CONTENT_TYPE, "text/event-stream"), (buffering, "no")];
@@ -99,5 +89,6 @@ pub(super) struct After {
 /// Lines of the log: for those who may see the screen, which tells more.
 pub(super) async fn log(State(front): Shared, Query(After { after }): Query<After>) -> Response {
     let (lines, count) = front.story.lines(after);
+    let lines: Vec<_> = lines.into_iter().map(|line| line.text).collect();
     Json(json!({ "lines": lines, "count": count })).into_response()
 }

@@ -1,16 +1,20 @@
 //! Health, for orchestrators: whether we live, whether the guest has started, whether it serves.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use axum::extract::State;
 use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use super::Front;
+use crate::agent::Agent;
+use crate::pod::network::Place;
 use crate::story::Phase;
 
 /// A remote desktop answers within.
@@ -29,66 +33,127 @@ pub(super) struct Ready {
     /// It needs no more than to run.
     pub(super) runs: bool,
     /// Where it is on the network, once that is known.
-    pub(super) guest: Arc<OnceLock<IpAddr>>,
+    pub(super) guest: Arc<OnceLock<Place>>,
+    /// Its agent.
+    pub(super) agent: Arc<Agent>,
 }
 
 impl Ready {
     async fn serves(&self) -> Result<(), String> {
-        if self.runs {
+        if self.runs || self.agent.answers() {
             return Ok(());
         }
-        let Some(guest) = self.guest.get() else {
-            return Err("the guest has no network".into());
+        let guest = match self.guest.get() {
+            None => return Err("the guest has no network, and no agent in it answers".into()),
+            // More is not known.
+            Some(Place::Unseen) => return Ok(()),
+            Some(guest) => guest,
         };
-        match timeout(SOON, greet(SocketAddr::new(*guest, RDP))).await {
+        match timeout(SOON, greet(guest, RDP)).await {
             Ok(Ok(true)) => Ok(()),
             Ok(Ok(false)) => Err("port 3389 of the guest speaks something else than RDP".into()),
-            Ok(Err(error)) => Err(format!("port 3389 of the guest: {error}")),
+            Ok(Err(error)) => Err(format!("port 3389 of the guest: {error:#}")),
             Err(_) => Err("port 3389 of the guest does not answer".into()),
         }
     }
 }
 
+/// A connection to a port of the guest.
+async fn connect(guest: &Place, port: u16) -> anyhow::Result<TcpStream> {
+    Ok(match guest {
+        Place::At(address) => TcpStream::connect((*address, port)).await?,
+        Place::Heard(heard, interface) => {
+            let address = *heard.borrow();
+            let address = address.context("no address of it was heard yet")?;
+            // Whatever it says that it is, it is there and nowhere else.
+            let socket = TcpSocket::new_v4()?;
+            socket.bind_device(Some(interface.as_bytes()))?;
+            socket.connect(SocketAddr::new(address.into(), port)).await?
+        }
+        Place::Unseen => anyhow::bail!("it is not seen from here"),
+    })
+}
+
 /// Whether a remote desktop answers there.
-async fn greet(place: SocketAddr) -> std::io::Result<bool> {
-    let mut stream = TcpStream::connect(place).await?;
+async fn greet(guest: &Place, port: u16) -> anyhow::Result<bool> {
+    let mut stream = connect(guest, port).await?;
     stream.write_all(&REQUEST).await?;
     let mut answer = [0; 6];
     stream.read_exact(&mut answer).await?;
     Ok(answer[0] == 3 && answer[5] & 0xf0 == CONFIRM)
 }
 
+/// What orchestrators ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// We live.
+    Live,
+    /// The guest has started.
+    Started,
+    /// It serves those who come to use it.
+    Ready,
+}
+
+/// The answer in words, and whether it is yes.
+pub(super) async fn answer(front: &Front, health: Health) -> (bool, String) {
+    let scene = front.story.scene().borrow().clone();
+    let fine = match health {
+        Health::Live => Ok(()),
+        Health::Started if matches!(scene.phase, Phase::Running | Phase::Stopping) => Ok(()),
+        Health::Ready if scene.phase == Phase::Running => front.ready.serves().await,
+        Health::Started | Health::Ready => Err(scene.doing),
+    };
+    match fine {
+        Ok(()) => (true, "ok\n".into()),
+        Err(why) => (false, format!("{why}\n")),
+    }
+}
+
+async fn page(front: &Front, health: Health) -> Answer {
+    let (fine, text) = answer(front, health).await;
+    (if fine { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
+}
+
 /// We live: whoever ends us because we do not answer is right. What goes wrong ends us anyway.
-pub(super) async fn health() -> &'static str {
-    "ok\n"
+pub(super) async fn health(State(front): State<Arc<Front>>) -> Answer {
+    page(&front, Health::Live).await
 }
 
 /// The guest has started.
 pub(super) async fn startup(State(front): State<Arc<Front>>) -> Answer {
-    let scene = front.story.scene().borrow().clone();
-    match scene.phase {
-        Phase::Running | Phase::Stopping => (StatusCode::OK, "ok\n".into()),
-        _ => (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", scene.doing)),
-    }
+    page(&front, Health::Started).await
 }
 
 /// The guest serves those who come to use it.
 pub(super) async fn readiness(State(front): State<Arc<Front>>) -> Answer {
-    let scene = front.story.scene().borrow().clone();
-    if scene.phase != Phase::Running {
-        return (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", scene.doing));
-    }
-    match front.ready.serves().await {
-        Ok(()) => (StatusCode::OK, "ok\n".into()),
-        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
-    }
+    page(&front, Health::Ready).await
 }
 
 #[cfg(test)]
 mod test {
-    use tokio::net::TcpListener;
+    use serde_json::Value;
+    use tokio::net::{TcpListener, UnixListener};
 
     use super::*;
+    use crate::agent::test::serve;
+
+    #[tokio::test]
+    async fn a_guest_without_remote_desktop_is_ready_if_its_agent_answers() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let agent = Arc::new(Agent::new(socket));
+        let ready = Ready { runs: false, guest: Arc::default(), agent: agent.clone() };
+        assert!(ready.serves().await.unwrap_err().contains("no agent"));
+        let served = tokio::spawn(serve(listener));
+        agent.ask("guest-ping", Value::Null).await.unwrap_err();
+        assert_eq!(ready.serves().await, Ok(()));
+        served.abort();
+        assert!(served.await.unwrap_err().is_cancelled());
+        agent.ask("guest-ping", Value::Null).await.unwrap_err();
+        assert!(ready.serves().await.unwrap_err().contains("no agent"));
+    }
 
     #[tokio::test]
     async fn only_a_remote_desktop_is_one() {
@@ -97,6 +162,7 @@ mod test {
         for (says, is) in [(&rdp[..], true), (b"SSH-2.0-OpenSSH_9.2\r\n", false)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let place = listener.local_addr().unwrap();
+            let (guest, port) = (Place::At(place.ip()), place.port());
             let says = says.to_vec();
             let served = tokio::spawn(async move {
                 let (mut stream, _) = listener.accept().await.unwrap();
@@ -105,7 +171,7 @@ mod test {
                 stream.write_all(&says).await.unwrap();
                 heard
             });
-            assert_eq!(greet(place).await.unwrap(), is);
+            assert_eq!(greet(&guest, port).await.unwrap(), is);
             assert_eq!(served.await.unwrap(), REQUEST);
         }
     }

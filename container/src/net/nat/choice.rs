@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::Context;
 
+use crate::net::link::Block;
 use crate::settings::Settings;
 use crate::settings::translate::Display;
 use crate::settings::value::Value as _;
@@ -18,34 +19,6 @@ use crate::status::{Failure, Status};
 pub(super) const OLD_GATEWAY: Ipv4Addr = Ipv4Addr::new(20, 20, 20, 1);
 /// The network of that address.
 pub(super) const OLD_MASK: u8 = 24;
-
-/// A block of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
-    address: Ipv4Addr,
-    mask: u8,
-}
-
-impl Block {
-    pub(super) fn new(address: Ipv4Addr, mask: u8) -> Self {
-        Self { address, mask: mask.min(32) }
-    }
-
-    fn bits(mask: u8) -> u32 {
-        u32::MAX.checked_shl(32 - u32::from(mask)).unwrap_or(0)
-    }
-
-    /// Whether it is less than all addresses.
-    pub(super) fn is_some(self) -> bool {
-        self.mask > 0
-    }
-
-    /// Whether they have an address in common.
-    pub(super) fn meets(self, other: Self) -> bool {
-        let bits = Self::bits(self.mask.min(other.mask));
-        (u32::from(self.address) ^ u32::from(other.address)) & bits == 0
-    }
-}
 
 /// The guest's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::net::sockopt::set_ipv6_v6only;
 use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -28,6 +29,8 @@ use crate::status::{Failure, Status};
 const QUESTIONS: usize = 512;
 const ASKERS: usize = 32;
 const VISITORS: usize = 512;
+/// Connections that wait to be let in.
+const BACKLOG: u32 = 1024;
 /// How long a connection to the name server may be silent, and one to the guest may take to begin.
 const SILENCE: Duration = Duration::from_secs(10);
 /// After an error that comes at once again.
@@ -160,20 +163,25 @@ fn refused(ip: Ipv4Addr, port: u16, error: &io::Error) -> anyhow::Error {
     Failure::new(Status::Network, sentence)
 }
 
-/// A port of the loopback, of both versions where there are two. It may be a program's of the pod.
+/// A port of the loopback, and of all addresses of version 6 where there are some: no rule leads
+/// from there to the guest. It may be a program's of the pod.
 async fn open_doors(port: u16) -> Vec<TcpListener> {
-    let mut doors = Vec::new();
-    for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
-        match TcpListener::bind((ip, port)).await {
-            Ok(door) => doors.push(door),
-            Err(error) if ip.is_ipv4() => tracing::warn!(
-                "port {port} of the guest is not on the pod's loopback (port-forward): {error}"
-            ),
-            // Not every pod has version 6.
-            Err(_) => {}
-        }
+    let loopback = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
+    if let Err(error) = &loopback {
+        tracing::warn!(
+            "port {port} of the guest is not on the pod's loopback (port-forward): {error}"
+        );
     }
-    doors
+    // Not every pod has version 6.
+    loopback.into_iter().chain(open_v6(port)).collect()
+}
+
+fn open_v6(port: u16) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v6()?;
+    set_ipv6_v6only(&socket, true)?;
+    socket.set_reuseaddr(true)?;
+    socket.bind((Ipv6Addr::UNSPECIFIED, port).into())?;
+    socket.listen(BACKLOG)
 }
 
 /// What came, or nothing after an error, and then not at once.

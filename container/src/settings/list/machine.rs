@@ -7,14 +7,14 @@ pub(super) const MACHINE: &[Variable] = variables! {
     /// The kind of machine.
     translated "MACHINE" = "q35" (machine.kind);
     /// The firmware: `windows` (UEFI), `windows_secure` (with Secure Boot and a TPM), and uefi and
-    /// secure, which are the same.
+    /// secure, which are the same. The volume remembers windows_secure until another one is said.
     done "BOOT_MODE" = "windows" (machine.boot): Boot;
     /// A firmware of one's own.
     refused "BIOS" = "": Boot
         => "the machine has UEFI firmware of its own, and no BIOS: leave it out, or say \
         BOOT_MODE=windows_secure for Secure Boot";
-    /// The machine has system management mode; else as BOOT_MODE needs it.
-    done "SMM" = "" (machine.smm);
+    /// System management mode.
+    ignored "SMM" = "" => "Secure Boot does without it, and is set by BOOT_MODE: leave it out";
     /// The machine has a TPM; else as BOOT_MODE needs it.
     done "TPM" = "" (machine.tpm);
     /// A picture while the firmware starts.
@@ -27,7 +27,7 @@ pub(super) const MACHINE: &[Variable] = variables! {
     ignored "BOOT_INDEX" = "9" => "the medium is booted until the disk has Windows: leave it out";
     /// The bus of PCI devices.
     ignored "PCI_BUS" = "pcie.0" => "devices have places of their own: leave it out";
-    /// The USB controller, or N for none.
+    /// The USB controller.
     translated "USB" = "qemu-xhci,id=xhci,p2=7,p3=7" (machine.usb);
     /// The pointer.
     translated "MOUSE" = "usb-tablet" (machine.mouse);

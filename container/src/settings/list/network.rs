@@ -7,7 +7,9 @@ pub(super) const NETWORK: &[Variable] = variables! {
     /// How the guest reaches the network: `nat` (a tap of the pod, which needs NET_ADMIN and
     /// /dev/net/tun), `user` (connections of the pod's own) or `none`.
     done "NETWORK" = "Y" (network.kind): Network;
-    /// The guest is on the network of the host, with an address from there.
+    /// The guest is a host of the network behind the pod's interface, with an address of the DHCP
+    /// server there. It needs a macvlan network, or a card of Ethernet, NET_ADMIN, MKNOD and the
+    /// device rule `c *:* rwm`.
     done "DHCP" = "N" (network.dhcp): Unsupported;
     /// The pod's interface to the network.
     done "DEV" or "VM_NET_DEV" = "" (network.uplink): Network;
@@ -29,7 +31,7 @@ pub(super) const NETWORK: &[Variable] = variables! {
     /// Ports that stay with the pod and do not go to the guest.
     done "HOST_PORTS" = "" (network.kept): Network;
     /// Ports that go to the guest in user mode, besides 3389; with `nat`, where all ports do, those
-    /// that it also has on the pod's loopback, as `kubectl port-forward` wants it.
+    /// that it also has on the pod's loopback, as `kubectl port-forward` wants it, and by IPv6.
     done "USER_PORTS" = "" (network.forwarded): Network;
     /// The port of a health check.
     ignored "CHECK_PORT" = "80"

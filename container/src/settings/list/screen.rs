@@ -21,7 +21,8 @@ pub(super) const SCREEN: &[Variable] = variables! {
     /// The password of the screen, where it is not PASSWORD.
     done "PASS" = "" (screen.pass);
     /// Pictures may lose a little sharpness where that saves bandwidth.
-    done "LOSSY" = "N" (screen.lossy);
+    ignored "LOSSY" = "N"
+        => "every viewer chooses for itself how sharp its picture is: set the quality there";
     /// Pictures are drawn by a graphics card of the host.
     ignored "GPU" = "N" => "no graphics card is lent to the guest: leave it out";
     /// Which graphics card.
@@ -39,4 +40,9 @@ pub(super) const SCREEN: &[Variable] = variables! {
     ignored "WSS_PORT" = "" => "the viewer is at WEB_PORT, below /websockify: leave it out";
     /// A port of old versions.
     ignored "WSD_PORT" = "" => "the status is at WEB_PORT, below /status: leave it out";
+    /// What browsers call the pod, with scheme and port: where a proxy hides that, or where PROTECT
+    /// is N and its name could be anybody's.
+    done "WEB_ORIGIN" = "" (screen.web_origin);
+    /// Proxies that may say for whom they ask (`X-Forwarded-For` and the like).
+    done "WEB_PROXY" = "" (screen.web_proxy);
 };

@@ -21,7 +21,8 @@ pub(super) const WINDOWS: &[Variable] = variables! {
     done "WIDTH" = "1280" (windows.width);
     /// The height of the screen in pixels.
     done "HEIGHT" = "720" (windows.height);
-    /// Nothing is answered: a person installs by hand, at the screen.
+    /// Nothing is answered: a person installs by hand, at the screen. Windows 11 gets a machine
+    /// with Secure Boot and a TPM then, unless BOOT_MODE is said.
     done "MANUAL" = "N" (windows.manual);
     /// A command that runs at the end of the installation, after those of /oem/install.bat.
     done "COMMAND" = "" (windows.command);

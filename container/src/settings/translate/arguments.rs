@@ -108,7 +108,9 @@ impl Arguments {
         let cdrom = options.get("media") == Some("cdrom");
         let bus = match options.get("if") {
             None | Some("ide" | "scsi") if cdrom => Bus::Ahci,
-            None | Some("ide") => Bus::Ahci,
+            // QEMU's own choice is one that the machine has not.
+            None => Bus::Auto,
+            Some("ide") => Bus::Ahci,
             Some("virtio") => Bus::Blk,
             Some("scsi") => Bus::Scsi,
             Some("none") => Bus::None,

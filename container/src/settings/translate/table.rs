@@ -128,7 +128,8 @@ pub const TABLE: &[Row] = rows! {
         => Never("the machine is a Q35: leave MACHINE out, or say q35");
 
     Usb "qemu-xhci" "xhci" "nec-usb-xhci" "y" "yes" "true" "1" "on" => Is("xhci");
-    Usb "n" "no" "none" "off" "false" "0" "disable" "disabled" => Is("none");
+    Usb "n" "no" "none" "off" "false" "0" "disable" "disabled"
+        => Near("xhci", "the pointer of the screen and the CDs are at USB, so it stays");
     Usb "usb-ehci" "ich9-usb-*" "piix3-usb-uhci" "piix4-usb-uhci" "pci-ohci" "vt82c686b-usb-uhci"
         => Near("xhci", "every Windows that is taken has a driver for USB 3");
 

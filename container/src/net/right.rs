@@ -1,5 +1,5 @@
-//! What the process needs for a tap, asked for before anything is made: so that what is missing is
-//! one sentence, and nothing has to be taken back.
+//! What the process needs for an interface, asked for before anything is made: so that what is
+//! missing is one sentence, and nothing has to be taken back.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -16,10 +16,14 @@ const TUN: &str = "/dev/net/tun";
 const NUMBER: (u32, u32) = (10, 200);
 const OTHERWISE: &str = "or say NETWORK=user";
 
-/// Refuses with what is missing.
-pub(super) fn check() -> anyhow::Result<()> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if !has(&status, CAP_NET_ADMIN) {
+/// Whether interfaces may be made.
+pub(super) fn is_admin() -> bool {
+    has(&fs::read_to_string("/proc/self/status").unwrap_or_default(), CAP_NET_ADMIN)
+}
+
+/// Refuses with what is missing for a tap.
+pub(super) fn check_tap() -> anyhow::Result<()> {
+    if !is_admin() {
         let sentence =
             format!("NETWORK=nat needs a capability: add --cap-add NET_ADMIN, {OTHERWISE}");
         return Err(Failure::new(Status::Network, sentence));

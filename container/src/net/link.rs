@@ -1,21 +1,83 @@
 //! The pod's interfaces, addresses and routes, by rtnetlink(7).
+//!
+//! What is made of them has one owner at a time, and replaces what a killed one has left.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::address::AddressAttribute;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags};
 use rtnetlink::packet_route::link::{
-    AfSpecInet, AfSpecUnspec, InetDevConf, InfoKind, LinkAttribute, LinkInfo, LinkMessage,
+    AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, InfoData, InfoKind,
+    InfoMacVlan, LinkAttribute, LinkInfo, LinkMessage, MacVlanMode, MacVtapMode,
 };
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
-use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteType};
+use rtnetlink::{Handle, LinkMacVtap, LinkUnspec, RouteMessageBuilder};
+use tokio::time::sleep;
 
-use super::choice::Block;
 use crate::settings::words::Mac;
 use crate::status::{Failure, Status};
+
+/// A block of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) address: Ipv4Addr,
+    pub(super) mask: u8,
+}
+
+impl Block {
+    pub(super) fn new(address: Ipv4Addr, mask: u8) -> Self {
+        Self { address, mask: mask.min(32) }
+    }
+
+    fn bits(mask: u8) -> u32 {
+        u32::MAX.checked_shl(32 - u32::from(mask)).unwrap_or(0)
+    }
+
+    /// Whether it is less than all addresses.
+    pub(super) fn is_some(self) -> bool {
+        self.mask > 0
+    }
+
+    /// Whether they have an address in common.
+    pub(super) fn meets(self, other: Self) -> bool {
+        let bits = Self::bits(self.mask.min(other.mask));
+        (u32::from(self.address) ^ u32::from(other.address)) & bits == 0
+    }
+}
+
+/// The name under which one of us has the pod's network at a time.
+const OWNER: &str = "transom/nat";
+
+/// So long the rules of a killed predecessor may take to be gone.
+const PREDECESSOR: Duration = Duration::from_secs(3);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// One of us at a time has the pod's network. The kernel forgets this name when its owner dies, and
+/// with a predecessor that was killed who takes its rules away.
+pub(super) async fn own() -> anyhow::Result<UnixListener> {
+    let name = SocketAddr::from_abstract_name(OWNER).context("the name of the owner")?;
+    let end = Instant::now() + PREDECESSOR;
+    loop {
+        if let Ok(owner) = UnixListener::bind_addr(&name) {
+            return Ok(owner);
+        }
+        if Instant::now() >= end {
+            return Err(Failure::new(
+                Status::Network,
+                "the pod's network has another Transom already: give each a pod of its own, or \
+                 say NETWORK=user",
+            ));
+        }
+        sleep(LOOK).await;
+    }
+}
 
 /// An interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,8 +85,10 @@ pub(super) struct Link {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) mtu: u32,
-    /// It is a tun or a tap.
-    pub(super) is_tun: bool,
+    /// What it is, if it is no plain card.
+    pub(super) kind: Option<InfoKind>,
+    /// It is a macvlan whose neighbours on the same card hear it, and it hears them.
+    pub(super) is_bridged: bool,
 }
 
 impl Link {
@@ -34,13 +98,21 @@ impl Link {
             match attribute {
                 LinkAttribute::IfName(name) => link.name.clone_from(name),
                 LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-                LinkAttribute::LinkInfo(infos) => {
-                    link.is_tun = infos.contains(&LinkInfo::Kind(InfoKind::Tun));
-                }
+                LinkAttribute::LinkInfo(infos) => infos.iter().for_each(|info| link.learn(info)),
                 _ => {}
             }
         }
         link
+    }
+
+    fn learn(&mut self, info: &LinkInfo) {
+        match info {
+            LinkInfo::Kind(kind) => self.kind = Some(kind.clone()),
+            LinkInfo::Data(InfoData::MacVlan(data)) => {
+                self.is_bridged = data.contains(&InfoMacVlan::Mode(MacVlanMode::Bridge));
+            }
+            _ => {}
+        }
     }
 }
 
@@ -54,6 +126,8 @@ pub(super) struct Pod {
     pub(super) routes: Vec<Block>,
     /// The interface to everything else.
     pub(super) default: Option<u32>,
+    /// The same by IPv6.
+    pub(super) default_v6: Option<u32>,
 }
 
 impl Pod {
@@ -164,7 +238,70 @@ impl Links {
             }
             pod.routes.push(Block::new(to.1, mask));
         }
+        pod.default_v6 = self.default_v6().await;
         Ok(pod)
+    }
+
+    /// The interface to everything else by IPv6, which some kernels do not have.
+    async fn default_v6(&self) -> Option<u32> {
+        let all = RouteMessageBuilder::<Ipv6Addr>::new().build();
+        let mut routes = self.0.route().get(all).execute();
+        let mut default = None;
+        while let Ok(Some(message)) = routes.try_next().await {
+            let header = &message.header;
+            if header.address_family != AddressFamily::Inet6
+                || header.destination_prefix_length != 0
+                || header.kind != RouteType::Unicast
+            {
+                continue;
+            }
+            default = default.or(message.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Oif(index) => Some(*index),
+                _ => None,
+            }));
+        }
+        default
+    }
+
+    /// Takes away what a killed predecessor has left under a name.
+    pub(super) async fn clear(&self, name: &str) -> anyhow::Result<()> {
+        let pod = self.look().await?;
+        match pod.find(name) {
+            None => Ok(()),
+            Some(Link { kind: Some(InfoKind::Tun | InfoKind::MacVtap), index, .. }) => {
+                self.delete(*index).await
+            }
+            Some(_) => {
+                let sentence = format!("TAP={name}: the pod has another interface of this name");
+                Err(Failure::new(Status::Network, sentence))
+            }
+        }
+    }
+
+    /// Makes a macvtap in bridge mode on an interface. It is down still.
+    pub(super) async fn add_macvtap(
+        &self,
+        name: &str,
+        on: u32,
+        mac: Mac,
+        mtu: u16,
+    ) -> io::Result<()> {
+        let link = LinkMacVtap::new(name, on, MacVtapMode::Bridge)
+            .address(mac.0.to_vec())
+            .mtu(u32::from(mtu))
+            .build();
+        self.0.link().add(link).execute().await.map_err(to_io)
+    }
+
+    /// Sets up an interface on which the pod itself says nothing, by no address of its own.
+    pub(super) async fn raise(&self, index: u32) -> io::Result<()> {
+        let none = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+        let mute = LinkUnspec::new_with_index(index);
+        let mute = mute.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![none])).build();
+        // A kernel without IPv6 has none to give anyway.
+        self.0.link().change(mute).execute().await.ok();
+        let up = LinkUnspec::new_with_index(index).up().build();
+        self.0.link().change(up).execute().await.map_err(to_io)
     }
 
     /// Takes an interface away.
@@ -184,6 +321,19 @@ impl Links {
         request.execute().await.with_context(|| format!("the address {address}/{mask}"))
     }
 
+    /// Gives an interface an address of IPv6 that nobody else can have there.
+    pub(super) async fn add_v6(
+        &self,
+        index: u32,
+        address: Ipv6Addr,
+        mask: u8,
+    ) -> anyhow::Result<()> {
+        let mut request = self.0.address().add(index, address.into(), mask);
+        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+        let added = request.execute().await.map_err(to_io);
+        added.with_context(|| format!("the address {address}/{mask}"))
+    }
+
     /// Lets packets through that come by an interface. This goes where /proc/sys is read-only.
     pub(super) async fn forward(&self, index: u32) -> anyhow::Result<()> {
         let mut inet = InetDevConf::default();
@@ -192,6 +342,14 @@ impl Links {
         let link = LinkUnspec::new_with_index(index);
         let link = link.append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![inet])).build();
         self.0.link().change(link).execute().await.context("forwarding")
+    }
+}
+
+/// What the kernel says, as an error of its own kind.
+fn to_io(error: rtnetlink::Error) -> io::Error {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.to_io(),
+        other => io::Error::other(other),
     }
 }
 

@@ -1,0 +1,181 @@
+//! What the agent says of its guest, and of programs there. All of it may be wrong.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, bail};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::line::plain;
+
+/// Longest name of a system that is shown.
+const NAME: usize = 100;
+/// Addresses that are shown.
+const ADDRESSES: usize = 32;
+
+/// What the guest is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Guest {
+    /// Its operating system, as that calls itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Guest {
+    /// From the answers to `guest-get-osinfo` and `guest-network-get-interfaces`.
+    pub fn new(system: Option<&Value>, interfaces: Option<&Value>) -> Self {
+        let name = |key: &str| system?[key].as_str().map(|name| plain(name, NAME));
+        let cards = interfaces.and_then(Value::as_array).into_iter().flatten();
+        let addresses = cards.flat_map(|card| card["ip-addresses"].as_array()).flatten();
+        let addresses = addresses.filter_map(|it| {
+            // Windows writes the card behind it.
+            it["ip-address"].as_str()?.split('%').next()?.parse().ok()
+        });
+        let addresses = addresses.filter(|it: &IpAddr| !it.is_loopback()).take(ADDRESSES);
+        Self {
+            system: name("pretty-name").or_else(|| name("name")).filter(|it| !it.is_empty()),
+            addresses: addresses.collect(),
+        }
+    }
+}
+
+/// How a program is that was started.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It runs.
+    Runs,
+    /// It ended.
+    Ended(Ended),
+}
+
+/// How a program ended.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Its status, as far as one of a process can be it.
+    pub status: u8,
+    /// That status is not all of it: what it was.
+    pub odd: Option<i64>,
+    /// What it wrote to standard output.
+    pub output: Vec<u8>,
+    /// What it wrote to standard error.
+    pub errors: Vec<u8>,
+    /// There was more than the agent keeps.
+    pub cut: bool,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(rename = "return")]
+    value: Told,
+}
+
+/// `guest-exec-status`
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Told {
+    exited: bool,
+    exitcode: Option<i64>,
+    signal: Option<i64>,
+    #[serde(default)]
+    out_data: String,
+    #[serde(default)]
+    err_data: String,
+    #[serde(default)]
+    out_truncated: bool,
+    #[serde(default)]
+    err_truncated: bool,
+}
+
+impl Outcome {
+    /// From the answer to `guest-exec-status`.
+    ///
+    /// # Errors
+    ///
+    /// When it is none.
+    pub fn read(answer: &[u8]) -> anyhow::Result<Self> {
+        let Answer { value: told } = serde_json::from_slice(answer).context("no answer")?;
+        if !told.exited {
+            return Ok(Self::Runs);
+        }
+        let (status, odd) = match (told.exitcode, told.signal) {
+            (Some(code), _) => match u8::try_from(code) {
+                Ok(status) => (status, None),
+                // Windows has larger ones, and none of them is a success.
+                Err(_) => (u8::MAX, Some(code)),
+            },
+            // As shells say it.
+            (None, Some(signal @ 1..=64)) => (128 + u8::try_from(signal)?, None),
+            (None, Some(signal)) => bail!("signal {signal} is none"),
+            (None, None) => bail!("it does not say how the program ended"),
+        };
+        let bytes = |text: &str, of| BASE64_STANDARD.decode(text).context(of);
+        Ok(Self::Ended(Ended {
+            status,
+            odd,
+            output: bytes(&told.out_data, "output")?,
+            errors: bytes(&told.err_data, "errors")?,
+            cut: told.out_truncated || told.err_truncated,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_guest_is_what_its_agent_says_within_bounds() {
+        let system = json!({ "name": "Debian", "pretty-name": "Debian\u{9b} 12\u{1b}[2J" });
+        let address = |text: &str| json!({ "ip-address": text, "prefix": 24 });
+        let cards = json!([
+            { "name": "lo", "ip-addresses": [address("127.0.0.1"), address("::1")] },
+            { "name": "sit0" },
+            { "name": "eth0", "ip-addresses": [address("172.30.0.2"), address("fe80::1%12"),
+                address("no address"), 7] },
+        ]);
+        let guest = Guest::new(Some(&system), Some(&cards));
+        assert_eq!(guest.system.as_deref(), Some("Debian 12[2J"));
+        let shown: Vec<String> = guest.addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["172.30.0.2", "fe80::1"]);
+        let many = json!([{ "ip-addresses": vec![address("10.0.0.1"); 5000] }]);
+        assert_eq!(Guest::new(None, Some(&many)).addresses.len(), ADDRESSES);
+        let none = Guest::new(Some(&json!([])), Some(&json!({ "ip-addresses": 1 })));
+        assert_eq!(none, Guest::default());
+        let short = Guest::new(Some(&json!({ "name": "mswindows", "pretty-name": null })), None);
+        assert_eq!(short.system.as_deref(), Some("mswindows"));
+    }
+
+    #[test]
+    fn an_outcome_is_a_status_and_what_was_written() {
+        let read = |value: Value| Outcome::read(json!({ "return": value }).to_string().as_bytes());
+        assert_eq!(read(json!({ "exited": false })).unwrap(), Outcome::Runs);
+        let value = json!({ "exited": true, "exitcode": 3, "out-data": "aGkK", "err-data": "",
+            "out-truncated": true });
+        let ended = Ended { status: 3, output: b"hi\n".into(), cut: true, ..Ended::default() };
+        assert_eq!(read(value).unwrap(), Outcome::Ended(ended));
+        for (how, status, odd) in [
+            (json!({ "exited": true, "signal": 9 }), 137, None),
+            (json!({ "exited": true, "exitcode": 256 }), 255, Some(256)),
+            (json!({ "exited": true, "exitcode": -1_073_741_819 }), 255, Some(-1_073_741_819)),
+        ] {
+            let ended = Ended { status, odd, ..Ended::default() };
+            assert_eq!(read(how).unwrap(), Outcome::Ended(ended));
+        }
+        for wrong in [
+            json!(null),
+            json!({ "exited": 1 }),
+            json!({ "exited": true }),
+            json!({ "exited": true, "signal": 1000 }),
+            json!({ "exited": true, "exitcode": 0, "out-data": "a" }),
+            json!({ "exited": true, "exitcode": 0.5 }),
+        ] {
+            assert!(read(wrong).is_err());
+        }
+    }
+}

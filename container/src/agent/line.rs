@@ -1,0 +1,200 @@
+//! What is on the wire to QEMU's guest agent: a JSON object a line, each way.
+//!
+//! A byte that is in no text, `0xff`, stands where all that was before is void: before our first
+//! question, so that the agent forgets half a line of somebody who left, and before its answer.
+
+use std::mem;
+
+use anyhow::ensure;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+const VOID: u8 = 0xff;
+/// The answer that carries a number is no longer.
+const NUMBER: usize = 64;
+/// A reason that people can read.
+const REASON: usize = 400;
+
+/// The question that carries a number (`guest-sync-delimited`).
+pub fn sync(id: u64) -> Vec<u8> {
+    let mut bytes = vec![VOID];
+    bytes.extend(command("guest-sync-delimited", json!({ "id": id })));
+    bytes
+}
+
+/// Any other question.
+pub fn command(name: &str, arguments: Value) -> Vec<u8> {
+    let question = match arguments {
+        Value::Null => json!({ "execute": name }),
+        arguments => json!({ "execute": name, "arguments": arguments }),
+    };
+    format!("{question}\n").into_bytes()
+}
+
+/// What is waited for.
+pub struct Hearing {
+    /// The number of the answer that is waited for; any answer if there is none.
+    id: Option<u64>,
+    /// All that comes now is void.
+    deaf: bool,
+    line: Vec<u8>,
+    limit: usize,
+}
+
+impl Hearing {
+    /// The answer with this number.
+    pub fn sync(id: u64) -> Self {
+        Self { id: Some(id), deaf: true, line: Vec::new(), limit: NUMBER }
+    }
+
+    /// Any answer of at most this length.
+    pub fn answer(limit: usize) -> Self {
+        Self { id: None, deaf: false, line: Vec::new(), limit }
+    }
+
+    /// Takes what came. The answer comes out once it is whole; what follows it was not asked for.
+    ///
+    /// # Errors
+    ///
+    /// When the answer is none, or too long.
+    pub fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
+        match self.id {
+            Some(id) => Ok(bytes.iter().find_map(|byte| self.number(*byte, id))),
+            None => self.whole(bytes),
+        }
+    }
+
+    /// Looks for the answer with this number, however much else there is.
+    fn number(&mut self, byte: u8, id: u64) -> Option<Vec<u8>> {
+        if byte == VOID {
+            (self.deaf, self.line) = (false, Vec::new());
+        } else if byte == b'\n' && !self.deaf {
+            self.deaf = true;
+            let line = mem::take(&mut self.line);
+            let number = returned(&line).ok().and_then(|it| it.as_u64());
+            return (number == Some(id)).then_some(line);
+        } else if !self.deaf {
+            self.line.push(byte);
+            self.deaf = self.line.len() > self.limit;
+        }
+        None
+    }
+
+    fn whole(&mut self, bytes: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let more = &bytes[..end.unwrap_or(bytes.len())];
+        let length = self.line.len() + more.len();
+        ensure!(length <= self.limit, "its answer is longer than {} bytes", self.limit);
+        self.line.extend(more);
+        if end.is_none() {
+            return Ok(None);
+        }
+        let line = mem::take(&mut self.line);
+        let answer: Result<Answer<IgnoredAny>, _> = serde_json::from_slice(&line);
+        let answer = answer.is_ok_and(|it| it.value.is_some() != it.error.is_some());
+        ensure!(answer, "what it says is no answer");
+        Ok(Some(line))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "T: Deserialize<'de>")]
+struct Answer<T> {
+    #[serde(rename = "return")]
+    value: Option<T>,
+    error: Option<Refusal>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    desc: String,
+}
+
+/// Why an answer is no, if it is.
+pub fn refused(answer: &[u8]) -> Option<String> {
+    let answer: Answer<IgnoredAny> = serde_json::from_slice(answer).ok()?;
+    answer.error.map(|error| plain(&error.desc, REASON))
+}
+
+/// What an answer returns.
+///
+/// # Errors
+///
+/// Why it is no.
+pub fn returned(answer: &[u8]) -> Result<Value, String> {
+    match serde_json::from_slice(answer) {
+        Ok(Answer { error: Some(error), .. }) => Err(plain(&error.desc, REASON)),
+        Ok(Answer { value: Some(value), .. }) => Ok(value),
+        _ => Err("what it says is no answer".into()),
+    }
+}
+
+/// A text of the guest's that is shown to people: short, and nothing that moves their cursors.
+pub fn plain(text: &str, limit: usize) -> String {
+    let letters = text.chars().map(|it| if it.is_whitespace() { ' ' } else { it });
+    letters.filter(|it| !it.is_control()).take(limit).collect()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn heard(hearing: &mut Hearing, bytes: &[u8]) -> Option<String> {
+        let heard = hearing.take(bytes).unwrap();
+        heard.map(|line| String::from_utf8(line).unwrap())
+    }
+
+    #[test]
+    fn a_question_is_a_line() {
+        let text = b"\xff{\"arguments\":{\"id\":7},\"execute\":\"guest-sync-delimited\"}\n";
+        assert_eq!(sync(7), text);
+        assert_eq!(command("guest-ping", Value::Null), b"{\"execute\":\"guest-ping\"}\n");
+    }
+
+    #[test]
+    fn an_answer_for_somebody_else_is_passed_over() {
+        let mut hearing = Hearing::sync(7);
+        let stale = [
+            &b"{\"return\": 7}\n"[..],
+            b"\xff{\"return\": 8}\n{\"return\": 7}\n",
+            b"\xff{\"return\": 7",
+            b"\xff\xff\n\xff{\"error\": {\"class\": \"GenericError\", \"desc\": \"no\"}}\n",
+            b"\xff{\"return\": 7, \"x\": \"",
+            &[b'x'; 100_000],
+            b"\"}\n",
+        ];
+        for bytes in stale {
+            assert_eq!(heard(&mut hearing, bytes), None, "{}", bytes.escape_ascii());
+            assert!(hearing.line.len() <= NUMBER + 1);
+        }
+        assert_eq!(heard(&mut hearing, b"\xff{\"ret"), None);
+        assert_eq!(heard(&mut hearing, b"urn\": 7}\nmore").as_deref(), Some("{\"return\": 7}"));
+    }
+
+    #[test]
+    fn an_answer_is_whole_and_no_longer_than_it_may_be() {
+        let mut hearing = Hearing::answer(20);
+        assert_eq!(heard(&mut hearing, b"{\"return\""), None);
+        assert_eq!(heard(&mut hearing, b": {}}\n{").as_deref(), Some("{\"return\": {}}"));
+        let mut hearing = Hearing::answer(20);
+        hearing.take(&[b' '; 20]).unwrap();
+        let error = hearing.take(b" ").unwrap_err();
+        assert!(error.to_string().contains("longer than 20 bytes"), "{error}");
+        for wrong in
+            [&b"\n"[..], b"{}\n", b"\xff{\"return\":1}\n", b"{\"return\":1,\"error\":1}\n", b"7\n"]
+        {
+            assert!(Hearing::answer(99).take(wrong).is_err(), "{}", wrong.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_words_that_do_no_harm() {
+        let no =
+            b"{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"not\\n\\u001b[2Jhere\"}}";
+        assert_eq!(refused(no).as_deref(), Some("not [2Jhere"));
+        assert_eq!(returned(no), Err("not [2Jhere".into()));
+        assert_eq!(returned(b"{\"return\": [1]}"), Ok(json!([1])));
+        assert_eq!(refused(b"{\"return\": {}}"), None);
+    }
+}

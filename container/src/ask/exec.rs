@@ -1,0 +1,114 @@
+//! A program in the guest, through its agent.
+
+use std::io::Read;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde::Deserialize;
+
+use super::Pod;
+use crate::agent::guest::{Ended, Outcome};
+use crate::pod::inquiry::Question;
+use crate::status::{Failure, Status};
+
+/// Between two looks whether it has ended: at first, and at the most.
+const SOON: Duration = Duration::from_millis(20);
+const SELDOM: Duration = Duration::from_millis(500);
+/// A guest that is busy, or starts its agent anew, may be silent for so long.
+const SILENCE: Duration = Duration::from_secs(30);
+/// What a program reads is no longer: it goes to the agent in one piece.
+const INPUT: usize = 1 << 20;
+
+#[derive(Deserialize)]
+struct Started {
+    pid: i64,
+}
+
+/// Reads to the end what a program is to read, as the agent takes it.
+///
+/// # Errors
+///
+/// When that is too long.
+pub fn input(from: impl Read) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(INPUT)? + 1;
+    from.take(limit).read_to_end(&mut bytes).context("standard input")?;
+    if bytes.len() > INPUT {
+        let sentence = format!("standard input has more than {INPUT} bytes: give it in parts");
+        return Err(Failure::new(Status::Usage, sentence));
+    }
+    Ok(BASE64_STANDARD.encode(bytes))
+}
+
+/// Runs a program in the guest to its end, if that comes in time.
+///
+/// # Errors
+///
+/// When no agent answers, or the program cannot be run, or takes too long.
+pub fn run(
+    program: &str,
+    words: &[String],
+    input: Option<String>,
+    limit: Option<Duration>,
+) -> anyhow::Result<Ended> {
+    let (start, mut pod) = (Instant::now(), Pod::find()?);
+    let left = || limit.map(|limit| limit.saturating_sub(start.elapsed()));
+    let late = |what: String| {
+        let seconds = limit.unwrap_or_default().as_secs();
+        Failure::new(Status::TimedOut, format!("{program} {what}: {seconds} s are over"))
+    };
+    let is_over = || left().is_some_and(|left| left.is_zero());
+    let question = Question::Start { program: program.to_owned(), words: words.to_vec(), input };
+    pod.within(left())?;
+    let started = pod
+        .ask(&question)
+        .map_err(|error| if is_over() { late("was started or not".into()) } else { error });
+    let started: Started = serde_json::from_slice(&started?).context("the agent")?;
+    let question = Question::Outcome { pid: started.pid };
+    let (mut pause, mut silent) = (SOON, None);
+    loop {
+        pod.within(left())?;
+        match pod.ask(&question) {
+            Ok(answer) => {
+                if let Outcome::Ended(ended) = Outcome::read(&answer).context("the agent")? {
+                    return Ok(ended);
+                }
+                silent = None;
+            }
+            Err(_) if is_over() => {}
+            Err(error) if Failure::status(&error) == Status::Agent => {
+                let since = *silent.get_or_insert_with(Instant::now);
+                if since.elapsed() > SILENCE {
+                    return Err(error);
+                }
+            }
+            Err(error) => {
+                let sentence = format!("what became of {program} is not known: {error:#}");
+                return Err(Failure::new(Status::Agent, sentence));
+            }
+        }
+        if is_over() {
+            return Err(late(format!("goes on in the guest as process {}", started.pid)));
+        }
+        sleep(left().map_or(pause, |left| pause.min(left)));
+        pause = (pause * 2).min(SELDOM);
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn input_has_an_end() {
+        assert_eq!(input(&b"hi\n"[..]).unwrap(), "aGkK");
+        assert_eq!(input(&b""[..]).unwrap(), "");
+        let most = input(std::io::repeat(0).take(1 << 20)).unwrap();
+        assert!(u64::try_from(most.len()).unwrap() < crate::pod::inquiry::LONGEST);
+        let error = input(std::io::repeat(0)).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Usage);
+    }
+}

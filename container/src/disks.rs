@@ -1,0 +1,226 @@
+//! The disks that are there: block devices that are lent, image files that are mounted, and the
+//! files on the volumes, in the order of the reference image. Plan and machine look here, so that
+//! they mean the same disk.
+
+pub mod qcow2;
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::settings::{Format, Settings};
+use crate::status::{Failure, Status};
+
+/// How many the machine may have.
+pub const MOST: usize = 6;
+/// Where a partition table and the first file system behind it begin.
+const START: u64 = 100 << 10;
+
+/// A disk of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Its file, or a block device.
+    pub path: PathBuf,
+    /// What is in it.
+    pub format: Format,
+    /// How long the machine is to make it.
+    pub longer: Option<u64>,
+}
+
+impl Disk {
+    /// A disk as it is.
+    pub fn new(path: PathBuf, format: Format) -> Self {
+        Self { path, format, longer: None }
+    }
+
+    /// Whether somebody has written to it, as far as its start tells. What cannot be read is taken
+    /// for written.
+    pub fn is_written(&self) -> bool {
+        let read = File::open(&self.path).and_then(|file| match self.format {
+            Format::Qcow2 => qcow2::is_written(&file),
+            Format::Raw => {
+                let mut start = Vec::new();
+                file.take(START).read_to_end(&mut start)?;
+                Ok(start.iter().any(|byte| *byte != 0))
+            }
+        });
+        read.unwrap_or(true)
+    }
+
+    /// How long it is for the guest, if it is a file that tells.
+    pub fn length(&self) -> Option<u64> {
+        let file = File::open(&self.path).ok()?;
+        match self.format {
+            Format::Raw => file.metadata().ok().map(|told| told.len()),
+            Format::Qcow2 => qcow2::size(&file).ok().map(|(length, _)| length),
+        }
+    }
+
+    /// Bytes of the volume that its file has.
+    pub fn taken(&self) -> u64 {
+        fs::metadata(&self.path).map_or(0, |told| told.blocks() * 512)
+    }
+}
+
+/// A disk, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The disk.
+    pub disk: Disk,
+    /// It is the pod's own file on its volume, which follows the settings; all others stay as they
+    /// are.
+    pub own: bool,
+}
+
+/// The disk with this number, from 0, of the host whose file systems are below `root`; none if it
+/// would have to be made.
+///
+/// # Errors
+///
+/// When the block device that was named is none.
+pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Option<Found>> {
+    if settings.disk.disable {
+        return Ok(None);
+    }
+    let lent = match device(number, settings, root)? {
+        Some(path) => Some(Disk::new(path, Format::Raw)),
+        None => image(number, root),
+    };
+    if let Some(disk) = lent {
+        return Ok(Some(Found { disk, own: false }));
+    }
+    let files = own(number, settings, root);
+    let there: Vec<Disk> = files.into_iter().filter(|disk| disk.path.exists()).collect();
+    // A blank one beside it was made by mistake.
+    let disk = there.iter().find(|disk| disk.is_written()).or(there.first()).cloned();
+    Ok(disk.map(|disk| Found { disk, own: true }))
+}
+
+/// The files of the pod's own that a disk may be in, the one that is made if there is none first.
+pub fn own(number: usize, settings: &Settings, root: &Path) -> [Disk; 2] {
+    let (folder, name) = match number {
+        0 => (settings.storage.folder.clone(), settings.storage.name.0.clone()),
+        _ => {
+            let number = number + 1;
+            let name = format!("{}{number}", settings.storage.name.0);
+            (PathBuf::from(format!("/storage{number}")), name)
+        }
+    };
+    let folder = below(root, &folder);
+    let order = match settings.storage.format {
+        Some(Format::Qcow2) => [Format::Qcow2, Format::Raw],
+        _ => [Format::Raw, Format::Qcow2],
+    };
+    order.map(|format| Disk::new(folder.join(format!("{name}.{}", end_of(format))), format))
+}
+
+fn end_of(format: Format) -> &'static str {
+    match format {
+        Format::Raw => "img",
+        Format::Qcow2 => "qcow2",
+    }
+}
+
+/// The block device that was named or lent.
+fn device(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let is_block =
+        |path: &Path| fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
+    if let Some(named) = settings.storage.devices.get(number).and_then(Option::as_deref) {
+        let path = below(root, named);
+        if !is_block(&path) {
+            let at = if number == 0 { String::new() } else { (number + 1).to_string() };
+            let sentence = "is no block device: lend it to the container with --device";
+            let sentence = format!("DEVICE{at}={}: {sentence}", named.display());
+            return Err(Failure::new(Status::Missing, sentence));
+        }
+        return Ok(Some(path));
+    }
+    let names = [names(number, "disk"), names(number, "dev/disk")].concat();
+    Ok(names.into_iter().map(|name| root.join(name)).find(|path| is_block(path)))
+}
+
+/// The image file that is mounted into the container's root.
+fn image(number: usize, root: &Path) -> Option<Disk> {
+    let names = [names(number, "data"), names(number, "disk")].concat();
+    for name in names {
+        for (end, format) in [("img", Format::Raw), ("raw", Format::Raw), ("qcow2", Format::Qcow2)]
+        {
+            let path = root.join(format!("{name}.{end}"));
+            if path.is_file() {
+                return Some(Disk::new(path, format));
+            }
+        }
+    }
+    None
+}
+
+/// The first may go without its number.
+fn names(number: usize, name: &str) -> Vec<String> {
+    let numbered = format!("{name}{}", number + 1);
+    match number {
+        0 => vec![name.to_owned(), numbered],
+        _ => vec![numbered],
+    }
+}
+
+/// A whole path as it is below another root.
+pub fn below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+#[cfg(test)]
+mod test {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn root(files: &[(&str, &[u8])]) -> (TempDir, Settings) {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["storage", "storage2"] {
+            fs::create_dir(root.path().join(folder)).unwrap();
+        }
+        for (name, bytes) in files {
+            fs::write(root.path().join(name), bytes).unwrap();
+        }
+        (root, Settings::unsaid())
+    }
+
+    fn found(number: usize, settings: &Settings, root: &TempDir) -> Option<(String, bool)> {
+        let found = find(number, settings, root.path()).unwrap()?;
+        let name = found.disk.path.strip_prefix(root.path()).unwrap();
+        Some((name.to_str().unwrap().to_owned(), found.own))
+    }
+
+    #[test]
+    fn an_image_that_is_mounted_goes_before_the_file_on_the_volume() {
+        let own: &[(&str, &[u8])] = &[("storage/data.img", b"x"), ("storage2/data2.qcow2", b"x")];
+        let (root, settings) = root(own);
+        assert_eq!(found(0, &settings, &root), Some(("storage/data.img".into(), true)));
+        assert_eq!(found(1, &settings, &root), Some(("storage2/data2.qcow2".into(), true)));
+        assert_eq!(found(2, &settings, &root), None);
+        for name in ["disk1.raw", "disk.img", "data1.qcow2", "data.img"] {
+            fs::write(root.path().join(name), b"x").unwrap();
+            assert_eq!(found(0, &settings, &root), Some((name.into(), false)));
+        }
+        let mut settings = settings;
+        settings.storage.devices[1] = Some("/data.img".into());
+        let error = find(1, &settings, root.path()).unwrap_err();
+        assert!(error.to_string().starts_with("DEVICE2=/data.img: "), "{error}");
+        settings.disk.disable = true;
+        assert_eq!(found(0, &settings, &root), None);
+    }
+
+    #[test]
+    fn of_two_formats_the_written_one_is_the_disk() {
+        let (root, mut settings) = root(&[("storage/data.img", &[0; 4096])]);
+        let image = File::create_new(root.path().join("storage/data.qcow2")).unwrap();
+        qcow2::write(&image, 1 << 30).unwrap();
+        let name = |end: &str| Some((format!("storage/data.{end}"), true));
+        assert_eq!(found(0, &settings, &root), name("img"));
+        settings.storage.format = Some(Format::Qcow2);
+        assert_eq!(found(0, &settings, &root), name("qcow2"));
+        fs::write(root.path().join("storage/data.img"), b"x").unwrap();
+        assert_eq!(found(0, &settings, &root), name("img"));
+    }
+}

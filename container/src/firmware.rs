@@ -1,0 +1,130 @@
+//! The firmware: which one the machine has, and what the volume remembers of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::plan::Source;
+use crate::settings::Boot;
+use crate::settings::environment::Said;
+use crate::settings::value::Value as _;
+use crate::settings::version::Version;
+use crate::status::{Failure, Status};
+
+/// How the file on the volume ends that names the boot mode.
+pub const MODE: &str = "mode";
+/// Where Debian's package has it, and where others have.
+const FOLDERS: [&str; 2] = ["usr/share/OVMF", "usr/share/edk2/ovmf"];
+
+/// Code, and the template of its memory, below `root`.
+///
+/// # Errors
+///
+/// When they are not there.
+pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
+    let template = match boot {
+        Boot::Uefi => "OVMF_VARS_4M.fd",
+        // With the keys of Microsoft and of Debian, and switched on.
+        Boot::Secure => "OVMF_VARS_4M.ms.fd",
+    };
+    for folder in FOLDERS.map(|folder| root.join(folder)) {
+        let both = ["OVMF_CODE_4M.fd", template].map(|name| folder.join(name));
+        if both.iter().all(|path| path.is_file()) {
+            return Ok(both.into());
+        }
+    }
+    let place = FOLDERS[0];
+    let sentence = match boot {
+        Boot::Uefi => format!(
+            "no firmware is at /{place}: take the image as it is, or mount Debian's package ovmf"
+        ),
+        Boot::Secure => format!(
+            "BOOT_MODE={}: no firmware with Secure Boot is at /{place}: take the image as it is, \
+             or say BOOT_MODE=windows",
+            boot.show()
+        ),
+    };
+    Err(Failure::new(Status::Boot, sentence))
+}
+
+/// The boot mode of a volume goes on until another one is said: what was installed with Secure
+/// Boot keeps it.
+///
+/// # Errors
+///
+/// When it is one that this machine does not have.
+pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
+    if said.settings.windows.version == Version::Probe {
+        return Ok(());
+    }
+    let path = volume.join(format!("{}.{MODE}", said.settings.pod.app.0.to_lowercase()));
+    let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+    match text.trim() {
+        "windows_secure" | "secure" if !said.names.contains("BOOT_MODE") => {
+            said.settings.machine.boot = Boot::Secure;
+        }
+        mode @ ("windows_legacy" | "legacy") => {
+            let sentence = format!(
+                "{} says {mode}: what is on the disk starts with a BIOS, and this machine has \
+                 UEFI: convert it with mbr2gpt where it runs now, and delete that file",
+                path.display()
+            );
+            return Err(Failure::new(Status::Boot, sentence));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The setup of Windows 11 in the hands of a person insists on Secure Boot and a TPM.
+pub fn suit(said: &mut Said, source: &Source) {
+    let windows = &said.settings.windows;
+    let eleven = matches!(&windows.version, Version::Windows(it) if it.id.starts_with("win11"));
+    let by_hand = windows.manual && matches!(source, Source::Medium(_));
+    if eleven && by_hand && !said.names.contains("BOOT_MODE") {
+        said.settings.machine.boot = Boot::Secure;
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn secure_boot_has_keys_of_its_own_and_is_never_replaced_by_none() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join(FOLDERS[1]);
+        fs::create_dir_all(&folder).unwrap();
+        let error = find(Boot::Uefi, root.path()).unwrap_err();
+        assert!(error.to_string().contains("no firmware is at /usr/share/OVMF"), "{error}");
+        for name in ["OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"] {
+            fs::write(folder.join(name), "x").unwrap();
+        }
+        assert!(find(Boot::Uefi, root.path()).is_ok());
+        let error = find(Boot::Secure, root.path()).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Boot);
+        assert!(error.to_string().starts_with("BOOT_MODE=windows_secure: "), "{error}");
+        fs::write(folder.join("OVMF_VARS_4M.ms.fd"), "x").unwrap();
+        let (code, template) = find(Boot::Secure, root.path()).unwrap();
+        assert!(code.ends_with("OVMF_CODE_4M.fd") && template.ends_with("OVMF_VARS_4M.ms.fd"));
+    }
+
+    #[test]
+    fn the_volume_remembers_how_it_was_installed() {
+        let volume = tempfile::tempdir().unwrap();
+        let mode = |text: &str, names: &[&'static str]| {
+            fs::write(volume.path().join("windows.mode"), text).unwrap();
+            let names = BTreeSet::from_iter(names.iter().copied());
+            let mut said = Said { names, ..Said::default() };
+            said.settings.pod.app.0 = "Windows".into();
+            recall(&mut said, volume.path()).map(|()| said.settings.machine.boot)
+        };
+        assert_eq!(mode("windows_secure\n", &[]).unwrap(), Boot::Secure);
+        assert_eq!(mode("windows_secure\n", &["BOOT_MODE"]).unwrap(), Boot::Uefi);
+        assert_eq!(mode("windows_plain", &[]).unwrap(), Boot::Uefi);
+        let error = mode("windows_legacy", &["BOOT_MODE"]).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Boot);
+        assert!(error.to_string().contains("mbr2gpt"), "{error}");
+    }
+}

@@ -1,0 +1,236 @@
+//! The log, for whoever reads standard output: nobody here waits for them.
+//!
+//! A reader that stalls would stop whoever says something, signals included, so that a thread of
+//! its own writes what others leave. What finds no room is left out, and how much that was is said
+//! where it is missing.
+
+use std::io::{self, Write};
+use std::mem;
+use std::os::fd::BorrowedFd;
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use serde_json::json;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::jail;
+
+/// Bytes that wait for a reader.
+const MOST: usize = 1 << 20;
+/// So long readers have at the end.
+const LAST: Duration = Duration::from_secs(2);
+
+/// See the module.
+#[derive(Clone)]
+pub struct Log(Arc<Shared>);
+
+struct Shared {
+    out: BorrowedFd<'static>,
+    /// Lines are objects.
+    json: bool,
+    left: Mutex<Left>,
+    changed: Condvar,
+}
+
+/// What was left to be written.
+#[derive(Default)]
+struct Left {
+    bytes: Vec<u8>,
+    /// Lines that found no room after these bytes.
+    lost: u64,
+    /// There is a thread that writes.
+    served: bool,
+    /// It writes what was left before.
+    busy: bool,
+}
+
+impl Log {
+    /// To be written there, in lines of text or of JSON. The first line starts the thread.
+    pub fn new(out: BorrowedFd<'static>, json: bool) -> Self {
+        let (left, changed) = Default::default();
+        Self(Arc::new(Shared { out, json, left, changed }))
+    }
+
+    /// Waits until all is written; if nobody reads, not for long.
+    pub fn end(&self) {
+        let Shared { changed, .. } = &*self.0;
+        let waits = |left: &mut Left| left.busy || !left.bytes.is_empty();
+        // What was not written by now is not wanted.
+        drop(changed.wait_timeout_while(self.0.left(), LAST, waits));
+    }
+
+    fn leave(&self, line: &[u8]) {
+        let mut left = self.0.left();
+        if !left.served {
+            let shared = self.0.clone();
+            let body = move || shared.serve();
+            left.served = Builder::new().name("log".into()).spawn(body).is_ok();
+        }
+        if !left.served {
+            drop(left);
+            write(self.0.out, line);
+        } else if left.lost > 0 || left.bytes.len() + line.len() > MOST {
+            left.lost += 1;
+        } else {
+            left.bytes.extend(line);
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl Shared {
+    fn left(&self) -> MutexGuard<'_, Left> {
+        // What a thread that panicked left is lines, and whole ones.
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes whatever is left, for ever.
+    fn serve(&self) {
+        jail::seclude();
+        let mut left = self.left();
+        loop {
+            let empty = |left: &mut Left| left.bytes.is_empty();
+            left = self.changed.wait_while(left, empty).unwrap_or_else(PoisonError::into_inner);
+            let (bytes, lost) = (mem::take(&mut left.bytes), mem::take(&mut left.lost));
+            left.busy = true;
+            drop(left);
+            write(self.out, &bytes);
+            if lost > 0 {
+                write(self.out, self.missing(lost).as_bytes());
+            }
+            left = self.left();
+            left.busy = false;
+            self.changed.notify_all();
+        }
+    }
+
+    /// A line in the place of so many.
+    fn missing(&self, lost: u64) -> String {
+        let text = format!("{lost} lines of the log are missing here: nobody read it");
+        if self.json {
+            return format!("{}\n", json!({ "level": "WARN", "fields": { "message": text } }));
+        }
+        format!(" WARN {text}\n")
+    }
+}
+
+/// Writes all of it, unless nobody will ever read it.
+fn write(out: BorrowedFd<'_>, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match rustix::io::write(out, bytes) {
+            Ok(count) => bytes = &bytes[count.min(bytes.len())..],
+            Err(Errno::INTR) => {}
+            // Somebody else who has it wants it so.
+            Err(Errno::AGAIN) => {
+                poll(&mut [PollFd::new(&out, PollFlags::OUT)], None).ok();
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+/// A line comes as a whole.
+impl Write for &Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.leave(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = &'a Self;
+
+    fn make_writer(&'a self) -> &'a Self {
+        self
+    }
+}
+
+/// Says why the program ends, on standard error; if nobody reads there, not for long.
+pub fn last_word(sentence: &str) {
+    let line = format!("transom: {sentence}\n");
+    let say = |line: &str| {
+        // It may be closed, and then nobody wants to know.
+        io::stderr().write_all(line.as_bytes()).ok();
+    };
+    let (tell, told) = mpsc::channel();
+    let text = line.clone();
+    let body = move || {
+        say(&text);
+        tell.send(()).ok();
+    };
+    match Builder::new().name("last-word".into()).spawn(body) {
+        Ok(_) => drop(told.recv_timeout(LAST)),
+        Err(_) => say(&line),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{BufRead as _, BufReader};
+    use std::os::fd::{AsFd as _, OwnedFd};
+
+    use super::*;
+
+    /// A log, and its reader.
+    fn log(json: bool) -> (Log, BufReader<io::PipeReader>) {
+        let (reader, writer) = io::pipe().unwrap();
+        let writer: &'static OwnedFd = Box::leak(Box::new(writer.into()));
+        (Log::new(writer.as_fd(), json), BufReader::new(reader))
+    }
+
+    fn line(reader: &mut impl io::BufRead) -> String {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    #[test]
+    fn nobody_waits_for_a_reader_who_is_told_what_is_missing() {
+        let (log, mut reader) = log(false);
+        let pad = "x".repeat(1000);
+        let all = 4 * MOST / pad.len();
+        for number in 0..all {
+            log.leave(format!("{number} {pad}\n").as_bytes());
+        }
+        let whole = |number: usize| format!("{number} {pad}");
+        let mut next = 0;
+        let said = loop {
+            let line = line(&mut reader);
+            if line.starts_with(" WARN") {
+                break line;
+            }
+            assert_eq!(line, whole(next));
+            next += 1;
+        };
+        assert!(next >= MOST / (pad.len() + 9), "{next}");
+        let lost = all - next;
+        assert_eq!(said, format!(" WARN {lost} lines of the log are missing here: nobody read it"));
+        // And it goes on.
+        log.leave(b"more\n");
+        assert_eq!(line(&mut reader), "more");
+        log.end();
+    }
+
+    #[test]
+    fn all_is_written_at_the_end() {
+        let (log, reader) = log(true);
+        let count = 5000;
+        let read = std::thread::spawn(move || reader.lines().take(count).count());
+        for number in 0..count {
+            log.leave(format!("{number}\n").as_bytes());
+        }
+        log.end();
+        assert!(log.0.left().bytes.is_empty() && !log.0.left().busy);
+        assert_eq!(read.join().unwrap(), count);
+        let line: serde_json::Value = serde_json::from_str(&log.0.missing(7)).unwrap();
+        assert!(line["fields"]["message"].as_str().unwrap().starts_with("7 lines"), "{line}");
+    }
+}

@@ -1,0 +1,105 @@
+//! Which address the guest has, by what it says to its neighbours (RFC 826): whoever wants to reach
+//! anybody asks all of them first.
+//!
+//! Threats: anybody on the network can say this in the guest's name, as they can to each other. An
+//! address that no other host can have is not taken.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::settings::words::Mac;
+
+/// The address that was heard last.
+pub type Heard = watch::Receiver<Option<Ipv4Addr>>;
+
+/// After an error that may come at once again.
+const BREATH: Duration = Duration::from_millis(100);
+/// Ethernet, IPv4, and the lengths of their addresses.
+const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
+
+/// Hears the guest.
+pub(super) struct Ear {
+    /// A socket of packets, which are received as datagrams are.
+    socket: UdpSocket,
+    mac: Mac,
+    tell: watch::Sender<Option<Ipv4Addr>>,
+}
+
+impl Ear {
+    /// Opens it, which needs NET_RAW.
+    pub(super) fn open(mac: Mac) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // Without its own header, which says nothing more.
+        let kind = SocketType::DGRAM;
+        let socket = socket_with(AddressFamily::PACKET, kind, flags, Some(eth::ARP))?;
+        let socket = UdpSocket::from_std(std::net::UdpSocket::from(socket))?;
+        Ok(Self { socket, mac, tell: watch::Sender::default() })
+    }
+
+    pub(super) fn heard(&self) -> Heard {
+        self.tell.subscribe()
+    }
+
+    /// Listens until it is dropped.
+    pub(super) async fn listen(&self) {
+        let mut packet = [0; 64];
+        loop {
+            // An interface that goes down for a while is an error, and the next packet none.
+            let Ok(length) = self.socket.recv(&mut packet).await else {
+                sleep(BREATH).await;
+                continue;
+            };
+            let Some(address) = said(&packet[..length], self.mac) else { continue };
+            let told = |last: &mut Option<Ipv4Addr>| last.replace(address) != Some(address);
+            if self.tell.send_if_modified(told) {
+                tracing::info!("the guest has the address {address}");
+            }
+        }
+    }
+}
+
+/// The address that the owner of a card says that it has.
+fn said(packet: &[u8], mac: Mac) -> Option<Ipv4Addr> {
+    let (kind, rest) = packet.split_first_chunk::<6>()?;
+    let (_, rest) = rest.split_first_chunk::<2>()?;
+    let (card, rest) = rest.split_first_chunk::<6>()?;
+    let address = Ipv4Addr::from(*rest.first_chunk::<4>()?);
+    let none = address.is_unspecified()
+        || address.is_loopback()
+        || address.is_link_local()
+        || address.is_multicast()
+        || address.is_broadcast();
+    (*kind == KIND && *card == mac.0 && !none).then_some(address)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn only_an_address_of_the_guests_own_is_taken() {
+        let mac = Mac([2, 0, 0, 0, 0, 9]);
+        let packet = |address: [u8; 4]| {
+            let from = [&KIND[..], &[0, 1], &mac.0, &address].concat();
+            [from, vec![0; 6], vec![10, 0, 0, 1]].concat()
+        };
+        let good = packet([10, 0, 0, 7]);
+        assert_eq!(said(&good, mac), Some(Ipv4Addr::new(10, 0, 0, 7)));
+        assert_eq!(said(&good, Mac([2, 0, 0, 0, 0, 8])), None);
+        for cut in 0..18 {
+            assert_eq!(said(&good[..cut], mac), None, "{cut}");
+        }
+        for none in [[0; 4], [127, 0, 0, 1], [169, 254, 1, 1], [224, 0, 0, 1], [255; 4]] {
+            assert_eq!(said(&packet(none), mac), None, "{none:?}");
+        }
+        let mut other = good;
+        other[3] = 6;
+        assert_eq!(said(&other, mac), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! What the pod asks its machine, at the control socket: in bounded time and space, however the
+//! process there is.
+//!
+//! Threats: a guest that took over its `vmm` answers nothing, or never ends. No thread waits for
+//! it, no answer is longer than [`LONGEST_ANSWER`], and however many want to know how it is, one
+//! question is under way.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+use vmm::control::{self, Command, LONGEST_ANSWER};
+
+/// What the machine knows it tells within.
+pub const SOON: Duration = Duration::from_secs(5);
+/// What has to wait for its disks, or opens files.
+const LATER: Duration = Duration::from_secs(60);
+const GONE: &str = "the machine is gone";
+
+/// Asks the machine behind a control socket.
+///
+/// # Errors
+///
+/// When it says no, or nothing, or is gone.
+pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
+    let time = match command {
+        Command::Status | Command::Balloon { .. } | Command::PowerButton | Command::Quit => SOON,
+        _ => LATER,
+    };
+    ask_within(control, &command, time).await
+}
+
+async fn ask_within(control: &Path, command: &Command, time: Duration) -> anyhow::Result<Value> {
+    let answer = timeout(time, answer(control, command)).await;
+    answer.with_context(|| format!("the machine did not answer within {time:?}"))?
+}
+
+async fn answer(control: &Path, command: &Command) -> anyhow::Result<Value> {
+    let stream = UnixStream::connect(control).await;
+    let mut stream = stream.with_context(|| control.display().to_string())?;
+    let question = format!("{}\n", serde_json::to_string(command)?);
+    stream.write_all(question.as_bytes()).await.context(GONE)?;
+    let mut line = Vec::new();
+    let mut answer = BufReader::new(stream).take(LONGEST_ANSWER);
+    answer.read_until(b'\n', &mut line).await.context(GONE)?;
+    control::answer(&line)
+}
+
+/// What was said last, to a question of that time.
+type Last = Option<(Instant, Option<Value>)>;
+
+/// How the machine is, for many who want to know.
+#[derive(Clone)]
+pub struct Status {
+    control: PathBuf,
+    last: Arc<Mutex<Last>>,
+}
+
+impl Status {
+    /// Of the machine behind this control socket.
+    pub fn new(control: PathBuf) -> Self {
+        Self { control, last: Arc::default() }
+    }
+
+    /// What it says now, or nothing.
+    pub async fn get(&self) -> Option<Value> {
+        self.get_within(SOON).await
+    }
+
+    async fn get_within(&self, time: Duration) -> Option<Value> {
+        let came = Instant::now();
+        let mut last = self.last.clone().lock_owned().await;
+        if let Some((asked, value)) = &*last
+            && *asked >= came
+        {
+            return value.clone();
+        }
+        let control = self.control.clone();
+        // Whoever leaves meanwhile leaves the question to the next.
+        let asked = tokio::spawn(async move {
+            let asked = Instant::now();
+            let value = ask_within(&control, &Command::Status, time).await.ok();
+            *last = Some((asked, value.clone()));
+            value
+        });
+        asked.await.ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(200);
+
+    /// A machine that says this, as often as `times`, to each question. It counts them.
+    fn machine(says: Vec<u8>, times: usize) -> (tempfile::TempDir, PathBuf, Arc<AtomicUsize>) {
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("vmm.sock");
+        let listener = UnixListener::bind(&control).unwrap();
+        let asked = Arc::<AtomicUsize>::default();
+        let count = asked.clone();
+        thread::spawn(move || {
+            // Nobody closes what is not answered.
+            let mut kept = Vec::new();
+            while let Ok((stream, _)) = listener.accept() {
+                BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                count.fetch_add(1, Ordering::SeqCst);
+                for _ in 0..times {
+                    if (&stream).write_all(&says).is_err() {
+                        break;
+                    }
+                }
+                kept.push(stream);
+            }
+        });
+        (folder, control, asked)
+    }
+
+    #[tokio::test]
+    async fn a_machine_that_says_nothing_or_never_ends_is_not_waited_for() {
+        let (_folder, control, _) = machine(Vec::new(), 0);
+        let error = ask_within(&control, &Command::Status, SHORT).await.unwrap_err();
+        assert!(error.to_string().contains("did not answer within"), "{error:#}");
+        let (_folder, control, _) = machine(vec![b'x'; 1 << 16], usize::MAX);
+        let error = ask(&control, Command::Status).await.unwrap_err();
+        assert!(error.to_string().contains("longer than"), "{error:#}");
+        let (_folder, control, _) = machine(b"{\"ok\":{\"state\":\"running\"}}\n".to_vec(), 1);
+        assert_eq!(ask(&control, Command::Status).await.unwrap()["state"], "running");
+        let (_folder, control, _) = machine(b"{\"error\":\"no\"}\n".to_vec(), 1);
+        assert_eq!(ask(&control, Command::Nmi).await.unwrap_err().to_string(), "no");
+    }
+
+    #[tokio::test]
+    async fn however_many_ask_how_it_is_one_question_is_under_way() {
+        let (_folder, control, asked) = machine(Vec::new(), 0);
+        let status = Status::new(control);
+        let left = timeout(SHORT / 10, status.get_within(SHORT)).await;
+        assert!(left.is_err(), "{left:?}");
+        let all = (0..40).map(|_| status.get_within(SHORT));
+        let all = futures_util::future::join_all(all).await;
+        assert!(all.iter().all(Option::is_none));
+        // That of whoever left, and one for all who came after it.
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        let (_folder, control, asked) = machine(b"{\"ok\":{\"state\":\"running\"}}\n".to_vec(), 1);
+        let status = Status::new(control);
+        for number in 1..4 {
+            assert_eq!(status.get().await.unwrap()["state"], "running");
+            assert_eq!(asked.load(Ordering::SeqCst), number, "no answer is an old one");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! The balloon: while the host is short of memory the guest is asked for some of its own, and gets
+//! it back later.
+//!
+//! What is asked for is a function of readings: a controller with a proportional and an integral
+//! part follows the share of memory in use, of the host and of the pod's control group. A guest
+//! without a driver gives nothing, and nothing else happens.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use vmm::control::Command;
+
+use super::asked;
+use crate::settings::balloon::{Balloon as Settings, Debug, Least};
+use crate::settings::host::Load;
+use crate::settings::value::{MIB, Size, Value as _};
+
+/// What a control group shall have left: beyond its limit the kernel ends the machine.
+const MARGIN: u64 = 128 * MIB;
+
+/// The controller.
+#[derive(Clone, Debug)]
+struct Controller {
+    settings: Settings,
+    /// Bytes that the machine has without a balloon, and those that its guest keeps.
+    memory: u64,
+    least: u64,
+    /// Per cent of memory that were too much, times the seconds that they were.
+    sum: f64,
+    /// Bytes that the guest shall have.
+    target: u64,
+}
+
+impl Controller {
+    fn new(settings: &Settings, memory: u64) -> Self {
+        let least = match settings.least {
+            Least::Percent(share) => part(memory, share),
+            Least::Bytes(size) => size.0,
+        };
+        let least = least.min(memory);
+        Self { settings: settings.clone(), memory, least, sum: 0.0, target: memory }
+    }
+
+    /// What the guest shall have from now on, if that is to be said.
+    fn step(&mut self, load: &Load) -> Option<u64> {
+        let (used, total) = narrowest(load);
+        let pressure = load.pressure.unwrap_or(0.0);
+        let most = self.memory - self.least;
+        let settings = &self.settings;
+        let hasty = used >= settings.threshold_hard.0 || pressure >= settings.pressure_max.0;
+        // Who waits for memory already does not wait for the share in use.
+        let waits = pressure > settings.pressure.0;
+        let over = used - settings.threshold.0;
+        let over = if waits { over.max(pressure - settings.pressure.0) } else { over };
+        let taken = if hasty {
+            most
+        } else {
+            let seconds = f64::from(settings.interval.0);
+            let (kp, ki) = (settings.proportional.0, settings.integral.0);
+            // The sum is no more than what it can bring about: it does not take long to turn.
+            let full = percent(most, total);
+            let bound = if ki > 0.0 { full / ki } else { 0.0 };
+            self.sum = (self.sum + over * seconds).clamp(0.0, bound);
+            part(total, (kp * over + ki * self.sum).clamp(0.0, full)).min(most)
+        };
+        let wanted = (self.memory - taken) / MIB * MIB;
+        // Nothing is given back to a guest while others wait.
+        let wanted = if waits { wanted.min(self.target) } else { wanted };
+        let wanted = wanted.clamp(self.least, self.memory);
+        let end = wanted == self.memory || wanted == self.least;
+        let far = wanted.abs_diff(self.target) >= settings.hysteresis.0;
+        (wanted != self.target && (far || end)).then_some(wanted)
+    }
+}
+
+/// Per cent in use where least is free, and of how much.
+fn narrowest(load: &Load) -> (f64, u64) {
+    let host = (percent(load.total.saturating_sub(load.free), load.total), load.total);
+    let group = load.group.map(|(limit, free)| {
+        let used = limit.saturating_sub(free).saturating_add(MARGIN);
+        (percent(used, limit), limit)
+    });
+    group.filter(|group| group.0 > host.0).unwrap_or(host)
+}
+
+/// How many per cent of a whole a part is.
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+}
+
+/// So many per cent of a whole.
+fn part(whole: u64, percent: f64) -> u64 {
+    let thousandths =
+        Duration::try_from_secs_f64(percent.max(0.0)).map_or(u128::MAX, |it| it.as_millis());
+    let part = u128::from(whole).saturating_mul(thousandths) / 100_000;
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+/// The balloon of a machine that runs; steered until this is dropped.
+pub struct Balloon {
+    task: JoinHandle<()>,
+    control: PathBuf,
+    memory: u64,
+}
+
+impl Balloon {
+    /// Steers it, if it is there.
+    pub fn steer(settings: &Settings, memory: u64, control: &Path) -> Option<Self> {
+        let controller = settings.on.then(|| Controller::new(settings, memory))?;
+        let task = tokio::spawn(look(controller, control.to_owned()));
+        Some(Self { task, control: control.to_owned(), memory })
+    }
+
+    /// The guest gets all back: it has more to do when it ends.
+    pub fn give_back(self) {
+        self.task.abort();
+        let (control, memory) = (self.control.clone(), self.memory);
+        tokio::spawn(async move { ask(&control, memory).await });
+    }
+}
+
+impl Drop for Balloon {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Looks at the host now and then.
+async fn look(mut controller: Controller, control: PathBuf) {
+    let pause = Duration::from_secs(u64::from(controller.settings.interval.0));
+    let debug = controller.settings.debug;
+    loop {
+        sleep(pause).await;
+        let Some(load) = Load::read(Path::new("/")) else { continue };
+        let wanted = controller.step(&load);
+        if matches!(debug, Debug::All | Debug::Controller) {
+            let (used, _) = narrowest(&load);
+            let (sum, target) = (controller.sum, Size(wanted.unwrap_or(controller.target)).show());
+            tracing::info!("balloon: {used:.1}% used, sum {sum:.1}, the guest has {target}");
+        }
+        let Some(wanted) = wanted else { continue };
+        let done = ask(&control, wanted).await;
+        if matches!(debug, Debug::All | Debug::Asked) {
+            tracing::info!("balloon: {} asked for: {done:?}", Size(wanted).show());
+        }
+        if done.is_ok() {
+            controller.target = wanted;
+        }
+    }
+}
+
+/// Says what the guest shall have.
+async fn ask(control: &Path, bytes: u64) -> anyhow::Result<()> {
+    let words = ["balloon".to_owned(), format!("{}M", bytes / MIB)];
+    asked::ask(control, Command::read(&words)?).await.map(drop)
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::settings::environment::{Environment, read};
+
+    const GIB: u64 = 1 << 30;
+
+    /// A machine of 4 GiB with the reference image's settings.
+    fn usual() -> Controller {
+        let settings = read(&Environment::new()).unwrap().settings.balloon;
+        Controller::new(&settings, 4 * GIB)
+    }
+
+    /// A host of nearly 16 GiB, of which this is exactly the share in use.
+    fn host(used: u64) -> Load {
+        let total = 100 * 160 * MIB;
+        Load { total, free: total / 100 * (100 - used), ..Load::default() }
+    }
+
+    /// Takes a step, and does what it says.
+    fn go(controller: &mut Controller, load: &Load) -> u64 {
+        controller.target = controller.step(load).unwrap_or(controller.target);
+        controller.target
+    }
+
+    #[test]
+    fn a_host_with_room_is_left_alone() {
+        let mut controller = usual();
+        for used in [0, 50, 79, 80] {
+            assert_eq!(controller.step(&host(used)), None, "{used}");
+        }
+        assert!(controller.sum < 0.001, "{}", controller.sum);
+    }
+
+    #[test]
+    fn the_guest_gives_more_the_longer_memory_is_short_and_gets_it_back() {
+        let mut controller = usual();
+        let first = go(&mut controller, &host(85));
+        assert!(first < 4 * GIB && first > 3 * GIB, "{first}");
+        let second = go(&mut controller, &host(85));
+        assert!(second < first, "{second}");
+        for _ in 0..100 {
+            go(&mut controller, &host(85));
+        }
+        assert_eq!(controller.target, controller.least);
+        // The sum is bounded by what there is to take, so that it turns at once.
+        assert!(go(&mut controller, &host(70)) > controller.least);
+        for _ in 0..20 {
+            go(&mut controller, &host(60));
+        }
+        assert_eq!((controller.target, controller.sum), (4 * GIB, 0.0));
+    }
+
+    #[test]
+    fn above_the_hard_limits_all_is_taken_at_once_and_the_guest_keeps_its_share() {
+        let mut controller = usual();
+        assert_eq!(go(&mut controller, &host(90)), controller.least);
+        assert_eq!(controller.least, part(4 * GIB, 33.0));
+        let mut controller = usual();
+        let load = Load { pressure: Some(50.0), ..host(10) };
+        assert_eq!(go(&mut controller, &load), controller.least);
+    }
+
+    #[test]
+    fn who_waits_for_memory_counts_like_memory_in_use() {
+        let mut controller = usual();
+        let load = Load { pressure: Some(20.0), ..host(60) };
+        let taken = go(&mut controller, &load);
+        assert!(taken < 4 * GIB, "{taken}");
+        // Nothing is given back as long as it lasts.
+        let load = Load { pressure: Some(10.5), ..host(10) };
+        assert_eq!(go(&mut controller, &load), taken);
+        assert!(go(&mut controller, &host(10)) > taken);
+    }
+
+    #[test]
+    fn small_changes_are_not_made_but_to_an_end() {
+        let mut controller = usual();
+        controller.settings.integral.0 = 0.0;
+        // Half of 1 % of nearly 16 GiB is less than 128 MiB.
+        assert_eq!(controller.step(&host(81)), None);
+        assert!(go(&mut controller, &host(82)) < 4 * GIB);
+        assert_eq!(go(&mut controller, &host(80)), 4 * GIB);
+    }
+
+    #[test]
+    fn a_control_group_is_as_narrow_as_its_limit_with_a_margin() {
+        let mut controller = usual();
+        let group = |free| Load { group: Some((5 * GIB, free)), ..host(10) };
+        assert_eq!(controller.step(&group(2 * GIB)), None);
+        assert_eq!(go(&mut controller, &group(128 * MIB)), controller.least);
+        let none = Load::default();
+        assert_eq!(usual().step(&none), None);
+    }
+
+    #[test]
+    fn a_guest_that_keeps_all_gives_nothing() {
+        let mut settings = usual().settings;
+        settings.least = Least::Bytes(Size(8 * GIB));
+        let mut controller = Controller::new(&settings, 4 * GIB);
+        assert_eq!(controller.step(&host(99)), None);
+    }
+}

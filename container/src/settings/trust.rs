@@ -1,0 +1,35 @@
+//! Whom the web port believes.
+
+use vmm::web::known;
+
+use super::value::Value;
+
+/// What browsers call the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origins(pub known::Origins);
+
+impl Value for Origins {
+    const ACCEPTS: &'static str = "origins like https://example.org, with commas";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        known::Origins::read(text).map(Self)
+    }
+    fn show(&self) -> String {
+        self.0.to_string().replace(' ', ",")
+    }
+}
+
+/// Proxies that may say for whom they ask.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxies(pub known::Proxies);
+
+impl Value for Proxies {
+    const ACCEPTS: &'static str = "addresses and networks, with commas";
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        known::Proxies::read(text).map(Self)
+    }
+    fn show(&self) -> String {
+        self.0.to_string().replace(' ', ",")
+    }
+}

@@ -1,0 +1,78 @@
+//! What is logged is heard by the story, too: `transom logs` tells what the container's log has.
+
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, OnceLock};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+use super::Story;
+
+/// The target of events that the story has already.
+pub const KEPT: &str = "kept";
+
+/// The story of this process.
+static STORY: OnceLock<Arc<Story>> = OnceLock::new();
+
+/// From now on this story hears what is logged. There is one in a process: the first.
+pub fn hear(story: &Arc<Story>) {
+    STORY.get_or_init(|| story.clone());
+}
+
+/// Hears.
+pub struct Ear;
+
+impl<S: Subscriber> Layer<S> for Ear {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let about = event.metadata();
+        let Some(story) = STORY.get() else { return };
+        // What is for those who look for mistakes of ours is in the log alone.
+        if about.target() != KEPT && *about.level() <= Level::INFO {
+            let mut words = Words::default();
+            event.record(&mut words);
+            story.keep(*about.level(), &words.0);
+        }
+    }
+}
+
+/// The words of an event, its message first.
+#[derive(Default)]
+struct Words(String);
+
+impl Visit for Words {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let words = &mut self.0;
+        match field.name() {
+            "message" => words.insert_str(0, &format!("{value:?}")),
+            name => write!(words, " {name}={value:?}").expect("a string takes all"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    #[test]
+    fn what_is_logged_is_kept_once() {
+        let story = Story::new();
+        hear(&story);
+        let log = tracing_subscriber::registry().with(Ear);
+        tracing::subscriber::with_default(log, || {
+            tracing::warn!(size = 5, name = "x", "a disk");
+            tracing::debug!("nothing for people");
+            story.tell("a step");
+        });
+        let said: Vec<_> = story.lines(0).0.into_iter().map(|it| (it.level, it.text)).collect();
+        let is = [("WARN", "a disk size=5 name=x"), ("INFO", "a step")];
+        assert_eq!(said, is.map(|(level, text)| (level.to_owned(), text.to_owned())));
+    }
+}

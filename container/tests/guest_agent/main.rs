@@ -1,0 +1,200 @@
+//! The guest's agent: QEMU's own, on this host, and some that mean no good.
+//!
+//! It needs Debian's package `qemu-guest-agent`.
+#![forbid(unsafe_code)]
+
+mod bad;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use container::agent::guest::{Ended, Outcome};
+use container::agent::{Agent, Lack};
+use container::story::Story;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::{sleep, timeout};
+
+/// A busy host is slow; one that hangs is found out after this.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// QEMU's agent, which listens on a socket as the machine does, and may not shut this host down.
+struct Qga {
+    child: Child,
+}
+
+impl Qga {
+    async fn start(socket: &Path) -> Self {
+        std::fs::remove_file(socket).ok();
+        let folder = socket.parent().expect("it is in a folder");
+        let mut command = Command::new("qemu-ga");
+        command.args(["-m", "unix-listen", "-b", "guest-shutdown,guest-suspend-disk", "-p"]);
+        command.arg(socket).arg("-t").arg(folder).stderr(Stdio::null()).stdout(Stdio::null());
+        // As administrators' shells have it: the agent looks there for programs.
+        let child = command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").spawn();
+        let child = child.expect("qemu-ga is there: apt-get install qemu-guest-agent");
+        let start = Instant::now();
+        while !socket.exists() {
+            assert!(start.elapsed() < PATIENCE, "qemu-ga does not listen");
+            sleep(Duration::from_millis(5)).await;
+        }
+        Self { child }
+    }
+}
+
+impl Drop for Qga {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn place() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("agent.sock");
+    (folder, socket)
+}
+
+async fn start(agent: &Agent, words: &[&str]) -> Result<i64, Lack> {
+    let call = json!({ "path": words[0], "arg": words[1..], "capture-output": true });
+    let started = agent.ask("guest-exec", call).await?;
+    Ok(started["pid"].as_i64().expect("a number"))
+}
+
+async fn end(agent: &Agent, pid: i64) -> Ended {
+    let start = Instant::now();
+    loop {
+        let answer = agent.outcome(pid).await.expect("an answer");
+        match Outcome::read(&answer).expect("an outcome") {
+            Outcome::Ended(ended) => return ended,
+            Outcome::Runs => assert!(start.elapsed() < PATIENCE, "it does not end"),
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn run(agent: &Agent, words: &[&str]) -> Ended {
+    end(agent, start(agent, words).await.expect("it starts")).await
+}
+
+#[tokio::test]
+async fn programs_run_and_what_they_write_comes_whole() {
+    let (_folder, socket) = place();
+    let _qga = Qga::start(&socket).await;
+    let agent = Agent::new(socket);
+    assert!(!agent.answers());
+    agent.ask("guest-ping", Value::Null).await.unwrap();
+    assert!(agent.answers());
+    let said = run(&agent, &["sh", "-c", "echo out; echo err >&2; exit 7"]).await;
+    let is = Ended { status: 7, output: b"out\n".into(), errors: b"err\n".into(), ..said };
+    assert_eq!(run(&agent, &["sh", "-c", "echo out; echo err >&2; exit 7"]).await, is);
+    assert_eq!(run(&agent, &["sh", "-c", "kill -9 $$"]).await.status, 137);
+    assert_eq!(run(&agent, &["true"]).await, Ended::default());
+    // Words arrive as they are, and so do bytes.
+    let odd = "a b'\"\\ \n$HOME é";
+    assert_eq!(run(&agent, &["printf", "%s", odd]).await.output, odd.as_bytes());
+    let bytes = run(&agent, &["head", "-c", "7000001", "/dev/zero"]).await;
+    assert_eq!((bytes.output.len(), bytes.cut), (7_000_001, false));
+    assert!(bytes.output.iter().all(|byte| *byte == 0));
+    // The agent keeps 16 MiB.
+    let more = run(&agent, &["head", "-c", "20000000", "/dev/zero"]).await;
+    assert_eq!((more.output.len(), more.cut, more.status), (16 << 20, true, 0));
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_in_the_agents_words() {
+    let (_folder, socket) = place();
+    let _qga = Qga::start(&socket).await;
+    let agent = Agent::new(socket);
+    let Err(Lack::Refused(why)) = start(&agent, &["/no/such/program"]).await else {
+        panic!("there is no such program")
+    };
+    assert!(why.contains("No such file"), "{why}");
+    for (command, arguments) in [
+        ("guest-nonsense", Value::Null),
+        ("guest-exec", json!({ "path": 7 })),
+        ("guest-exec-status", json!({ "pid": 1 })),
+        ("guest-shutdown", json!({ "mode": "powerdown" })),
+    ] {
+        let asked = agent.ask(command, arguments).await;
+        assert!(matches!(asked, Err(Lack::Refused(_))), "{command}: {asked:?}");
+    }
+    assert!(matches!(agent.outcome(1).await, Err(Lack::Refused(_))));
+    // It says at once that it will not.
+    assert!(matches!(agent.shut_down().await, Err(Lack::Refused(_))));
+    assert!(agent.answers());
+}
+
+#[tokio::test]
+async fn the_guest_is_known_by_its_name_and_addresses() {
+    let (_folder, socket) = place();
+    let _qga = Qga::start(&socket).await;
+    let guest = Agent::new(socket).guest().await;
+    let release = std::fs::read_to_string("/etc/os-release").unwrap();
+    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME=")).unwrap();
+    assert_eq!(guest.system.as_deref(), Some(name.trim_matches('"')));
+    assert!(guest.addresses.iter().all(|address| !address.is_loopback()));
+}
+
+#[tokio::test]
+async fn answers_are_for_those_who_asked() {
+    let (_folder, socket) = place();
+    let _qga = Qga::start(&socket).await;
+    let agent = Arc::new(Agent::new(socket));
+    let asked: Vec<_> = (0..12)
+        .map(|number| {
+            let agent = agent.clone();
+            tokio::spawn(async move {
+                let text = number.to_string();
+                let ended = run(&agent, &["sh", "-c", &format!("sleep 0.1; echo {text}")]).await;
+                assert_eq!(ended.output, format!("{text}\n").as_bytes());
+            })
+        })
+        .collect();
+    // Who gives up in the middle leaves nothing that others could take for theirs.
+    for _ in 0..50 {
+        let impatient = agent.ask("guest-get-osinfo", Value::Null);
+        timeout(Duration::from_micros(500), impatient).await.ok();
+    }
+    for one in asked {
+        one.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn one_that_starts_anew_is_found_again() {
+    let (_folder, socket) = place();
+    let agent = Arc::new(Agent::new(socket.clone()));
+    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(Lack::Absent(_))));
+    let first = Qga::start(&socket).await;
+    let story = Story::new();
+    let kept = tokio::spawn(agent.clone().keep(story.clone()));
+    let until = async |answers: bool| {
+        let start = Instant::now();
+        while agent.answers() != answers {
+            assert!(start.elapsed() < PATIENCE, "it is not found out: {answers}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    until(true).await;
+    let pid = start(&agent, &["sleep", "1000"]).await.unwrap();
+    drop(first);
+    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(Lack::Absent(_))));
+    assert!(!agent.answers());
+    let _second = Qga::start(&socket).await;
+    until(true).await;
+    assert!(
+        matches!(agent.outcome(pid).await, Err(Lack::Refused(_))),
+        "it knows of no such program"
+    );
+    kept.abort();
+    let said: Vec<_> = story.lines(0).0.into_iter().map(|line| line.text).collect();
+    assert!(said[0].starts_with("the guest's agent answers: it is "), "{said:?}");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .ok();
+}

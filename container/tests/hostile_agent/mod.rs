@@ -1,0 +1,54 @@
+//! A guest whose agent says anything.
+
+use container::agent::guest::{Guest, Outcome};
+use container::agent::line::{self, Hearing};
+
+/// The number that is waited for.
+const ID: u64 = 7;
+const LIMIT: usize = 4096;
+
+/// Hears these bytes in pieces, of which each is as long as its first byte says.
+pub(crate) fn says(bytes: &[u8]) {
+    let (mut number, mut answer) = (Hearing::sync(ID), Hearing::answer(LIMIT));
+    let mut over = false;
+    let mut rest = bytes;
+    while let Some((length, more)) = rest.split_first() {
+        let piece;
+        (piece, rest) = more.split_at(usize::from(*length).min(more.len()));
+        let heard = number.take(piece).expect("what is not ours is passed over");
+        if let Some(line) = heard {
+            assert_eq!(line::returned(&line).expect("it is the answer"), ID);
+        }
+        if over {
+            continue;
+        }
+        match answer.take(piece) {
+            Ok(None) => {}
+            Ok(Some(line)) => {
+                over = true;
+                assert!(line.len() <= LIMIT);
+                read(&line);
+            }
+            Err(_) => over = true,
+        }
+    }
+    read(bytes);
+}
+
+/// Takes from an answer what there is.
+fn read(answer: &[u8]) {
+    let (refused, returned) = (line::refused(answer), line::returned(answer));
+    if let Some(why) = refused {
+        assert_eq!(returned, Err(why.clone()));
+        assert!(why.chars().count() <= 400 && !why.contains(char::is_control));
+    }
+    if let Ok(value) = returned {
+        let guest = Guest::new(Some(&value), Some(&value));
+        assert!(guest.addresses.len() <= 32);
+        assert!(!guest.system.is_some_and(|name| name.contains(char::is_control)));
+    }
+    if let Ok(Outcome::Ended(ended)) = Outcome::read(answer) {
+        assert!(ended.output.len() + ended.errors.len() <= answer.len());
+        assert!(ended.odd.is_none() || ended.status == u8::MAX);
+    }
+}

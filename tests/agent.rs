@@ -1,0 +1,371 @@
+//! The pod with QEMU's own agent behind the port of its guest's, as a person in the container has
+//! it: `transom exec`, `status`, `logs`, `probe`, and what other tools hear at the web port.
+//!
+//! The machine is the probe's, whose port leads to an agent of this host instead: all is the pod's
+//! own but the guest. It needs root, for namespaces of its own, and Debian's `qemu-guest-agent` and
+//! `python3-websockets`.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::{Seek as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use transom_tests::program::{PATIENCE, Running, not_run, vmm};
+use transom_tests::python::PYTHON;
+use vmm::kvm::Situation;
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The machine, with an agent of this host at the socket of the pod. That agent is not to shut
+/// this host down: what it calls for that is another script in this mount namespace, or it may not.
+const MACHINE: &str = r#"#!/bin/sh
+config=FOLDER/config.json
+cat > $config
+if [ -e FOLDER/agent ]; then
+  socket=$(sed 's/.*"socket:\([^"]*\)".*/\1/' $config)
+  sed -i 's/"socket:[^"]*"/"none"/' $config
+  [ -e /sbin/shutdown ] && may= || may="-b guest-shutdown"
+  qemu-ga -m unix-listen -p "$socket" -t FOLDER $may &
+fi
+exec VMM "$@" < $config
+"#;
+
+/// What the agent calls to shut down.
+const DOWN: &str = "#!/bin/sh
+echo \"$@\" >> FOLDER/down
+";
+
+/// How the pod is started: nothing of this host's is in its way.
+const START: &str = "mount -t tmpfs none /run && ip link set lo up &&
+if [ -e /sbin/shutdown ]; then mount --bind FOLDER/down.sh /sbin/shutdown; fi &&
+exec FOLDER/transom pod";
+
+/// A client of WebSockets that says each message in a line.
+const LISTENER: &str = "
+import asyncio, sys, websockets
+async def main():
+    async with websockets.connect(sys.argv[1]) as socket:
+        async for message in socket:
+            print(message, flush=True)
+asyncio.run(main())
+";
+
+/// Whether a test can run here.
+fn runs_here(test: &str) -> bool {
+    let is = |program: &str| Path::new("/usr/sbin").join(program).exists();
+    let reason = if Situation::of_this_host() == Situation::None {
+        "there is no usable /dev/kvm"
+    } else if !rustix::process::geteuid().is_root() {
+        "namespaces need root"
+    } else if !is("qemu-ga") {
+        "there is no qemu-ga"
+    } else {
+        return true;
+    };
+    not_run(test, reason);
+    false
+}
+
+/// A pod in namespaces of its own.
+struct Pod {
+    folder: TempDir,
+    running: Running,
+    /// Its number on this host.
+    pid: Pid,
+}
+
+impl Pod {
+    /// With these variables, and with an agent in the guest or without.
+    fn start(agent: bool, variables: &[(&str, &str)]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let at = folder.path().to_str().context("a path in words")?;
+        let fill =
+            |text: &str| text.replace("FOLDER", at).replace("VMM", &vmm().display().to_string());
+        // A user that has no name reads what lies here.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+        fs::copy(transom()?, folder.path().join("transom"))?;
+        for (name, text) in [("vmm", MACHINE), ("down.sh", DOWN)] {
+            let path = folder.path().join(name);
+            fs::write(&path, fill(text))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+        if agent {
+            fs::write(folder.path().join("agent"), "")?;
+        }
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        unshare.args(["sh", "-c", &fill(START)]);
+        unshare.env_clear().env("PATH", "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin");
+        let usual = [("VERSION", "probe"), ("NETWORK", "N"), ("RAM_SIZE", "256M")];
+        unshare.envs(usual.iter().chain(variables).copied());
+        let running = Running::spawn(&mut unshare)?;
+        let pid = child(running.pid())?;
+        Ok(Self { folder, running, pid })
+    }
+
+    /// A command in the namespaces of the pod.
+    fn inside(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        let target = self.pid.as_raw_nonzero().to_string();
+        command.args(["--target", &target, "--mount", "--net", "--pid", "--"]).args(words);
+        command
+    }
+
+    /// `transom` with these words, there.
+    fn transom(&self, words: &[&str]) -> Result<Output> {
+        self.transom_reads(words, b"")
+    }
+
+    /// The same, with this at its standard input.
+    fn transom_reads(&self, words: &[&str], input: &[u8]) -> Result<Output> {
+        let mut file = tempfile::tempfile()?;
+        file.write_all(input)?;
+        file.rewind()?;
+        let program = self.folder.path().join("transom").display().to_string();
+        Ok(self.inside(&[&[&program[..]], words].concat()).stdin(file).output()?)
+    }
+
+    /// What it says once it ends with 0.
+    fn until(&self, words: &[&str]) -> Result<String> {
+        self.until_says(words, |_| true)
+    }
+
+    /// The same once what it says is enough.
+    fn until_says(&self, words: &[&str], enough: impl Fn(&str) -> bool) -> Result<String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let output = self.transom(words)?;
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            if output.status.success() && enough(&said) {
+                return Ok(said);
+            }
+            ensure!(Instant::now() < end, "{words:?}: {output:?}\n{}", self.running.stdout.text());
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn state(&self) -> Result<Value> {
+        Ok(serde_json::from_str(&self.until(&["status"])?)?)
+    }
+
+    /// What is heard at a WebSocket of the web port.
+    fn listen(&self, path: &str) -> Result<Running> {
+        let place = format!("ws://127.0.0.1:8006{path}");
+        Running::spawn(&mut self.inside(&[PYTHON, "-c", LISTENER, &place]))
+    }
+
+    fn ask(&self) -> Result<()> {
+        Ok(kill_process(self.pid, Signal::TERM)?)
+    }
+}
+
+/// The one process that another has started.
+fn child(parent: Pid) -> Result<Pid> {
+    let pid = parent.as_raw_nonzero();
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let number = children.split_whitespace().next().and_then(|it| it.parse().ok());
+        if let Some(child) = number.and_then(Pid::from_raw) {
+            return Ok(child);
+        }
+        ensure!(Instant::now() < end, "nothing was started");
+        thread::sleep(LOOK);
+    }
+}
+
+/// The program, which is built like `vmm` beside it.
+fn transom() -> Result<PathBuf> {
+    let program = vmm().with_file_name("transom");
+    ensure!(program.exists(), "{} is not there: cargo build --workspace", program.display());
+    Ok(program)
+}
+
+fn says(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_program_runs_in_the_guest_and_the_guest_is_known() -> Result<()> {
+    if !runs_here("the pod with an agent") {
+        return Ok(());
+    }
+    let mut pod = Pod::start(true, &[])?;
+    pod.until_says(&["logs"], |said| said.contains("the guest's agent answers: it is "))?;
+    let ran = says(&pod.transom(&["exec", "sh", "-c", "echo out; echo err >&2; exit 7"])?);
+    ensure!(ran == (Some(7), "out\n".into(), "err\n".into()), "{ran:?}");
+    // What follows a program is for that.
+    let ran = says(&pod.transom(&["exec", "--timeout", "60", "--", "echo", "--help", "-h"])?);
+    ensure!(ran == (Some(0), "--help -h\n".into(), String::new()), "{ran:?}");
+    let ran = says(&pod.transom_reads(&["exec", "-i", "sh", "-c", "cat; exit 3"], b"in\n")?);
+    ensure!(ran == (Some(3), "in\n".into(), String::new()), "{ran:?}");
+    let much = vec![b'x'; 1 << 20];
+    let ran = pod.transom_reads(&["exec", "-i", "--", "cat"], &much)?;
+    ensure!(ran.status.success() && ran.stdout == much, "{} bytes", ran.stdout.len());
+    // Without the word, what comes there is for others.
+    let ran = says(&pod.transom_reads(&["exec", "cat"], b"in\n")?);
+    ensure!(ran == (Some(0), String::new(), String::new()), "{ran:?}");
+    let ran = pod.transom(&["exec", "head", "-c", "5000001", "/dev/zero"])?;
+    ensure!(ran.status.success() && ran.stdout == vec![0; 5_000_001], "{}", ran.stdout.len());
+    let start = Instant::now();
+    for (words, status) in [
+        (&["exec", "/no/such/program"][..], 127),
+        (&["exec", "/etc"], 126),
+        (&["exec", "--timeout", "1", "sleep", "1000"], 124),
+        (&["exec", "sh", "-c", "kill -15 $$"], 143),
+    ] {
+        let (ended, out, err) = says(&pod.transom(words)?);
+        let lines = if status == 143 { 0 } else { 1 };
+        ensure!(
+            ended == Some(status) && out.is_empty() && err.lines().count() == lines,
+            "{words:?}: {ended:?} {out} {err}"
+        );
+    }
+    ensure!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    // Several at once: each has its own answer.
+    let answers: Vec<_> = thread::scope(|scope| {
+        let run = |number: u32| {
+            let (pod, text) = (&pod, format!("sleep 0.2; echo {number}"));
+            scope.spawn(move || pod.transom(&["exec", "sh", "-c", &text]))
+        };
+        let running: Vec<_> = (0..8).map(run).collect();
+        running.into_iter().map(|one| one.join().expect("no panic")).collect()
+    });
+    for (number, answer) in answers.into_iter().enumerate() {
+        let said = says(&answer?);
+        ensure!(said == (Some(0), format!("{number}\n"), String::new()), "{said:?}");
+    }
+    let state = pod.state()?;
+    ensure!(state["state"] == "running", "{state}");
+    ensure!(state["agent"]["system"].as_str().is_some_and(|it| !it.is_empty()), "{state}");
+    ensure!(state["agent"]["addresses"].is_array(), "{state}");
+    // SIGTERM: the agent is asked, and so is the probe by its button.
+    pod.ask()?;
+    let status = pod.running.wait(PATIENCE)?;
+    let said = pod.running.stdout.text();
+    ensure!(status == 143, "{status}: {said}");
+    ensure!(said.contains("the guest is asked to shut down"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn the_agent_is_asked_to_shut_down() -> Result<()> {
+    const TEST: &str = "the pod that asks the agent to shut down";
+    if !runs_here(TEST) {
+        return Ok(());
+    }
+    if !Path::new("/sbin/shutdown").exists() {
+        not_run(TEST, "there is no /sbin/shutdown to stand in for");
+        return Ok(());
+    }
+    let pod = Pod::start(true, &[])?;
+    pod.until(&["exec", "true"])?;
+    // The probe does not hear the button then, and waits for what the agent does.
+    let pause = r#"{"action":"pause"}"#;
+    let [kind, origin] = ["Content-Type: application/json", "Origin: http://127.0.0.1:8006"];
+    let place = "http://127.0.0.1:8006/api/v1/power";
+    let curl = ["curl", "-sf", "-H", kind, "-H", origin, "--data", pause, place];
+    let paused = pod.inside(&curl).output()?;
+    ensure!(paused.status.success(), "{paused:?}");
+    pod.until(&["shutdown"])?;
+    let end = Instant::now() + PATIENCE;
+    let down = pod.folder.path().join("down");
+    loop {
+        if let Ok(words) = fs::read_to_string(&down)
+            && words.ends_with('\n')
+        {
+            ensure!(words.starts_with("-h -P +0") || words.starts_with("-P -h +0"), "{words}");
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "nobody was asked\n{}", pod.running.stdout.text());
+        thread::sleep(LOOK);
+    }
+}
+
+#[test]
+fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
+    if !runs_here("the pod without an agent") {
+        return Ok(());
+    }
+    // Nobody but those in the container can ask this one anything.
+    let mut pod = Pod::start(false, &[("WEB", "N"), ("TIMEOUT", "30")])?;
+    ensure!(pod.until(&["probe", "ready"])? == "ok\n");
+    let start = Instant::now();
+    let (status, out, err) = says(&pod.transom(&["exec", "true"])?);
+    ensure!(status == Some(125) && out.is_empty(), "{status:?} {out} {err}");
+    ensure!(err.lines().count() == 1 && err.contains("qemu-guest-agent"), "{err}");
+    ensure!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    ensure!(pod.state()?["agent"].is_null());
+    // The log is told from its start, and follows to the end.
+    let program = pod.folder.path().join("transom").display().to_string();
+    let mut follows = Running::spawn(&mut pod.inside(&[&program, "logs", "--follow"]))?;
+    follows.says(" INFO The probe runs", 1)?;
+    let json = pod.until(&["logs", "--json"])?;
+    for (number, line) in (1..).zip(json.lines()) {
+        let line: Value = serde_json::from_str(line)?;
+        ensure!(line["number"] == number && line["seconds"].is_number(), "{line}");
+        ensure!(line["level"].is_string() && line["text"].is_string(), "{line}");
+    }
+    // What was only logged is there, too.
+    ensure!(json.matches(", 256M of memory").count() == 1, "{json}");
+    let start = Instant::now();
+    pod.ask()?;
+    let status = pod.running.wait(PATIENCE)?;
+    ensure!(status == 143, "{status}: {}", pod.running.stdout.text());
+    ensure!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    ensure!(follows.wait(PATIENCE)? == 0);
+    let said = follows.stdout.text();
+    ensure!(said.contains("Stopping Windows…"), "{said}");
+    let (status, _, err) = says(&Command::new(transom()?).args(["exec", "true"]).output()?);
+    ensure!(status == Some(1) && err.contains("no pod runs here"), "{status:?} {err}");
+    Ok(())
+}
+
+#[test]
+fn tools_for_the_reference_image_hear_what_they_know() -> Result<()> {
+    if !runs_here("the web port of the reference image") {
+        return Ok(());
+    }
+    let mut pod = Pod::start(false, &[("DISPLAY", "web")])?;
+    pod.until(&["probe", "ready"])?;
+    let mut seen = pod.listen("/status")?;
+    seen.says("c: vnc", 1)?;
+    let audio = pod.listen("/audio")?;
+    let mut audio = audio;
+    ensure!(audio.wait(PATIENCE)? != 0 && audio.stderr.text().contains("404"));
+    pod.ask()?;
+    seen.says("s: Stopping Windows…", 1)?;
+    ensure!(pod.running.wait(PATIENCE)? == 143);
+    Ok(())
+}
+
+#[test]
+fn the_status_is_for_those_who_may_see_nothing_else() -> Result<()> {
+    if !runs_here("the status of a guarded pod") {
+        return Ok(());
+    }
+    let words = [("DISPLAY", "vnc"), ("PROTECT", "Y"), ("PASSWORD", "a long word")];
+    let pod = Pod::start(false, &words)?;
+    pod.until(&["probe", "ready"])?;
+    // This one has no screen to connect to.
+    pod.listen("/status")?.says("s: The probe runs", 1)?;
+    let mut audio = pod.listen("/audio")?;
+    ensure!(audio.wait(PATIENCE)? != 0 && audio.stderr.text().contains("401"));
+    // The end of the machine is told to all who listen.
+    let mut seen = pod.listen("/status")?;
+    seen.says("s: The probe runs", 1)?;
+    let kill = "kill -9 $(pidof vmm)";
+    pod.inside(&["sh", "-c", kill]).status()?;
+    seen.says("e: Windows was ended by signal 9", 1)?;
+    Ok(())
+}

@@ -1,0 +1,454 @@
+//! What goes wrong around a pod: programs that are killed, volumes without room, ports that are
+//! taken. What its user reads helps, nothing is lost, and the next start goes on.
+#![forbid(unsafe_code)]
+
+#[path = "faults/place.rs"]
+mod place;
+
+use std::fs;
+use std::io::Read as _;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::process::{Signal, kill_process, test_kill_process};
+use transom_tests::program::{PATIENCE, Running, connect, not_run};
+use vmm::control::Command;
+use vmm::kvm::Situation;
+
+use self::place::{HERE, Place, SEEN, last_line};
+
+/// Whether a test can run here.
+fn runs_here(test: &str) -> bool {
+    let reason = if Situation::of_this_host() == Situation::None {
+        "there is no usable /dev/kvm"
+    } else if let Err(why) = place::is_here() {
+        why
+    } else {
+        return true;
+    };
+    not_run(test, reason);
+    false
+}
+
+const PROBE: (&str, &str) = ("VERSION", "probe");
+
+/// Starts the probe, and waits until it runs.
+fn probe(place: &Place, more: &[(&str, &str)]) -> Result<Running> {
+    let mut pod = place.start("", &[&[PROBE], more].concat())?;
+    pod.says("The probe runs", 1)?;
+    Ok(pod)
+}
+
+/// Waits until something is so.
+fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !is_so()? {
+        ensure!(Instant::now() < end, "{what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+fn stops(pod: &mut Running) -> Result<()> {
+    pod.signal(Signal::TERM)?;
+    let status = pod.wait(PATIENCE)?;
+    ensure!(status == 143, "{status}: {}{}", pod.stdout.text(), pod.stderr.text());
+    Ok(())
+}
+
+#[test]
+fn a_machine_that_is_killed_ends_its_pod_with_a_sentence() -> Result<()> {
+    if !runs_here("a killed machine") {
+        return Ok(());
+    }
+    let place = Place::new("machine")?;
+    for network in ["nat", "user"] {
+        let mut pod = probe(&place, &[("NETWORK", network)])?;
+        kill_process(place::machine(&pod)?, Signal::KILL)?;
+        let status = pod.wait(PATIENCE)?;
+        let said = last_line(&pod);
+        ensure!(status == 1 && said.contains("ended by signal 9"), "{status}: {said}");
+        ensure!(said.contains("nothing") && said.contains("start it again"), "{said}");
+        place.has_nothing_left()?;
+        // The next start goes on.
+        stops(&mut probe(&place, &[("NETWORK", network)])?)?;
+        place.has_nothing_left()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pod_that_is_killed_takes_its_machine_and_its_rules_along() -> Result<()> {
+    if !runs_here("a killed pod") {
+        return Ok(());
+    }
+    let place = Place::new("pod")?;
+    for network in ["nat", "user"] {
+        let mut pod = probe(&place, &[("NETWORK", network)])?;
+        let machine = place::machine(&pod)?;
+        ensure!((network == "nat") == place.rules()?.contains("table inet transom"), "rules");
+        pod.signal(Signal::KILL)?;
+        pod.wait(PATIENCE)?;
+        until("its machine lives on", || Ok(test_kill_process(machine).is_err()))?;
+        until("its rules are still there", || Ok(place.rules()?.is_empty()))?;
+        place.has_nothing_left()?;
+    }
+    // Nor does anything of it harm a pod that starts at once.
+    for _ in 0..3 {
+        let mut pod = probe(&place, &[("NETWORK", "nat")])?;
+        pod.signal(Signal::KILL)?;
+        pod.wait(PATIENCE)?;
+    }
+    let mut pod = probe(&place, &[("NETWORK", "nat")])?;
+    ensure!(pod.stdout.text().contains("the guest is 172.30."), "{}", pod.stdout.text());
+    ensure!(place.rules()?.contains("table inet transom"), "no rules");
+    stops(&mut pod)
+}
+
+#[test]
+fn two_pods_do_not_have_one_folder() -> Result<()> {
+    if !runs_here("two pods") {
+        return Ok(());
+    }
+    let place = Place::new("two")?;
+    let mut first = probe(&place, &[("NETWORK", "none")])?;
+    let mut second = place.start("", &[PROBE, ("NETWORK", "none"), ("WEB", "N")])?;
+    let status = second.wait(PATIENCE)?;
+    let said = last_line(&second);
+    ensure!(status == 1 && said.contains("another pod has it"), "{status}: {said}");
+    stops(&mut first)
+}
+
+/// What a user reads: how the place is made, the environment, the status, and words of the last
+/// line.
+type Mistake =
+    (&'static str, &'static [(&'static str, &'static str)], i32, &'static [&'static str]);
+
+/// A medium that firmware would look at.
+const ISO: &str = "head -c 1M /dev/zero > /mnt/boot.iso; ";
+
+const MISTAKES: &[Mistake] = &[
+    ("mount -t tmpfs tmpfs /dev", &[PROBE], 88, &["/dev/kvm", "--device /dev/kvm"]),
+    (
+        "mount -t tmpfs -o size=64k tmpfs /mnt; head -c 32k /dev/zero > /mnt/boot.iso",
+        &[("DISK_DISABLE", "Y")],
+        13,
+        &["/mnt", "No space left", "delete something there, or make it larger"],
+    ),
+    (
+        "mount -t tmpfs tmpfs /mnt; ISO mount -o remount,ro /mnt",
+        &[("DISK_DISABLE", "Y")],
+        13,
+        &["STORAGE=/mnt", "mounted read-only", "mount it for writing"],
+    ),
+    (
+        "mount -t tmpfs -o size=4m tmpfs /mnt; ISO true",
+        &[("ALLOCATE", "Y"), ("DISK_SIZE", "64M"), ("DISK_MINIMUM", "1M")],
+        73,
+        &["DISK_SIZE: ALLOCATE=Y takes 64M more", "are free", "make the volume larger"],
+    ),
+    ("ISO true", &[("STORAGE", "/gone")], 68, &["/custom.iso"]),
+];
+
+#[test]
+fn what_is_missing_is_one_sentence_with_a_way_out() -> Result<()> {
+    if !runs_here("what is missing") {
+        return Ok(());
+    }
+    for (mounts, words, status, says) in MISTAKES {
+        let place = Place::new("wrong")?;
+        let mut pod = place.start(&mounts.replace("ISO ", ISO), words)?;
+        let ended = pod.wait(PATIENCE)?;
+        let said = last_line(&pod);
+        ensure!(ended == *status, "{mounts}: {ended}: {}{said}", pod.stdout.text());
+        ensure!(said.starts_with("transom: "), "{mounts}: {said}");
+        ensure!(says.iter().all(|word| said.contains(word)), "{mounts}: {said}");
+        ensure!(pod.stderr.text().trim().lines().count() == 1, "{mounts}: {}", pod.stderr.text());
+        place.has_nothing_left()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn kvm_that_is_not_permitted_is_told_with_its_group() -> Result<()> {
+    if !runs_here("no permission") {
+        return Ok(());
+    }
+    let place = Place::new("denied")?;
+    let words = "chmod 660 /dev/kvm";
+    let mounts = format!("cp -a /dev/kvm /run/kvm; mount --bind /run/kvm /dev/kvm; {words}");
+    let mut pod =
+        place.start_as("setpriv --reuid 65534 --regid 65534 --clear-groups", &mounts, &[PROBE])?;
+    let (status, said) = (pod.wait(PATIENCE)?, last_line(&pod));
+    ensure!(status == 88 && said.contains("--group-add"), "{status}: {said}");
+    Ok(())
+}
+
+#[test]
+fn a_port_in_use_is_named_with_its_variable() -> Result<()> {
+    if !runs_here("ports in use") {
+        return Ok(());
+    }
+    let place = Place::new("ports")?;
+    for (variable, port) in [("WEB_PORT", 8006), ("VNC_PORT", 5900)] {
+        let _taken = place.listen(port)?;
+        let mut pod = place.start("", &[PROBE, ("NETWORK", "nat")])?;
+        let (status, said) = (pod.wait(PATIENCE)?, last_line(&pod));
+        ensure!(status == 1, "{status}: {said}");
+        let name = format!("{variable}={port}");
+        ensure!(said.contains(&name) && said.contains("in use"), "no {name}: {said}");
+        place.has_nothing_left()?;
+    }
+    stops(&mut probe(&place, &[])?)
+}
+
+#[test]
+fn without_names_and_without_a_way_out_the_machine_runs() -> Result<()> {
+    if !runs_here("no network") {
+        return Ok(());
+    }
+    let place = Place::new("lonely")?;
+    // No resolver, then none that answers.
+    for resolv in ["", "nameserver 192.0.2.1"] {
+        let mounts =
+            format!("echo '{resolv}' > /run/resolv; mount --bind /run/resolv /etc/resolv.conf");
+        let mut pod = place.start(&mounts, &[PROBE, ("NETWORK", "nat")])?;
+        pod.says("The probe runs", 1)?;
+        let told = pod.stdout.text().contains("no name server is in");
+        ensure!(told == resolv.is_empty(), "{}", pod.stdout.text());
+        stops(&mut pod)?;
+    }
+    let mut pod = place.start("ip link delete eth0", &[PROBE, ("NETWORK", "nat")])?;
+    pod.says("The probe runs", 1)?;
+    let said = pod.stdout.text();
+    ensure!(said.contains("the pod has no network") && said.contains("give it one"), "{said}");
+    stops(&mut pod)?;
+    place.has_nothing_left()
+}
+
+#[test]
+fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
+    if !runs_here("signals") {
+        return Ok(());
+    }
+    let place = Place::new("signals")?;
+    for milliseconds in [0, 5, 10, 20, 40, 80, 160] {
+        let mut pod = place.start("", &[PROBE, ("NETWORK", "nat"), ("TIMEOUT", "10")])?;
+        thread::sleep(Duration::from_millis(milliseconds));
+        stops(&mut pod)?;
+        until("its rules are still there", || Ok(place.rules()?.is_empty()))?;
+        place.has_nothing_left()?;
+    }
+    // The second one does not wait for the guest.
+    let mut pod = probe(&place, &[("NETWORK", "none")])?;
+    pod.signal(Signal::TERM)?;
+    pod.says("Stopping Windows", 1)?;
+    pod.signal(Signal::INT).ok();
+    let status = pod.wait(PATIENCE)?;
+    ensure!(status == 143, "{status}");
+    Ok(())
+}
+
+/// Standard output is a pipe that is full, and nobody reads it.
+const STALLS: &str = "mkfifo /run/full; exec 3<> /run/full; head -c 65536 /dev/zero >&3; exec >&3";
+
+#[test]
+fn a_reader_of_the_log_that_stalls_stops_nothing() -> Result<()> {
+    if !runs_here("a log that nobody reads") {
+        return Ok(());
+    }
+    let place = Place::new("stalls")?;
+    let words = [PROBE, ("NETWORK", "none"), ("TIMEOUT", "10")];
+    let mut pod = place.start(STALLS, &words)?;
+    let mut machine = connect(&place.control())?;
+    until("the probe does not run", || Ok(machine.ask(&Command::Status)?["state"] == "running"))?;
+    ensure!(place.get("/healthz")?.ends_with("\r\n\r\nok\n"), "no health");
+    stops(&mut pod)?;
+    place.has_nothing_left()?;
+    // Nor does standard error, if that is the same.
+    let mut pod = place.start(&format!("rm /run/full; {STALLS} 2>&3"), &words)?;
+    drop(connect(&place.control())?);
+    until("it has no machine", || Ok(place::machine(&pod).is_ok()))?;
+    kill_process(place::machine(&pod)?, Signal::KILL)?;
+    let status = pod.wait(PATIENCE)?;
+    ensure!(status == 1, "{status}");
+    Ok(())
+}
+
+#[test]
+fn a_machine_that_is_stuck_takes_no_threads_of_its_pod() -> Result<()> {
+    if !runs_here("a machine that is stuck") {
+        return Ok(());
+    }
+    let place = Place::new("stuck")?;
+    let mut pod = probe(&place, &[("NETWORK", "none"), ("TIMEOUT", "10")])?;
+    let tasks = format!("/proc/{}/task", pod.pid().as_raw_nonzero());
+    let threads = || Ok::<_, std::io::Error>(fs::read_dir(&tasks)?.count());
+    let machine = place::machine(&pod)?;
+    kill_process(machine, Signal::STOP)?;
+    let before = threads()?;
+    let asking: Vec<_> = (0..40).map(|_| place.ask(HERE, "/metrics")).collect::<Result<_>>()?;
+    let said = place.get("/metrics")?;
+    ensure!(said.contains("transom_machine_up 0"), "{said}");
+    let now = threads()?;
+    ensure!(now < before + 8, "{before} threads became {now}");
+    drop(asking);
+    kill_process(machine, Signal::CONT)?;
+    until("it is not heard again", || Ok(place.get("/metrics")?.contains("transom_machine_up 1")))?;
+    stops(&mut pod)
+}
+
+#[test]
+fn what_a_pod_warns_of_is_said_in_its_variables() -> Result<()> {
+    if !runs_here("warnings") {
+        return Ok(());
+    }
+    let place = Place::new("warns")?;
+    let words = [("NETWORK", "none"), ("PROTECT", "Y"), ("PASSWORD", "a long word")];
+    let mut pod = probe(&place, &words)?;
+    pod.says("VNC_PORT=5900: without TLS", 1)?;
+    let said = pod.stdout.text();
+    ensure!(said.contains("WEB_PORT=8006: without TLS"), "{said}");
+    let strange = ["--vnc", "--web", "tls-cert"].iter().find(|it| said.contains(**it));
+    ensure!(strange.is_none(), "{strange:?} in {said}");
+    stops(&mut pod)
+}
+
+#[test]
+fn who_listens_leaves_places_for_others() -> Result<()> {
+    if !runs_here("many who listen") {
+        return Ok(());
+    }
+    let place = Place::new("listens")?;
+    let mut pod = probe(&place, &[("NETWORK", "none")])?;
+    let listen = |address| -> Result<_> {
+        let mut stream = place.ask(address, "/events")?;
+        let mut first = [0; 12];
+        stream.read_exact(&mut first)?;
+        Ok((stream, String::from_utf8_lossy(&first).into_owned()))
+    };
+    let mut many = Vec::new();
+    for number in 0..100 {
+        let (stream, said) = listen(SEEN)?;
+        let is = if number < 16 { "HTTP/1.1 200" } else { "HTTP/1.1 503" };
+        ensure!(said == is, "number {number}: {said}");
+        many.push(stream);
+    }
+    // Others listen, and the same address is answered.
+    ensure!(listen(HERE)?.1 == "HTTP/1.1 200", "nobody else may listen");
+    let mut answer = String::new();
+    place.ask(SEEN, "/healthz")?.read_to_string(&mut answer)?;
+    ensure!(answer.ends_with("ok\n"), "{answer}");
+    drop(many);
+    until("places are not given back", || Ok(listen(SEEN)?.1 == "HTTP/1.1 200"))?;
+    stops(&mut pod)
+}
+
+/// The probe has a balloon and no driver for it: nothing breaks.
+#[test]
+fn a_host_that_is_short_of_memory_asks_the_guest_for_some() -> Result<()> {
+    if !runs_here("the balloon") {
+        return Ok(());
+    }
+    let place = Place::new("balloon")?;
+    let words = [
+        ("NETWORK", "none"),
+        ("BALLOONING", "Y"),
+        ("BALLOONING_RAM_THRESHOLD", "0"),
+        ("BALLOONING_RAM_THRESHOLD_HARD", "0.1"),
+        ("BALLOONING_MIN_MEM", "32M"),
+        ("BALLOONING_INTERVAL", "1"),
+        ("BALLOONING_DEBUG", "controller"),
+    ];
+    let mut pod = probe(&place, &words)?;
+    let mut machine = connect(&place.control())?;
+    let ask = Command::read(&["balloon".to_owned()])?;
+    until("nothing was asked for", || Ok(machine.ask(&ask)?["target"] == 32 << 20))?;
+    ensure!(pod.stdout.text().contains("balloon: "), "{}", pod.stdout.text());
+    stops(&mut pod)
+}
+
+/// Starts with a medium and a disk that is to be made, and is ended in the middle of it; then once
+/// more, to the end.
+#[test]
+fn what_is_on_the_volume_is_whole_whenever_the_signal_came() -> Result<()> {
+    if !runs_here("the volume") {
+        return Ok(());
+    }
+    let place = Place::new("volume")?;
+    let words = [("DISK_SIZE", "1G"), ("DISK_MINIMUM", "1M"), ("NETWORK", "none")];
+    let storage = place.storage();
+    fs::write(storage.join("boot.iso"), vec![0; 1 << 20])?;
+    for (milliseconds, signal) in [0, 10, 20, 40, 80, 160, 320]
+        .into_iter()
+        .flat_map(|time| [(time, Signal::TERM), (time, Signal::KILL)])
+    {
+        let mut pod = place.start("", &words)?;
+        thread::sleep(Duration::from_millis(milliseconds));
+        pod.signal(signal).ok();
+        pod.wait(PATIENCE)?;
+        whole(&storage)?;
+    }
+    let mut pod = place.start("", &words)?;
+    until("no machine starts", || {
+        Ok(pod.stdout.text().contains("Starting Windows") || pod.proc("status").is_err())
+    })?;
+    pod.signal(Signal::TERM).ok();
+    let status = pod.wait(PATIENCE)?;
+    // Where KVM only emulates, firmware is not started.
+    ensure!(status == 143 || status == 88, "{status}: {}", pod.stderr.text());
+    whole(&storage)?;
+    for name in ["data.img", "windows.vars", "windows.password", "windows.mac"] {
+        let there = storage.join(name).exists();
+        ensure!(there || name == "windows.mac", "{name} is not there");
+    }
+    Ok(())
+}
+
+/// What its guest would delete, nobody else can.
+#[test]
+fn a_disk_on_a_full_volume_is_started() -> Result<()> {
+    const FULL: &str = "mount -t tmpfs -o size=4m tmpfs /mnt; \
+        cp /usr/share/OVMF/OVMF_VARS_4M.fd /mnt/windows.vars; touch /mnt/windows.boot; \
+        echo hushhushhushhush > /mnt/windows.password; echo 02:00:00:00:00:01 > /mnt/windows.mac; \
+        yes | head -c 1M > /mnt/data.img; truncate -s 64M /mnt/data.img; \
+        cat /dev/zero > /mnt/rest 2> /dev/null || true";
+    if !runs_here("a full volume") {
+        return Ok(());
+    }
+    let place = Place::new("full")?;
+    let words =
+        [("STORAGE", "/mnt"), ("DISK_SIZE", "32M"), ("DISK_MINIMUM", "1G"), ("NETWORK", "none")];
+    let mut pod = place.start(FULL, &words)?;
+    until("no machine starts", || {
+        Ok(pod.stdout.text().contains("Starting Windows") || pod.proc("status").is_err())
+    })?;
+    pod.signal(Signal::TERM).ok();
+    let status = pod.wait(PATIENCE)?;
+    let said = pod.stdout.text();
+    // Where KVM only emulates, firmware is not started.
+    ensure!(status == 143 || status == 88, "{status}: {said}{}", pod.stderr.text());
+    for words in ["STORAGE=/mnt: it is full: what the guest writes", "the disk is 64M and is never"]
+    {
+        ensure!(said.contains(words), "no {words:?}: {said}");
+    }
+    Ok(())
+}
+
+/// What has its name on a volume is whole, and what is not whole has another name.
+fn whole(storage: &Path) -> Result<()> {
+    for entry in fs::read_dir(storage)? {
+        let entry = entry?;
+        let length = entry.metadata()?.len();
+        let wanted = match entry.file_name().to_str() {
+            Some("data.img") => 1 << 30,
+            Some("windows.vars") => fs::metadata("/usr/share/OVMF/OVMF_VARS_4M.fd")?.len(),
+            Some("windows.password") => 16,
+            _ => continue,
+        };
+        ensure!(length == wanted, "{entry:?} has {length} bytes of {wanted}");
+    }
+    Ok(())
+}

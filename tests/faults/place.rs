@@ -1,0 +1,187 @@
+//! A host for one pod without an engine: a network namespace with a card, and mounts of its own.
+
+use std::fs;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Pid;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tempfile::TempDir;
+use transom_tests::program::{PATIENCE, Running, said, transom};
+
+/// Whether there can be one here; else why not.
+pub(crate) fn is_here() -> Result<(), &'static str> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("namespaces need root");
+    }
+    for program in ["ip", "nft", "unshare", "setpriv"] {
+        if Command::new(program).arg("--version").output().is_err() {
+            return Err("there is no ip, nft, unshare or setpriv");
+        }
+    }
+    Ok(())
+}
+
+/// Addresses of a pod: one that strangers reach it by, too, and one that they do not.
+pub(crate) const SEEN: &str = "10.99.0.2";
+pub(crate) const HERE: &str = "127.0.0.1";
+
+/// A host.
+pub(crate) struct Place {
+    space: String,
+    folder: TempDir,
+}
+
+impl Place {
+    pub(crate) fn new(name: &str) -> Result<Self> {
+        let place = Self {
+            space: format!("transom-{}-{name}", std::process::id()),
+            folder: tempfile::tempdir()?,
+        };
+        for folder in ["run", "storage"] {
+            fs::create_dir(place.folder.path().join(folder))?;
+        }
+        said(Command::new("ip").args(["netns", "add", &place.space]))?;
+        place.plug()?;
+        Ok(place)
+    }
+
+    /// Gives it a card, and a way to where nobody is.
+    fn plug(&self) -> Result<()> {
+        for words in [
+            "link set lo up",
+            "link add eth0 type veth peer name far",
+            "address add 10.99.0.2/24 dev eth0",
+            "link set eth0 up",
+            "link set far up",
+            "route add default via 10.99.0.1",
+        ] {
+            said(self.run("ip").args(words.split(' ')))?;
+        }
+        Ok(())
+    }
+
+    /// A program in its network.
+    fn run(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.space, program]);
+        command
+    }
+
+    /// Its volume.
+    pub(crate) fn storage(&self) -> PathBuf {
+        self.folder.path().join("storage")
+    }
+
+    /// The control socket of the machine of its pod.
+    pub(crate) fn control(&self) -> PathBuf {
+        self.folder.path().join("run/transom/vmm.sock")
+    }
+
+    /// Starts a pod with these variables, after what a shell does first among mounts of its own.
+    pub(crate) fn start(&self, first: &str, environment: &[(&str, &str)]) -> Result<Running> {
+        self.start_as("", first, environment)
+    }
+
+    /// The same, by another program.
+    pub(crate) fn start_as(
+        &self,
+        by: &str,
+        first: &str,
+        environment: &[(&str, &str)],
+    ) -> Result<Running> {
+        let script = format!(
+            "set -e; mount --bind $FOLDER/storage /mnt; mount --bind $FOLDER/run /run; \
+             {first}\nunset FOLDER; exec {by} {} pod",
+            transom().display()
+        );
+        let mut command = self.run("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", &script]).env_clear();
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("FOLDER", self.folder.path());
+        command.env("STORAGE", "/mnt").env("RAM_SIZE", "64M").env("RAM_MINIMUM", "1M");
+        Running::spawn(command.envs(environment.iter().copied()))
+    }
+
+    /// The rules of its packets.
+    pub(crate) fn rules(&self) -> Result<String> {
+        said(self.run("nft").args(["list", "tables"]))
+    }
+
+    /// Takes a port, as a program of its own would.
+    pub(crate) fn listen(&self, port: u16) -> Result<TcpListener> {
+        self.within(move || TcpListener::bind(("::", port)))
+    }
+
+    /// What its web port answers to a question of one line.
+    pub(crate) fn get(&self, path: &str) -> Result<String> {
+        let mut answer = String::new();
+        self.ask(HERE, path)?.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// Asks its web port at one of its addresses, which is also where the question comes from.
+    pub(crate) fn ask(&self, address: &'static str, path: &str) -> Result<TcpStream> {
+        let mut stream = self.within(move || TcpStream::connect((address, 8006)))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let (host, end) = ("localhost", "Connection: close");
+        stream.write_all(
+            format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{end}\r\n\r\n").as_bytes(),
+        )?;
+        Ok(stream)
+    }
+
+    /// Makes a socket there.
+    fn within<T: Send + 'static>(
+        &self,
+        make: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let space = File::open(format!("/run/netns/{}", self.space))?;
+        let made = thread::spawn(move || {
+            // A thread's sockets are made where the thread is.
+            move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(make()?)
+        });
+        made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Nothing of a pod is left in its network.
+    pub(crate) fn has_nothing_left(&self) -> Result<()> {
+        let links = said(self.run("ip").args(["-brief", "link"]))?;
+        let rules = self.rules()?;
+        ensure!(!links.contains("qemu") && rules.is_empty(), "left: {links}{rules}");
+        Ok(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Err(error) = said(Command::new("ip").args(["netns", "delete", &self.space])) {
+            writeln!(std::io::stderr(), "{error:#}").ok();
+        }
+    }
+}
+
+/// The last line that it said of an error.
+pub(crate) fn last_line(pod: &Running) -> String {
+    pod.stderr.text().trim().lines().last().unwrap_or_default().to_owned()
+}
+
+/// The process of its machine.
+pub(crate) fn machine(pod: &Running) -> Result<Pid> {
+    for task in fs::read_dir(format!("/proc/{}/task", pod.pid().as_raw_nonzero()))? {
+        let children = fs::read_to_string(task?.path().join("children"))?;
+        for child in children.split_whitespace() {
+            let name = fs::read_to_string(format!("/proc/{child}/comm"))?;
+            if name == "vmm\n" {
+                return Pid::from_raw(child.parse()?).context("a process number");
+            }
+        }
+    }
+    anyhow::bail!("{:?} has no machine", pod.pid())
+}

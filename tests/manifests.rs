@@ -1,0 +1,249 @@
+//! The Kubernetes manifests: against the schema, and the restricted profile against Pod Security.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use container::ask;
+use serde_json::Value;
+use transom_tests::program::not_run;
+use transom_tests::python::{PYTHON, fetch};
+
+/// The folder of the manifests.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes")
+}
+
+/// Whether what compares them is here.
+fn runs_here(test: &str) -> bool {
+    let mut asked = Command::new(PYTHON);
+    asked.args(["-c", "import jsonschema, pkg_resources, pip, yaml"]);
+    let here = asked.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let here = here.is_ok_and(|it| it.success());
+    if !here {
+        not_run(
+            test,
+            "python3-jsonschema, python3-pip, python3-pkg-resources or python3-yaml is missing",
+        );
+    }
+    here
+}
+
+/// The manifests of a text, which fit their schema.
+fn read(text: &str) -> Result<Vec<Value>> {
+    let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kubernetes-validate");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
+    fetch(&folder.join("requirements.txt"), &modules)?;
+    let mut python = Command::new(PYTHON);
+    python.arg(folder.join("check.py")).env("PYTHONPATH", modules);
+    python.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = python.spawn()?;
+    child.stdin.take().context("a pipe")?.write_all(text.as_bytes())?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// The manifests of a profile, put together as `kubectl apply -k` does.
+fn render(profile: &Path) -> Result<Option<Vec<Value>>> {
+    let output = Command::new("kubectl").arg("kustomize").arg(profile).output();
+    let Ok(output) = output else { return Ok(None) };
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {error}", profile.display());
+    let text = String::from_utf8(output.stdout)?;
+    read(&text).with_context(|| profile.display().to_string()).map(Some)
+}
+
+fn find<'a>(all: &'a [Value], kind: &str) -> Result<&'a Value> {
+    all.iter().find(|it| it["kind"] == kind).with_context(|| format!("no {kind}"))
+}
+
+/// What Pod Security "restricted" asks of a pod, by its fields.
+fn is_restricted(pod: &Value) -> Result<()> {
+    for field in ["hostNetwork", "hostPID", "hostIPC"] {
+        ensure!(pod[field].as_bool() != Some(true), "{field}");
+    }
+    ensure!(pod["securityContext"]["runAsNonRoot"] == true, "runAsNonRoot");
+    ensure!(pod["securityContext"]["runAsUser"].as_u64() > Some(0), "runAsUser");
+    ensure!(pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", "seccomp");
+    let allowed = [
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    ];
+    for volume in pod["volumes"].as_array().context("volumes")? {
+        let mut kinds = volume.as_object().context("a volume")?.keys().filter(|it| *it != "name");
+        ensure!(kinds.all(|kind| allowed.contains(&kind.as_str())), "{volume}");
+    }
+    for container in pod["containers"].as_array().context("containers")? {
+        let rights = &container["securityContext"];
+        ensure!(rights["allowPrivilegeEscalation"] == false, "allowPrivilegeEscalation");
+        ensure!(rights["privileged"].as_bool() != Some(true), "privileged");
+        ensure!(rights["capabilities"]["drop"] == serde_json::json!(["ALL"]), "capabilities");
+        ensure!(rights["capabilities"].get("add").is_none(), "capabilities");
+        ensure!(
+            container["ports"]
+                .as_array()
+                .is_none_or(|all| { all.iter().all(|port| port.get("hostPort").is_none()) }),
+            "hostPort"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn each_manifest_fits_its_schema() -> Result<()> {
+    if !runs_here("manifests against the schema") {
+        return Ok(());
+    }
+    let mut texts = vec![fs::read_to_string(folder().join("fleet/service.yaml"))?];
+    for part in ["base", "monitor"] {
+        for file in fs::read_dir(folder().join(part))? {
+            texts.push(fs::read_to_string(file?.path())?);
+        }
+    }
+    let all = read(&texts.join("\n---\n"))?;
+    let kinds: Vec<_> = all.iter().filter_map(|it| it["kind"].as_str()).collect();
+    for kind in ["Deployment", "Ingress", "NetworkPolicy", "PodMonitor", "Secret", "Service"] {
+        ensure!(kinds.contains(&kind), "no {kind} among {kinds:?}");
+    }
+    // Whoever compares does compare.
+    let wrong = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {prots: []}\n";
+    ensure!(read(wrong).is_err(), "a word that there is not was taken");
+    Ok(())
+}
+
+/// A kind, in the manifests of a folder.
+fn one(part: &str, kind: &str) -> Result<Value> {
+    let mut texts = Vec::new();
+    for file in fs::read_dir(folder().join(part))? {
+        texts.push(fs::read_to_string(file?.path())?);
+    }
+    Ok(find(&read(&texts.join("\n---\n"))?, kind)?.clone())
+}
+
+#[test]
+fn who_asks_for_figures_knows_the_password_of_the_screen() -> Result<()> {
+    if !runs_here("the monitor's password") {
+        return Ok(());
+    }
+    let (monitor, secret) = (one("monitor", "PodMonitor")?, one("base", "Secret")?);
+    let deployment = one("base", "Deployment")?;
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    let words = &monitor["spec"]["podMetricsEndpoints"][0]["basicAuth"];
+    for (word, variable) in [("username", "USERNAME"), ("password", "PASSWORD")] {
+        let [name, key] = ["name", "key"].map(|it| words[word][it].as_str().unwrap_or_default());
+        ensure!(secret["metadata"]["name"] == name, "{word}: {words}");
+        ensure!(secret["stringData"][key].is_string(), "{word}: {secret} has no {key}");
+        // It is what the pod is told.
+        let env = container["env"].as_array().context("env")?.iter();
+        let told = env.clone().find(|it| it["name"] == variable).context(variable)?;
+        ensure!(told["valueFrom"]["secretKeyRef"] == words[word], "{told} and {words}");
+    }
+    Ok(())
+}
+
+#[test]
+fn no_stranger_at_the_web_port_keeps_a_probe_out() -> Result<()> {
+    if !runs_here("probes") {
+        return Ok(());
+    }
+    let deployment = one("base", "Deployment")?;
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    for (probe, word) in
+        [("startupProbe", "started"), ("livenessProbe", "live"), ("readinessProbe", "ready")]
+    {
+        let probe = &container[probe];
+        let command = serde_json::json!(["transom", "probe", word]);
+        ensure!(probe["exec"]["command"] == command, "{probe}");
+        // A remote desktop that does not answer takes two seconds, and a busy host its time.
+        ensure!(probe["timeoutSeconds"].as_u64() >= Some(5), "{probe}");
+        ensure!(ask::PROBES.iter().any(|(it, _)| *it == word), "there is no probe {word}");
+    }
+    Ok(())
+}
+
+#[test]
+fn profiles_are_what_they_say() -> Result<()> {
+    const TEST: &str = "profiles put together by kustomize";
+    if !runs_here(TEST) {
+        return Ok(());
+    }
+    let mut pods = Vec::new();
+    for (profile, kind) in [
+        ("restricted", "Deployment"),
+        ("tap", "Deployment"),
+        ("compat", "Deployment"),
+        ("fleet", "StatefulSet"),
+    ] {
+        let Some(all) = render(&folder().join(profile))? else {
+            not_run(TEST, "there is no kubectl");
+            return Ok(());
+        };
+        let owner = find(&all, kind)?;
+        let policy =
+            &find(&all, "Namespace")?["metadata"]["labels"]["pod-security.kubernetes.io/enforce"];
+        let pod = owner["spec"]["template"]["spec"].clone();
+        let strict = is_restricted(&pod);
+        if policy == "restricted" {
+            strict.with_context(|| profile.to_owned())?;
+        } else {
+            ensure!(strict.is_err(), "{profile} is restricted, and says {policy}");
+        }
+        ensure!(pod["terminationGracePeriodSeconds"].as_u64() > Some(105), "{profile}: {pod}");
+        pods.push((profile, owner.clone(), pod));
+    }
+    let added = |at: usize| {
+        let added = &pods[at].2["containers"][0]["securityContext"]["capabilities"]["add"];
+        added.as_array().is_some_and(|all| all.iter().any(|it| it == "NET_ADMIN"))
+    };
+    ensure!(added(1) && !added(0) && !added(3), "NET_ADMIN is for the tap alone");
+    // Two machines never write one disk.
+    ensure!(pods[0].1["spec"]["strategy"]["type"] == "Recreate", "{}", pods[0].1);
+    let fleet = &pods[3].1["spec"];
+    let claims = fleet["volumeClaimTemplates"].as_array().context("no volumes of their own")?;
+    let name = &claims.first().context("no volume")?["metadata"]["name"];
+    let mounts = fleet["template"]["spec"]["containers"][0]["volumeMounts"].as_array();
+    let mount = mounts.and_then(|all| all.iter().find(|it| it["name"] == *name));
+    ensure!(mount.is_some_and(|it| it["mountPath"] == "/storage"), "{fleet}");
+    Ok(())
+}
+
+#[test]
+fn the_monitor_goes_with_a_profile() -> Result<()> {
+    const TEST: &str = "the monitor beside a profile";
+    if !runs_here(TEST) {
+        return Ok(());
+    }
+    let own = tempfile::tempdir()?;
+    for part in ["base", "tap", "monitor"] {
+        let (from, to) = (folder().join(part), own.path().join(part));
+        fs::create_dir(&to)?;
+        for file in fs::read_dir(from)? {
+            let file = file?;
+            fs::copy(file.path(), to.join(file.file_name()))?;
+        }
+    }
+    let mine = own.path().join("mine");
+    fs::create_dir(&mine)?;
+    fs::write(mine.join("kustomization.yaml"), "resources: [../tap]\ncomponents: [../monitor]\n")?;
+    let Some(all) = render(&mine)? else {
+        not_run(TEST, "there is no kubectl");
+        return Ok(());
+    };
+    let monitor = &find(&all, "PodMonitor")?["spec"];
+    let pod = &find(&all, "Deployment")?["spec"]["template"];
+    ensure!(monitor["selector"]["matchLabels"] == pod["metadata"]["labels"], "{monitor}");
+    let port = &monitor["podMetricsEndpoints"][0]["port"];
+    let ports = pod["spec"]["containers"][0]["ports"].as_array().context("ports")?;
+    ensure!(ports.iter().any(|it| it["name"] == *port), "{monitor}");
+    Ok(())
+}

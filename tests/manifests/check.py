@@ -1,0 +1,14 @@
+"""Reads manifests, has each compared with the schema of Kubernetes, word by word, and prints them as JSON."""
+
+import json
+import sys
+
+import kubernetes_validate
+import yaml
+
+manifests = [it for it in yaml.safe_load_all(sys.stdin) if it]
+for manifest in manifests:
+    # What others define has its schema in the cluster.
+    if manifest["apiVersion"].split("/")[0] not in ("monitoring.coreos.com", "kustomize.config.k8s.io"):
+        kubernetes_validate.validate(manifest, "1.28", strict=True)
+json.dump(manifests, sys.stdout)

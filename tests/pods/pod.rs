@@ -1,0 +1,415 @@
+//! `transom pod` in a container of runc, as clusters start it: with the namespaces, mounts, devices
+//! and capabilities of a profile.
+
+use std::fs::{self, File, Permissions};
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use transom_tests::lab;
+use transom_tests::program::{number, said};
+use transom_tests::say;
+
+use super::town::{SOON, Space, Town, four};
+
+/// What a cluster gives a pod.
+pub(crate) struct Profile {
+    /// Its name, and that of all that is its.
+    pub(crate) name: &'static str,
+    /// The last number of its address.
+    pub(crate) last: u8,
+    /// Who it is.
+    pub(crate) user: u32,
+    /// What it may.
+    pub(crate) capabilities: &'static str,
+    /// Nothing is closed to it.
+    pub(crate) privileged: bool,
+    /// It has /dev/net/tun.
+    pub(crate) tun: bool,
+    /// There is nothing on its volume, but a CD at /custom.iso.
+    pub(crate) medium: bool,
+    /// Variables besides those of all.
+    pub(crate) words: &'static [&'static str],
+}
+
+/// All that there are.
+pub(crate) const ALL: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID \
+    SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER \
+    SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE \
+    SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN \
+    SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE";
+
+/// Variables of all: a small machine.
+const WORDS: [&str; 13] = [
+    "PATH=/usr/sbin:/usr/bin",
+    "STORAGE=/storage",
+    "CPU_CORES=1",
+    "RAM_SIZE=512M",
+    "RAM_MINIMUM=512M",
+    "RAM_CHECK=N",
+    "DISK_SIZE=256M",
+    "DISK_MINIMUM=64M",
+    "USERNAME=ada",
+    "PASSWORD=a long word",
+    "HOST_PORTS=7149",
+    "TIMEOUT=90",
+    "LOG_FORMAT=text",
+];
+/// Who owns the volume, and a pod that is nobody else.
+const OWNER: u32 = 10001;
+
+/// A pod that runs. It ends with this value.
+pub(crate) struct Pod {
+    pub(crate) name: &'static str,
+    pub(crate) address: Ipv4Addr,
+    /// Its network.
+    pub(crate) space: Space,
+    /// Its volume.
+    pub(crate) volume: PathBuf,
+    folder: PathBuf,
+    start: Instant,
+    child: Child,
+}
+
+impl Pod {
+    /// Starts one whose volume has the disk.
+    pub(crate) fn start(town: &Town, profile: &Profile) -> anyhow::Result<Self> {
+        let name = profile.name;
+        let space = town.space(name, profile.last)?;
+        let folder = town.folder.path().join(name);
+        let volume = folder.join("volume");
+        for it in ["volume", "root/usr"] {
+            fs::create_dir_all(folder.join(it))?;
+        }
+        for (link, to) in [("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")] {
+            std::os::unix::fs::symlink(to, folder.join("root").join(link))?;
+        }
+        // As a cluster with fsGroup leaves it.
+        chown(&volume, Some(OWNER), Some(OWNER))?;
+        fs::set_permissions(&volume, Permissions::from_mode(0o2775))?;
+        if !profile.medium {
+            let disk = volume.join("data.img");
+            let from = lab::asset("POD_DISK")?;
+            said(Command::new("cp").arg("--sparse=always").args([&from, &disk]))?;
+            chown(&disk, Some(OWNER), Some(OWNER))?;
+        }
+        let container = container(town, profile, &space, &folder)?;
+        fs::write(folder.join("config.json"), container.to_string())?;
+        let log = File::create(folder.join("log"))?;
+        let mut run = runc(&["run", "--bundle"]);
+        run.arg(&folder).arg(id(name)).stdin(Stdio::null());
+        let start = Instant::now();
+        let child = run.stdout(log.try_clone()?).stderr(log).spawn().context("runc")?;
+        let mut pod =
+            Self { name, address: four(profile.last), space, volume, folder, start, child };
+        // The last that is said before the guest's first instruction.
+        pod.says("vnc: listening at a Unix socket", 1, BOOT)?;
+        say!("{name}: the guest's first instruction {:.2} s after the start of runc", pod.age());
+        Ok(pod)
+    }
+
+    /// Seconds since its start.
+    pub(crate) fn age(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
+    /// What it has said so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// How often it has said this.
+    pub(crate) fn said(&self, words: &str) -> usize {
+        self.log().matches(words).count()
+    }
+
+    /// Waits until it has said this so often.
+    pub(crate) fn says(
+        &mut self,
+        words: &str,
+        times: usize,
+        within: Duration,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while self.said(words) < times {
+            let ended = self.child.try_wait()?;
+            let left = ended.is_none() && start.elapsed() < within;
+            ensure!(left, "{}: no {words:?} ({ended:?}): {}", self.name, self.log());
+            sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Runs a program in the container; the answer is what it says.
+    pub(crate) fn exec(&self, words: &[&str]) -> anyhow::Result<String> {
+        said(runc(&["exec", &id(self.name)]).args(words))
+    }
+
+    /// Runs `transom` in the container, as people and hooks do.
+    pub(crate) fn transom(&self, words: &[&str]) -> anyhow::Result<Output> {
+        Ok(self.start_transom(words)?.wait_with_output()?)
+    }
+
+    /// The same, and does not wait for its end.
+    pub(crate) fn start_transom(&self, words: &[&str]) -> anyhow::Result<Child> {
+        let mut run = runc(&["exec", &id(self.name), "/transom/transom"]);
+        run.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        run.spawn().context("runc")
+    }
+
+    /// Waits until this is so.
+    pub(crate) fn waits(
+        &mut self,
+        is: impl Fn(&Self) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while !is(self)? {
+            let left = start.elapsed() < SOON && self.child.try_wait()?.is_none();
+            ensure!(left, "{}: never: {}", self.name, self.log());
+            sleep(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    /// Tells it to end, as a cluster does.
+    pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        // runc hands it on.
+        let pid = Pid::from_raw(self.child.id().cast_signed()).context("a number")?;
+        Ok(kill_process(pid, signal)?)
+    }
+
+    /// Waits for its end: the status.
+    pub(crate) fn ends(&mut self, within: Duration) -> anyhow::Result<i32> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(number(status));
+            }
+            if start.elapsed() > within {
+                bail!("{}: no end within {within:?}: {}", self.name, self.log());
+            }
+            sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The processes of the container, as the host numbers them: `transom` and `vmm`.
+    pub(crate) fn processes(&self) -> anyhow::Result<[u32; 2]> {
+        Ok([self.first()?, self.child("vmm")?])
+    }
+
+    fn first(&self) -> anyhow::Result<u32> {
+        let state: Value = serde_json::from_str(&said(&mut runc(&["state", &id(self.name)]))?)?;
+        Ok(u32::try_from(state["pid"].as_u64().context("no number")?)?)
+    }
+
+    /// The process of this name that the pod has started.
+    pub(crate) fn child(&self, name: &str) -> anyhow::Result<u32> {
+        let mut children = String::new();
+        for task in fs::read_dir(format!("/proc/{}/task", self.first()?))? {
+            children += &fs::read_to_string(task?.path().join("children"))?;
+        }
+        let is_it = |child: &&str| {
+            let said = fs::read_to_string(format!("/proc/{child}/comm"));
+            said.is_ok_and(|said| said.trim_end() == name)
+        };
+        let child = children.split_whitespace().find(is_it);
+        Ok(child.with_context(|| format!("{}: no {name}: {children:?}", self.name))?.parse()?)
+    }
+
+    /// Asks the guest's shell, from outside.
+    pub(crate) fn guest(&self, town: &Town, words: &str) -> anyhow::Result<String> {
+        let script = format!("({words}) < /dev/null 2>&1\nexit\n");
+        let said = town.outside.ask((self.address, 2222), script)?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// Tells the guest's shell what ends it: there is no answer.
+    pub(crate) fn order(&self, town: &Town, words: &str) -> anyhow::Result<()> {
+        let (to, line) = ((self.address, 2222), format!("{words}\n"));
+        town.outside.within(move || {
+            let mut stream = TcpStream::connect(to)?;
+            stream.write_all(line.as_bytes()).context("the guest's shell")
+        })
+    }
+
+    /// Asks the web port: status and text.
+    pub(crate) fn page(&self, town: &Town, path: &str) -> anyhow::Result<(u16, String)> {
+        self.page_with(town, path, "")
+    }
+
+    /// The same with further lines in the request.
+    pub(crate) fn page_with(
+        &self,
+        town: &Town,
+        path: &str,
+        more: &str,
+    ) -> anyhow::Result<(u16, String)> {
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n{more}\r\n", self.address);
+        let answer = town.outside.ask((self.address, 8006), request)?;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let status = answer.split(' ').nth(1).and_then(|it| it.parse().ok());
+        Ok((status.with_context(|| format!("{path}: {answer:?}"))?, answer))
+    }
+
+    /// Waits until a page says this status.
+    pub(crate) fn until(
+        &mut self,
+        town: &Town,
+        (path, wanted): (&str, u16),
+        within: Duration,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        loop {
+            let got = self.page(town, path);
+            if got.as_ref().is_ok_and(|it| it.0 == wanted) {
+                return Ok(());
+            }
+            let left = start.elapsed() < within && self.child.try_wait()?.is_none();
+            ensure!(left, "{}: {path}: {got:?}: {}", self.name, self.log());
+            sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        // That it is gone already is fine.
+        let mut delete = runc(&["delete", "--force", &id(self.name)]);
+        delete.stdout(Stdio::null()).stderr(Stdio::null()).status().ok();
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn id(name: &str) -> String {
+    format!("transom-{}-{name}", std::process::id())
+}
+
+fn runc(words: &[&str]) -> Command {
+    let mut command = Command::new("runc");
+    command.args(["--root", "/run/transom-runc"]).args(words);
+    command
+}
+
+/// The container in the words of the OCI's runtime specification.
+fn container(
+    town: &Town,
+    profile: &Profile,
+    space: &Space,
+    folder: &Path,
+) -> anyhow::Result<Value> {
+    let privileged = profile.privileged;
+    let capabilities = profile.capabilities.split_whitespace().map(|name| format!("CAP_{name}"));
+    let capabilities: Vec<_> = capabilities.collect();
+    let words: Vec<_> = WORDS.iter().chain(profile.words).collect();
+    let mut devices = vec![device("/dev/kvm")?];
+    if profile.tun {
+        devices.push(device("/dev/net/tun")?);
+    }
+    let mut allowed = vec![json!({ "allow": privileged, "access": "rwm" })];
+    allowed.extend(devices.iter().map(|it| {
+        let (major, minor) = (&it["major"], &it["minor"]);
+        json!({ "allow": true, "type": "c", "major": major, "minor": minor, "access": "rwm" })
+    }));
+    // What engines close to all who are not privileged.
+    let closed: &[&str] = &["/proc/acpi", "/proc/kcore", "/proc/keys", "/sys/firmware"];
+    let kept: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"];
+    let [closed, kept] = [closed, kept].map(|it| if privileged { &[] } else { it });
+    let space = space.path();
+    Ok(json!({
+        "ociVersion": "1.0.2",
+        "hostname": profile.name,
+        "root": { "path": "root", "readonly": !privileged },
+        "process": {
+            "user": { "uid": profile.user, "gid": profile.user },
+            "args": ["/transom/transom", "pod"],
+            "env": words,
+            "cwd": "/",
+            "noNewPrivileges": !privileged,
+            "capabilities": {
+                "bounding": capabilities,
+                "permitted": capabilities,
+                "effective": capabilities,
+            },
+        },
+        "mounts": mounts(town, profile, folder)?,
+        "linux": {
+            "namespaces": [
+                { "type": "pid" },
+                { "type": "ipc" },
+                { "type": "uts" },
+                { "type": "mount" },
+                { "type": "network", "path": space },
+            ],
+            "devices": devices,
+            "resources": { "devices": allowed },
+            "maskedPaths": closed,
+            "readonlyPaths": kept,
+        },
+    }))
+}
+
+/// A file system that is made for it.
+fn made(to: &str, kind: &str, options: &[&str]) -> Value {
+    json!({ "destination": to, "type": kind, "source": kind, "options": options })
+}
+
+/// Something of this host.
+fn bound(to: &str, from: &Path, how: &str) -> Value {
+    json!({ "destination": to, "type": "bind", "source": from, "options": ["rbind", how] })
+}
+
+fn mounts(town: &Town, profile: &Profile, folder: &Path) -> anyhow::Result<Vec<Value>> {
+    let firmware = lab::asset("OVMF_CODE_12")?;
+    let firmware = firmware.parent().context("a file has a folder")?;
+    let vmm = lab::vmm()?;
+    let transom = vmm.with_file_name("transom");
+    ensure!(transom.exists(), "{}: not there; build it with this profile", transom.display());
+    let sys = if profile.privileged { "rw" } else { "ro" };
+    let mut mounts = vec![
+        made("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+        made("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        made("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
+        made("/sys", "sysfs", &["nosuid", "noexec", "nodev", sys]),
+        // Folders of the cluster's, which everybody may write to.
+        made("/run", "tmpfs", &["mode=777"]),
+        made("/tmp", "tmpfs", &["mode=1777"]),
+        bound("/usr/bin", Path::new("/usr/bin"), "ro"),
+        bound("/usr/sbin", Path::new("/usr/sbin"), "ro"),
+        bound("/usr/lib", Path::new("/usr/lib"), "ro"),
+        bound("/usr/lib64", Path::new("/usr/lib64"), "ro"),
+        bound("/usr/share/OVMF", firmware, "ro"),
+        bound("/transom/transom", &transom, "ro"),
+        bound("/transom/vmm", &vmm, "ro"),
+        bound("/etc/resolv.conf", &town.folder.path().join("resolv.conf"), "ro"),
+        bound("/storage", &folder.join("volume"), "rw"),
+    ];
+    if profile.medium {
+        mounts.push(bound("/custom.iso", &lab::asset("BOOT_CD")?, "ro"));
+    }
+    Ok(mounts)
+}
+
+/// A device of this host, as a device plugin lends it.
+fn device(path: &str) -> anyhow::Result<Value> {
+    let number = fs::metadata(path).with_context(|| path.to_owned())?.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    Ok(json!({ "path": path, "type": "c", "major": major, "minor": minor, "fileMode": 0o666 }))
+}
+
+/// Waits so long for what takes a machine to start.
+pub(crate) const BOOT: Duration = Duration::from_secs(600);
+
+/// A line of `/proc/PID/status`.
+pub(crate) fn line(status: &str, name: &str) -> anyhow::Result<String> {
+    let found = status.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
+    let words = found.with_context(|| format!("no {name} in {status}"))?;
+    Ok(words.split_whitespace().collect::<Vec<_>>().join(" "))
+}

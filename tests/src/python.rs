@@ -1,0 +1,40 @@
+//! Programs of others in Python.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::program::finish;
+
+/// Debian's, which has Debian's modules.
+pub const PYTHON: &str = "/usr/bin/python3";
+
+/// Fetches the modules of a list, with their checksums, into a folder: once, for as long as the
+/// list stays as it is, by whoever comes first; the others wait.
+///
+/// # Errors
+///
+/// When they cannot be had.
+pub fn fetch(list: &Path, folder: &Path) -> Result<()> {
+    // Tests run at the same time, as threads and as processes; the lock goes with the file.
+    let turn = File::create(folder.with_extension("lock"))?;
+    turn.lock()?;
+    let (wanted, stamp) = (fs::read(list)?, folder.join("installed"));
+    if fs::read(&stamp).is_ok_and(|it| it == wanted) {
+        return Ok(());
+    }
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let mut pip = Command::new(PYTHON);
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]);
+    pip.args(["--disable-pip-version-check", "--root-user-action=ignore", "--only-binary=:all:"]);
+    let ended = finish(pip.arg("--target").arg(folder).arg("--requirement").arg(list))?;
+    ensure!(ended.status == 0, "{}", ended.stderr);
+    fs::write(&stamp, wanted)?;
+    Ok(())
+}
