@@ -10,13 +10,16 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
 /// How long a holder may take to let go: one that was just killed, or a child that has not yet
 /// replaced itself by another program, which has all of its parent's files until then.
 const GRACE: Duration = Duration::from_millis(300);
+/// The same where no process is seen that holds it: the kernel lets go of what a ring had some time
+/// after its process has ended, a busy one later.
+const UNSEEN: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// Takes the file, which is open for writing, for this process alone, for as long as it is open.
@@ -86,28 +89,31 @@ fn take(file: &File, path: &Path, kind: i32) -> anyhow::Result<()> {
         l_len: 0,
         l_pid: 0,
     };
-    let end = Instant::now() + GRACE;
+    let start = Instant::now();
     loop {
         match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
             Ok(_) => return Ok(()),
-            Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < end => {
-                std::thread::sleep(AGAIN);
-            }
-            Err(Errno::EAGAIN | Errno::EACCES) => {
-                bail!("{} is in use by {}", path.display(), holder(file))
-            }
+            Err(Errno::EAGAIN | Errno::EACCES) => {}
             Err(error) => {
                 return Err(error).with_context(|| format!("a lock on {}", path.display()));
             }
         }
+        let waited = start.elapsed();
+        if waited >= GRACE {
+            if let Some(holder) = holder(file) {
+                bail!("{} is in use by {holder}", path.display());
+            }
+            // It may be in another container or on another machine, whose processes are not seen.
+            ensure!(waited < UNSEEN, "{} is in use by another process", path.display());
+        }
+        std::thread::sleep(AGAIN.max(waited / 10));
     }
 }
 
 /// The kernel does not tell whose such a lock is, but each process' files tell which they hold.
-fn holder(file: &File) -> String {
-    let found = file.metadata().ok().and_then(|it| process(|pid| holds(pid, it.ino())));
-    // It may be in another container or on another machine, whose processes are not seen here.
-    found.unwrap_or_else(|| "another process".to_owned())
+fn holder(file: &File) -> Option<String> {
+    let inode = file.metadata().ok()?.ino();
+    process(|pid| holds(pid, inode))
 }
 
 /// The first process of which this is true, with its name.
