@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         Test::new("every_difference_is_meant", differences),
         Test::new("tables_of_the_guest_compile_again", tables_compile),
     ];
-    Suite { lab: Lab { mib: 6144, seconds: 300, assets }, tests }.main()
+    Suite { lab: Lab { mib: 6144, seconds: 1200, assets }, tests }.main()
 }
 
 /// Where what a guest saw is kept, to be looked at afterwards.

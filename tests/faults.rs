@@ -366,7 +366,7 @@ fn a_host_that_is_short_of_memory_asks_the_guest_for_some() -> Result<()> {
     let mut machine = connect(&place.control())?;
     let ask = Command::read(&["balloon".to_owned()])?;
     until("nothing was asked for", || Ok(machine.ask(&ask)?["target"] == 32 << 20))?;
-    ensure!(pod.stdout.text().contains("balloon: "), "{}", pod.stdout.text());
+    pod.says("balloon: ", 1)?;
     stops(&mut pod)
 }
 

@@ -17,12 +17,12 @@ use transom_tests::suite::{Suite, Test};
 use transom_tests::uefi::{self, Shell};
 
 /// Long enough for firmware in a lab on a busy machine.
-const BOOT: Duration = Duration::from_secs(120);
+const BOOT: Duration = Duration::from_secs(300);
 /// Firmware that finds a variable half written moves all of its store, byte by byte, to the spare
 /// blocks and back: a million exits, which are slow where a processor is emulated.
 const MOVE: Duration = Duration::from_secs(480);
 /// For a command, or the end of a process.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 
 const RELEASES: [&str; 2] = ["12", "13"];
 const ASSETS: &[&str] = &[

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         Test::new("fwts_runs_on_transom", on(Machine::Transom, &said)),
         Test::new("we_fail_nothing_that_matters_and_qemu_passes", move || compare(&said.borrow())),
     ];
-    Suite { lab: Lab { mib: 6144, seconds: 420, assets }, tests }.main()
+    Suite { lab: Lab { mib: 6144, seconds: 1800, assets }, tests }.main()
 }
 
 fn run(machine: Machine) -> anyhow::Result<Report> {

@@ -255,7 +255,7 @@ fn pauses_and_ends_on_sigterm(release: &str) -> anyhow::Result<()> {
     let later = uptime(&mut booted)?;
     ensure!(before < after && after + 0.9 < later, "the clock went {before}, {after}, {later}");
     booted.running.signal(Signal::TERM)?;
-    booted.running.ends_with(143, Duration::from_secs(5))
+    booted.running.ends_with(143, SOON)
 }
 
 /// Waits for an event of the button, as a desktop or systemd does, and powers off.

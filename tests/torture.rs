@@ -190,7 +190,11 @@ fn torture(bench: &mut Bench, name: &str) -> Result<()> {
     let (alone, _) = count(bench, COUNTED)?;
     let bad = Bad::begin(&bench.door);
     thread::sleep(Duration::from_secs(2));
-    let viewers = bench.viewers()?;
+    let (began, mut viewers) = (Instant::now(), bench.viewers()?);
+    while viewers < BAD / 3 && began.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(50));
+        viewers = bench.viewers()?;
+    }
     let (together, most) = count(bench, ROUNDS * COUNTED)?;
     let threads = bench.costs()?.threads;
     bad.end()?;

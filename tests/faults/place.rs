@@ -175,9 +175,10 @@ pub(crate) fn last_line(pod: &Running) -> String {
 /// The process of its machine.
 pub(crate) fn machine(pod: &Running) -> Result<Pid> {
     for task in fs::read_dir(format!("/proc/{}/task", pod.pid().as_raw_nonzero()))? {
-        let children = fs::read_to_string(task?.path().join("children"))?;
+        // A thread, or a child, may have ended since.
+        let children = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         for child in children.split_whitespace() {
-            let name = fs::read_to_string(format!("/proc/{child}/comm"))?;
+            let name = fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
             if name == "vmm\n" {
                 return Pid::from_raw(child.parse()?).context("a process number");
             }

@@ -213,7 +213,8 @@ impl Pod {
     pub(crate) fn child(&self, name: &str) -> anyhow::Result<u32> {
         let mut children = String::new();
         for task in fs::read_dir(format!("/proc/{}/task", self.first()?))? {
-            children += &fs::read_to_string(task?.path().join("children"))?;
+            // A thread may have ended since.
+            children += &fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         }
         let is_it = |child: &&str| {
             let said = fs::read_to_string(format!("/proc/{child}/comm"));

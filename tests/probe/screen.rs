@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use transom_tests::program::{PATIENCE, Running, connect};
+use transom_tests::program::{IDLE, PATIENCE, Running, connect};
 use vmm::control::{Client, Command};
 
 use crate::runs_here;
@@ -149,9 +149,6 @@ fn a_machine_without_a_screen_has_no_threads_for_it() {
     assert_eq!(threads(&machine, "screen"), 0);
 }
 
-/// What looking at a screen may use of a processor while nothing happens there.
-const STILL: f64 = 0.001;
-
 #[test]
 fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
     if !runs_here("a_still_screen_costs_no_traffic_and_next_to_no_time") {
@@ -183,5 +180,5 @@ fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
 
 /// No bytes, and hardly any of a processor.
 fn is_still(&(bytes, used): &(usize, f64)) -> bool {
-    bytes == 0 && used < STILL
+    bytes == 0 && used < IDLE
 }

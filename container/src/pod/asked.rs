@@ -102,7 +102,7 @@ mod test {
 
     use super::*;
 
-    const SHORT: Duration = Duration::from_millis(200);
+    const SHORT: Duration = Duration::from_secs(1);
 
     /// A machine that says this, as often as `times`, to each question. It counts them.
     fn machine(says: Vec<u8>, times: usize) -> (tempfile::TempDir, PathBuf, Arc<AtomicUsize>) {

@@ -203,7 +203,7 @@ fn datagrams_go_out_and_answers_come_back() {
         )?;
         let word = |bytes: usize| {
             let text = format!("head -c {bytes} /dev/zero | tr '\\0' x");
-            format!("{text} | socat -T 2 -b 65536 - UDP4:{HOST}:7 | wc -c")
+            format!("{text} | socat -t 3 -T 3 -b 65536 - UDP4:{HOST}:7 | wc -c")
         };
         until("an echo", || net.guest(&word(3)).is_ok_and(|said| said.trim() == "3"))?;
         // In parts, there and back.
@@ -386,9 +386,9 @@ fn forwarded_ports_reach_the_guest_and_kept_ones_do_not() {
         let said = net
             .world
             .outside
-            .run("echo hello | socat -T 2 - UDP4:10.77.0.2:3389,bind=192.0.2.1")?;
+            .run("echo hello | socat -t 3 -T 3 - UDP4:10.77.0.2:3389,bind=192.0.2.1")?;
         ensure!(said == "192.0.2.1\nhello\n", "{said}");
-        let said = net.world.pod.run("echo hello | socat -T 2 - UDP4:127.0.0.1:3389")?;
+        let said = net.world.pod.run("echo hello | socat -t 3 -T 3 - UDP4:127.0.0.1:3389")?;
         ensure!(said == "10.77.0.1\nhello\n", "{said}");
         // Nobody listens in the guest: the connection breaks off.
         let (status, said) = net.world.outside.attempt("nc -w 5 10.77.0.2 7000 < /dev/zero")?;

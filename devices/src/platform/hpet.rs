@@ -506,6 +506,7 @@ mod test {
         write(&bench, TIMER0 + 8, 1);
         write(&bench, BASE + GEN_CONF, ENABLE_CNF);
         let began = Instant::now();
+        wait(&bench, 1, began);
         std::thread::sleep(Duration::from_millis(50));
         let edges = u128::from(bench.host.pins.edges(20));
         let most = began.elapsed().as_micros() / 100 + 10;
