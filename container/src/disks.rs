@@ -4,11 +4,13 @@
 
 pub mod qcow2;
 
+use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::files;
 use crate::settings::{Format, Settings};
 use crate::status::{Failure, Status};
 
@@ -37,7 +39,7 @@ impl Disk {
     /// Whether somebody has written to it, as far as its start tells. What cannot be read is taken
     /// for written.
     pub fn is_written(&self) -> bool {
-        let read = File::open(&self.path).and_then(|file| match self.format {
+        let read = self.open().and_then(|file| match self.format {
             Format::Qcow2 => qcow2::is_written(&file),
             Format::Raw => {
                 let mut start = Vec::new();
@@ -50,11 +52,20 @@ impl Disk {
 
     /// How long it is for the guest, if it is a file that tells.
     pub fn length(&self) -> Option<u64> {
-        let file = File::open(&self.path).ok()?;
+        let file = self.open().ok()?;
         match self.format {
             Format::Raw => file.metadata().ok().map(|told| told.len()),
             Format::Qcow2 => qcow2::size(&file).ok().map(|(length, _)| length),
         }
+    }
+
+    /// Opens it to be looked at.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn open(&self) -> io::Result<File> {
+        files::open(&self.path, File::options().read(true))
     }
 
     /// Bytes of the volume that its file has.
@@ -78,7 +89,8 @@ pub struct Found {
 ///
 /// # Errors
 ///
-/// When the block device that was named is none.
+/// When the block device that was named is none. When it cannot be known whether a file is there:
+/// no other takes the place of one that cannot be looked at.
 pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Option<Found>> {
     if settings.disk.disable {
         return Ok(None);
@@ -90,11 +102,30 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
     if let Some(disk) = lent {
         return Ok(Some(Found { disk, own: false }));
     }
-    let files = own(number, settings, root);
-    let there: Vec<Disk> = files.into_iter().filter(|disk| disk.path.exists()).collect();
+    let mut there = Vec::new();
+    for disk in own(number, settings, root) {
+        if is_there(&disk.path)? {
+            there.push(disk);
+        }
+    }
     // A blank one beside it was made by mistake.
     let disk = there.iter().find(|disk| disk.is_written()).or(there.first()).cloned();
     Ok(disk.map(|disk| Found { disk, own: true }))
+}
+
+/// Whether there is such a file, or a link to one.
+fn is_there(path: &Path) -> anyhow::Result<bool> {
+    let out = "look at the volume; a new disk is made where nothing has this name";
+    let fail = |error: &dyn Display| {
+        Failure::new(Status::Disk, format!("{}: {error}: {out}", path.display()))
+    };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(fail(&error)),
+        Ok(_) => {}
+    }
+    let kind = fs::metadata(path).map_err(|error| fail(&error))?.file_type();
+    if kind.is_file() || kind.is_block_device() { Ok(true) } else { Err(fail(&"it is no file")) }
 }
 
 /// The files of the pod's own that a disk may be in, the one that is made if there is none first.
@@ -209,6 +240,22 @@ mod test {
         assert!(error.to_string().starts_with("DEVICE2=/data.img: "), "{error}");
         settings.disk.disable = true;
         assert_eq!(found(0, &settings, &root), None);
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_is_not_taken_for_missing() {
+        let (root, settings) = root(&[]);
+        let path = root.path().join("storage/data.img");
+        std::os::unix::fs::symlink(root.path().join("share/data.img"), &path).unwrap();
+        let error = find(0, &settings, root.path()).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Disk);
+        assert!(error.to_string().contains("a new disk is made where nothing"), "{error}");
+        fs::create_dir(root.path().join("share")).unwrap();
+        fs::write(root.path().join("share/data.img"), "x").unwrap();
+        assert_eq!(found(0, &settings, &root), Some(("storage/data.img".into(), true)));
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        find(0, &settings, root.path()).unwrap_err();
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The firmware: which one the machine has, and what the volume remembers of it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::files;
 use crate::plan::Source;
 use crate::settings::Boot;
 use crate::settings::environment::Said;
@@ -57,7 +57,7 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let path = volume.join(format!("{}.{MODE}", said.settings.pod.app.0.to_lowercase()));
-    let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+    let Ok(text) = files::read(&path) else { return Ok(()) };
     match text.trim() {
         "windows_secure" | "secure" if !said.names.contains("BOOT_MODE") => {
             said.settings.machine.boot = Boot::Secure;
@@ -88,6 +88,7 @@ pub fn suit(said: &mut Said, source: &Source) {
 #[cfg(test)]
 mod test {
     use std::collections::BTreeSet;
+    use std::fs;
 
     use super::*;
 

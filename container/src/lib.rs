@@ -5,6 +5,7 @@ pub mod agent;
 pub mod ask;
 pub mod command;
 pub mod disks;
+pub mod files;
 pub mod firmware;
 pub mod help;
 pub mod jail;

@@ -13,6 +13,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use vmm::control::{Client, Command};
 
+use crate::files;
+
 /// Where it may be, the best first: whoever runs `transom status` looks in this order.
 const PLACES: [&str; 3] = ["/run/transom", "/dev/shm/transom", "/tmp/transom"];
 
@@ -109,27 +111,10 @@ impl Room {
     /// When it cannot be written.
     pub fn keep_password(&self, text: &str) -> anyhow::Result<PathBuf> {
         let path = self.password();
-        write_secret(&path, text).with_context(|| path.display().to_string())?;
+        files::write(&path, |file| file.write_all(text.as_bytes()))
+            .with_context(|| path.display().to_string())?;
         Ok(path)
     }
-}
-
-/// Writes a file that only its owner may read, which is there wholly or not at all.
-///
-/// # Errors
-///
-/// When it cannot be written.
-pub fn write_secret(path: &Path, text: &str) -> std::io::Result<()> {
-    let beside = path.with_extension("new");
-    fs::remove_file(&beside).or_else(|error| match error.kind() {
-        ErrorKind::NotFound => Ok(()),
-        _ => Err(error),
-    })?;
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(0o600).open(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&beside, path)
 }
 
 /// Makes it ours; nothing if it is another's who lives.

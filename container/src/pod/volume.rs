@@ -4,13 +4,14 @@
 use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::disks::{self, Disk, qcow2};
+use crate::files;
 use crate::firmware::MODE;
 use crate::plan::Source;
 use crate::settings::host;
@@ -40,7 +41,8 @@ impl Volume {
     pub fn open(settings: &Settings, source: &Source) -> anyhow::Result<Self> {
         let folder = settings.storage.folder.clone();
         let trial = folder.join(".transom");
-        let tried = File::create(&trial).and_then(|mut file| file.write_all(b"trial"));
+        fs::remove_file(&trial).ok();
+        let tried = File::create_new(&trial).and_then(|mut file| file.write_all(b"trial"));
         fs::remove_file(&trial).ok();
         match tried {
             Err(error) if is_full(&error) && matches!(source, Source::Disk(_)) => tracing::warn!(
@@ -99,7 +101,7 @@ impl Volume {
     /// When it cannot be written down.
     pub fn mark_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
-        self.give(&path, File::create(&path)?.sync_all())
+        self.give(&path, files::write(&path, |_| Ok(())))
     }
 
     /// Forgets it: what is on the disk now, or will be, has not.
@@ -114,7 +116,7 @@ impl Volume {
 
     /// What a small file says, without its line's end.
     pub fn read(&self, end: &str) -> Option<String> {
-        fs::read_to_string(self.file(end)).ok().map(|text| text.trim().to_owned())
+        files::read(&self.file(end)).ok().map(|text| text.trim().to_owned())
     }
 
     /// Writes a small file: all of it, or nothing.
@@ -124,7 +126,7 @@ impl Volume {
     /// When it cannot be written.
     pub fn write(&self, end: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(end);
-        self.give(&path, super::room::write_secret(&path, text))
+        self.give(&path, files::write(&path, |file| file.write_all(text.as_bytes())))
     }
 
     /// The firmware's memory: what is there, or a copy of the template.
@@ -145,11 +147,10 @@ impl Volume {
             tracing::warn!("{shown} is of another firmware: it is {old_shown} from now on");
             fs::rename(&path, &old).with_context(|| path.display().to_string())?;
         }
-        let beside = self.of_mode(boot, "vars.new");
-        let copied = fs::copy(template, &beside)
-            .and_then(|_| File::open(&beside)?.sync_all())
-            .and_then(|()| fs::rename(&beside, &path));
-        self.give(&path, or_remove(&beside, copied))?;
+        let copied = File::open(template).and_then(|mut template| {
+            files::write(&path, |file| io::copy(&mut template, file).map(drop))
+        });
+        self.give(&path, copied)?;
         Ok(path)
     }
 
@@ -167,7 +168,8 @@ impl Volume {
         let shown = path.display();
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(|error| refused(&shown.to_string(), &error))?;
+        let opened = files::open_itself(&path, options);
+        let file = opened.map_err(|error| refused(&shown.to_string(), &error))?;
         let mut start = Vec::new();
         (&file).take(TPM_MAGIC.len() as u64).read_to_end(&mut start)?;
         if !start.is_empty() && start != TPM_MAGIC {
@@ -225,6 +227,7 @@ impl Volume {
         let made = match fs::metadata(&disk.path) {
             Ok(told) if disk.format == Format::Raw => grow(&disk.path, told.len(), size, story),
             Ok(_) => longer(disk, size, settings, story),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Err(_) => {
                 story.step(&format!("Creating a disk of {}…", Size(size).show()));
                 create(disk, size)
@@ -260,7 +263,7 @@ impl Volume {
     fn give(&self, path: &Path, done: io::Result<()>) -> anyhow::Result<()> {
         done.map_err(|error| refused(&path.display().to_string(), &error))?;
         let told = fs::metadata(&self.folder)?;
-        chown(path, Some(told.uid()), Some(told.gid())).ok();
+        lchown(path, Some(told.uid()), Some(told.gid())).ok();
         Ok(())
     }
 }
@@ -289,23 +292,11 @@ pub fn more(
     Ok(all)
 }
 
-/// Makes a disk; a half one never has its name.
+/// Makes a disk; a half one never has its name, and another pod's that came meanwhile keeps it.
 fn create(disk: &Disk, size: u64) -> io::Result<()> {
-    let beside = disk.path.with_extension("new");
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    let written = match disk.format {
+    files::make(&disk.path, |file| match disk.format {
         Format::Raw => file.set_len(size),
-        Format::Qcow2 => qcow2::write(&file, size),
-    };
-    let made = written.and_then(|()| file.sync_all());
-    or_remove(&beside, made.and_then(|()| fs::rename(&beside, &disk.path)))
-}
-
-/// What was not made whole takes no room.
-fn or_remove(path: &Path, made: io::Result<()>) -> io::Result<()> {
-    made.inspect_err(|_| {
-        fs::remove_file(path).ok();
+        Format::Qcow2 => qcow2::write(file, size),
     })
 }
 
@@ -330,7 +321,7 @@ fn refused(what: &str, error: &io::Error) -> anyhow::Error {
 /// Makes a disk longer. It is never made shorter: what is there would be lost.
 fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
     if size > now {
-        let file = OpenOptions::new().write(true).open(path)?;
+        let file = files::open(path, File::options().write(true))?;
         file.set_len(size)?;
         file.sync_all()?;
     }
@@ -340,7 +331,7 @@ fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
 
 /// The machine makes an image in QEMU's format longer, which knows its tables.
 fn longer(disk: &mut Disk, size: u64, settings: &Settings, story: &Story) -> io::Result<()> {
-    let (now, can) = qcow2::size(&File::open(&disk.path)?)?;
+    let (now, can) = qcow2::size(&disk.open()?)?;
     if size > now && (!can || settings.disk.controller.is == Bus::Usb) {
         story.tell(&format!(
             "DISK_SIZE={}: the disk is {}: enlarge it with qemu-img resize",
@@ -370,7 +361,7 @@ fn tell(now: u64, size: u64, story: &Story) {
 
 /// Takes the room of a disk at once.
 fn take_room(path: &Path) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).open(path)?;
+    let file = files::open(path, File::options().write(true))?;
     let length = file.metadata()?.len();
     Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length)?)
 }

@@ -2,11 +2,13 @@
 //! with the pod. The reference image's rules, so that Windows sees the network that it knows.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
 use anyhow::Context;
 
+use crate::files;
 use crate::net::link::Block;
 use crate::settings::Settings;
 use crate::settings::translate::Display;
@@ -106,7 +108,7 @@ pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
     if settings.windows.version == Version::Probe {
         return Ok(mac);
     }
-    std::fs::write(&path, format!("{}\n", mac.show())).with_context(|| {
+    files::write(&path, |file| writeln!(file, "{}", mac.show())).with_context(|| {
         format!("{} cannot be written: the guest's card would be another each time", path.display())
     })?;
     Ok(mac)
@@ -114,13 +116,12 @@ pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
 
 /// What the file says, if there is one with anything in it.
 fn kept_mac(path: &Path) -> anyhow::Result<Option<Mac>> {
-    let text = match std::fs::read(path) {
+    let text = match files::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| path.display().to_string()),
     };
-    let text: String =
-        text.iter().take(64).filter(|it| it.is_ascii_graphic()).map(|it| char::from(*it)).collect();
+    let text: String = text.chars().take(64).filter(char::is_ascii_graphic).collect();
     if text.is_empty() {
         return Ok(None);
     }

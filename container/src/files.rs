@@ -1,0 +1,140 @@
+//! Files on volumes, where others write too: nothing that they put there leads a write elsewhere,
+//! keeps the pod waiting, or fills its memory.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use tempfile::NamedTempFile;
+
+/// No file of a few words is longer.
+const FEW: u64 = 4096;
+
+/// Opens a file or a block device, also behind a link. Nobody is waited for: a pipe is neither.
+///
+/// # Errors
+///
+/// When it cannot be opened, or is something else.
+pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open_as(path, options, OFlags::NONBLOCK)
+}
+
+/// The same of a file that is to be written to: what a link leads to is somebody else's.
+///
+/// # Errors
+///
+/// When it cannot be opened, is a link, or something else.
+pub fn open_itself(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open_as(path, options, OFlags::NONBLOCK | OFlags::NOFOLLOW)
+}
+
+fn open_as(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<File> {
+    let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(file);
+    }
+    Err(io::Error::new(ErrorKind::InvalidInput, "it is no file"))
+}
+
+/// A file of a few words.
+///
+/// # Errors
+///
+/// When it cannot be read, is longer, or is not text.
+pub fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    open(path, File::options().read(true))?.take(FEW + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FEW {
+        return Err(io::Error::new(ErrorKind::InvalidData, "it is too long"));
+    }
+    Ok(text)
+}
+
+/// Writes a file that only its owner may read, which is there wholly or not at all. What had its
+/// name, also a link, is gone.
+///
+/// # Errors
+///
+/// When it cannot be written.
+pub fn write(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    beside(path, fill)?.persist(path)?;
+    Ok(())
+}
+
+/// The same where nothing has its name.
+///
+/// # Errors
+///
+/// When it cannot be written, or something has come in between.
+pub fn make(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    match beside(path, fill)?.persist_noclobber(path) {
+        // Some file systems have no way to do both at once.
+        Err(error) if error.error.kind() != ErrorKind::AlreadyExists && !path.exists() => {
+            error.file.persist(path)?;
+        }
+        made => drop(made?),
+    }
+    Ok(())
+}
+
+/// A whole file that has no name of its own yet.
+fn beside(
+    path: &Path,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<NamedTempFile> {
+    let folder = path.parent().ok_or(ErrorKind::InvalidInput)?;
+    let mut made = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+    fill(made.as_file_mut())?;
+    made.as_file().sync_all()?;
+    Ok(made)
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs;
+    use std::io::Write as _;
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn what_others_left_is_neither_written_to_nor_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let text = |file: &mut File| file.write_all(b"new");
+        fs::write(place("theirs"), "old").unwrap();
+        symlink(place("theirs"), place("link")).unwrap();
+        mknodat(CWD, place("pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        fs::write(place("long"), [b'x'; 5000]).unwrap();
+        assert_eq!(read(&place("link")).unwrap(), "old");
+        for name in ["pipe", "long", "none", "."] {
+            assert!(read(&place(name)).is_err(), "{name}");
+        }
+        let mut both = File::options();
+        let both = both.read(true).write(true);
+        assert!(open(&place("pipe"), both).is_err());
+        assert!(open(&place("link"), both).is_ok() && open_itself(&place("link"), both).is_err());
+        // Nothing is replaced, or the link itself.
+        for name in ["link", "pipe", "theirs"] {
+            assert_eq!(make(&place(name), text).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        }
+        write(&place("link"), text).unwrap();
+        make(&place("made"), text).unwrap();
+        let told = fs::symlink_metadata(place("link")).unwrap();
+        assert!(told.is_file() && told.mode() & 0o777 == 0o600, "{told:?}");
+        assert_eq!(
+            ["link", "made", "theirs"].map(|it| read(&place(it)).unwrap()),
+            ["new", "new", "old"]
+        );
+        // Of what failed nothing stays.
+        let all = || fs::read_dir(folder.path()).unwrap().count();
+        let count = all();
+        write(&place("made"), |_| Err(ErrorKind::StorageFull.into())).unwrap_err();
+        assert_eq!((all(), read(&place("made")).unwrap().as_str()), (count, "new"));
+    }
+}
