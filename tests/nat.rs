@@ -101,6 +101,9 @@ fn reaches_outside() -> anyhow::Result<()> {
     let dig = |words: &str| pod.guest(&format!("dig @172.30.0.1 +short +tries=1 {words}"));
     let names = [
         ("host.lan", "172.30.0.1"),
+        ("system.lan", "10.77.0.1"),
+        ("files", "10.77.0.55"),
+        ("share.example", "10.77.0.55"),
         ("Windows.lan", "172.30.0.2"),
         ("-x 172.30.0.1", "host.lan."),
         ("www.example", "10.77.0.1"),

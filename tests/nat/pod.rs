@@ -20,7 +20,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 /// The word that makes this program the pod.
 pub(crate) const WORD: &str = "--in-the-pod";
 
-/// `GUEST_NAMESPACE RESOLV NAME=VALUE…`: says `ready`, the guest's card and its longest packet,
+/// `GUEST_NAMESPACE ETC NAME=VALUE…`: says `ready`, the guest's card and its longest packet,
 /// and ends with its input.
 pub(crate) fn main(words: &[String]) -> ExitCode {
     match serve(words) {
@@ -34,7 +34,7 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
 }
 
 fn serve(words: &[String]) -> anyhow::Result<()> {
-    let [guest, resolv, settings @ ..] = words else { anyhow::bail!("too few words") };
+    let [guest, etc, settings @ ..] = words else { anyhow::bail!("too few words") };
     let pairs = settings.iter().filter_map(|word| word.split_once('='));
     let environment: Environment = pairs.map(|(name, value)| (name.into(), value.into())).collect();
     let settings = read(&environment)?.settings;
@@ -42,14 +42,14 @@ fn serve(words: &[String]) -> anyhow::Result<()> {
     runtime.block_on(async {
         match settings.network.dhcp {
             true => beside(&settings, guest).await,
-            false => behind(&settings, guest, resolv).await,
+            false => behind(&settings, guest, etc).await,
         }
     })
 }
 
 /// The guest is behind the pod.
-async fn behind(settings: &Settings, guest: &str, resolv: &str) -> anyhow::Result<()> {
-    let wish = Wish { pairs: 1, pod: "pod".into(), resolv: resolv.into() };
+async fn behind(settings: &Settings, guest: &str, etc: &str) -> anyhow::Result<()> {
+    let wish = Wish { pairs: 1, pod: "pod".into(), etc: etc.into() };
     let mut nat = Nat::start(settings, &wish).await?;
     let queue = nat.take_queues().pop().context("no queue")?;
     attach(queue, guest)?;

@@ -126,6 +126,7 @@ impl Town {
                       search win.svc.cluster.local svc.cluster.local\n\
                       options ndots:5 timeout:1 attempts:1\n";
         fs::write(folder.join("resolv.conf"), resolv)?;
+        fs::write(folder.join("hosts"), "127.0.0.1 localhost\n10.77.0.55 files share.example\n")?;
         town.add(&town.ns())?;
         let outside = town.ns();
         run(&outside, "ip link add br0 type bridge forward_delay 0")?;
@@ -219,7 +220,7 @@ impl Town {
         let around = around.replace("ro.sh", &script("ro.sh")).replace("dev.sh", &script("dev.sh"));
         let mut command = within(&space, &around);
         command.arg(std::env::current_exe()?).arg(pod::WORD).arg(&guest);
-        command.arg(self.folder.path().join("resolv.conf"));
+        command.arg(self.folder.path());
         command.arg(format!("STORAGE={}", volume.display()));
         command.args(settings.iter().map(|(name, value)| format!("{name}={value}")));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -4,17 +4,20 @@
 //! Threats: guest and resolvers write any bytes. A question is walked within its message and has
 //! no pointers; what goes deeper into an answer is the parser's. All lists are bounded.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use simple_dns::rdata::{CNAME, RData};
 use simple_dns::{CLASS, Name, Packet, ResourceRecord};
 
+use super::hosts::Hosts;
 use super::resolv::Resolv;
 
 /// Where resolvers listen.
 pub const PORT: u16 = 53;
 /// The pod itself, under a name that the guest can always use.
 pub const POD: &str = "host.lan";
+/// Whoever the pod's own packets go to first: with Docker, the host.
+const OUTSIDE: &str = "system.lan";
 /// The domain of a guest whose pod has none: Windows asks for no name without one.
 pub const DOMAIN: &str = "lan";
 
@@ -23,6 +26,8 @@ const HEADER: usize = 12;
 const LONGEST_NAME: usize = 255;
 /// Most bytes of a datagram, where the guest says nothing else.
 const DATAGRAM: usize = 512;
+/// Most addresses of a name: they fit such a datagram.
+const ADDRESSES: usize = 8;
 /// Seconds that an answer of ours holds.
 const TTL: u32 = 60;
 
@@ -234,33 +239,29 @@ pub struct Local {
     pub gateway: Ipv4Addr,
     /// The guest.
     pub guest: Ipv4Addr,
+    /// The pod's own gateway.
+    pub outside: Option<Ipv4Addr>,
     /// What the guest is called.
     pub host: String,
 }
 
 impl Local {
-    /// The answer, if the question is about one of them.
+    /// The answer, if the question is about one of them, or one that the pod's file has.
     #[must_use]
-    pub fn answer(&self, query: &Query<'_>) -> Option<Vec<u8>> {
+    pub fn answer(&self, query: &Query<'_>, hosts: &Hosts) -> Option<Vec<u8>> {
         if query.class != IN {
             return None;
         }
-        let host = self.host.to_ascii_lowercase();
         let name = query.text()?;
-        let address = match name.strip_suffix(".lan").unwrap_or(&name) {
-            _ if name == POD => Some(self.gateway),
-            label if label == host => Some(self.guest),
-            _ => None,
-        };
-        let data = match (address, query.kind) {
-            (Some(address), A) => Some(address.octets().to_vec()),
-            (Some(_), _) => None,
-            (None, PTR) => Some(labels(&self.name_of(&name, &host)?)?),
-            (None, _) => return None,
+        let known = self.addresses(&name, hosts);
+        let data: Vec<Vec<u8>> = match (known.is_empty(), query.kind) {
+            (false, kind) => known.iter().filter_map(|address| record(*address, kind)).collect(),
+            (true, PTR) => vec![labels(&self.name_of(&name)?)?],
+            (true, _) => return None,
         };
         let flags = RESPONSE | HAS_RECURSION | AUTHORITATIVE;
-        let mut answer = query.respond(flags, u16::from(data.is_some()));
-        if let Some(data) = data {
+        let mut answer = query.respond(flags, u16::try_from(data.len()).ok()?);
+        for data in data {
             // The name of the question, which is the first thing after the header.
             answer.extend([0xc0, 12]);
             answer.extend(query.kind.to_be_bytes());
@@ -272,15 +273,38 @@ impl Local {
         Some(answer)
     }
 
+    fn addresses(&self, name: &str, hosts: &Hosts) -> Vec<IpAddr> {
+        let label = name.strip_suffix(".lan").unwrap_or(name);
+        match name {
+            POD => vec![self.gateway.into()],
+            OUTSIDE if self.outside.is_some() => self.outside.map(IpAddr::V4).into_iter().collect(),
+            _ if label.eq_ignore_ascii_case(&self.host) => vec![self.guest.into()],
+            // Windows has put our domain to a name without one.
+            _ => {
+                let short = hosts.addresses(label).filter(|_| label != name);
+                hosts.addresses(name).chain(short).take(ADDRESSES).collect()
+            }
+        }
+    }
+
     /// Whose address this is, backwards.
-    fn name_of(&self, reverse: &str, host: &str) -> Option<String> {
+    fn name_of(&self, reverse: &str) -> Option<String> {
         let octets = reverse.strip_suffix(".in-addr.arpa")?;
         let address: Ipv4Addr = octets.rsplit('.').collect::<Vec<_>>().join(".").parse().ok()?;
         match address {
             it if it == self.gateway => Some(POD.to_owned()),
-            it if it == self.guest => Some(format!("{host}.{DOMAIN}")),
+            it if it == self.guest => Some(format!("{}.{DOMAIN}", self.host.to_ascii_lowercase())),
             _ => None,
         }
+    }
+}
+
+/// An address as a record of this kind has it.
+fn record(address: IpAddr, kind: u16) -> Option<Vec<u8>> {
+    match (address, kind) {
+        (IpAddr::V4(address), A) => Some(address.octets().to_vec()),
+        (IpAddr::V6(address), AAAA) => Some(address.octets().to_vec()),
+        _ => None,
     }
 }
 
@@ -404,7 +428,8 @@ mod test {
 
     fn local() -> Local {
         let address = |last| Ipv4Addr::new(172, 30, 0, last);
-        Local { gateway: address(1), guest: address(2), host: "Windows".into() }
+        let outside = Some(Ipv4Addr::new(192, 0, 2, 1));
+        Local { gateway: address(1), guest: address(2), outside, host: "Windows".into() }
     }
 
     /// The addresses of an answer, and the names that it goes through.
@@ -426,12 +451,25 @@ mod test {
 
     #[test]
     fn knows_the_pod_and_the_guest() {
-        let answer = |name, kind| local().answer(&Query::read(&ask(name, kind)).unwrap());
+        let hosts = Hosts::read("192.0.2.7 files db.example\n192.0.2.8 files\n2001:db8::7 six\n");
+        let answer = |name, kind| local().answer(&Query::read(&ask(name, kind)).unwrap(), &hosts);
         let addresses = |name| told(&answer(name, TYPE::A).unwrap()).1;
         assert_eq!(addresses("Host.LAN"), [Ipv4Addr::new(172, 30, 0, 1)]);
         assert_eq!(addresses("windows"), [Ipv4Addr::new(172, 30, 0, 2)]);
         assert_eq!(addresses("WINDOWS.lan"), [Ipv4Addr::new(172, 30, 0, 2)]);
         assert!(told(&answer("host.lan", TYPE::AAAA).unwrap()).1.is_empty());
+        assert_eq!(addresses("system.lan"), [Ipv4Addr::new(192, 0, 2, 1)]);
+        // What the pod's file says, with the domain that Windows puts to it, too.
+        let files = [7, 8].map(|last| Ipv4Addr::new(192, 0, 2, last));
+        assert_eq!((addresses("files"), addresses("Files.lan")), (files.to_vec(), files.to_vec()));
+        assert_eq!(addresses("db.example"), files[..1]);
+        let six = answer("six", TYPE::AAAA).unwrap();
+        let packet = Packet::parse(&six).unwrap();
+        assert!(
+            matches!(&packet.answers[..], [it] if matches!(it.rdata, RData::AAAA(_))),
+            "{packet:?}"
+        );
+        assert!(addresses("six").is_empty());
         let name = |name| told(&answer(name, TYPE::PTR).unwrap()).0[1].clone();
         assert_eq!(name("1.0.30.172.in-addr.arpa"), "host.lan");
         assert_eq!(name("2.0.30.172.in-addr.arpa"), "windows.lan");

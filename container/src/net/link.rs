@@ -357,3 +357,17 @@ fn to_io(error: rtnetlink::Error) -> io::Error {
 pub(super) fn is_card(name: &str) -> bool {
     Path::new("/sys/class/net").join(name).join("device").exists()
 }
+/// Whom the pod's packets go to that are for nobody else.
+pub(super) fn default_gateway() -> Option<Ipv4Addr> {
+    gateway(&std::fs::read_to_string("/proc/net/route").unwrap_or_default())
+}
+
+/// The gateway of `/proc/net/route`: numbers as this processor has them in memory.
+pub(super) fn gateway(routes: &str) -> Option<Ipv4Addr> {
+    routes.lines().skip(1).find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let number = |at: usize| u32::from_str_radix(fields.get(at)?, 16).ok();
+        let (to, gateway, mask) = (number(1)?, number(2)?, number(7)?);
+        (to == 0 && mask == 0 && gateway != 0).then(|| Ipv4Addr::from(gateway.to_ne_bytes()))
+    })
+}

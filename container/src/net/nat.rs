@@ -34,7 +34,6 @@ use crate::net::dhcp::Config;
 use crate::net::dns::{DOMAIN, Local};
 use crate::net::link::{self, Block, Link, Links, Pod};
 use crate::net::relay::Relay;
-use crate::net::resolv::File;
 use crate::net::right;
 use crate::settings::Settings;
 use crate::settings::words::Mac;
@@ -54,8 +53,8 @@ pub struct Wish {
     pub pairs: u16,
     /// What the pod is called.
     pub pod: String,
-    /// The file that names the pod's resolvers.
-    pub resolv: PathBuf,
+    /// The folder with `resolv.conf` and `hosts`, which name hosts for the pod.
+    pub etc: PathBuf,
 }
 
 /// What was chosen, before anything is made.
@@ -107,13 +106,13 @@ impl Nat {
         let name = settings.network.tap.0.as_str();
         links.clear(name).await?;
         let mut choice = Choice::make(settings, wish, &links.look().await?)?;
-        let file = File::new(&wish.resolv);
         let local = Local {
             gateway: choice.subnet.gateway,
             guest: choice.subnet.guest,
+            outside: link::default_gateway(),
             host: settings.account.host.as_ref().map_or(&settings.pod.app.0, |it| &it.0).clone(),
         };
-        let relay = Arc::new(Relay::new(local, file));
+        let relay = Arc::new(Relay::new(local, &wish.etc));
         let config = choice.config(&relay);
         let mut tap = Tap {
             name: name.to_owned(),

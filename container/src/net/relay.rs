@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::dns::{self, Code, Local, Query, Way};
+use super::hosts::Hosts;
 use super::resolv::{File, Resolv};
 
 /// Questions that wait for an answer at a time; more are not heard.
@@ -27,17 +29,20 @@ const DATAGRAM: usize = 65535;
 pub struct Relay {
     local: Local,
     resolv: File,
+    hosts: File<Hosts>,
     waiting: Semaphore,
     /// The server that answered last: the others may be dead.
     last: AtomicUsize,
 }
 
 impl Relay {
-    /// A relay to those that this file names.
+    /// A relay to those that the files in this folder name: `/etc`.
     #[must_use]
-    pub fn new(local: Local, resolv: File) -> Self {
+    pub fn new(local: Local, folder: &Path) -> Self {
+        let resolv = File::new(folder.join("resolv.conf"), Resolv::read);
+        let hosts = File::new(folder.join("hosts"), Hosts::read);
         let waiting = Semaphore::new(WAITING);
-        Self { local, resolv, waiting, last: AtomicUsize::new(0) }
+        Self { local, resolv, hosts, waiting, last: AtomicUsize::new(0) }
     }
 
     /// What the pod's resolvers are now.
@@ -56,7 +61,7 @@ impl Relay {
             Ok(query) => query,
             Err(refusal) => return refusal,
         };
-        if let Some(answer) = self.local.answer(&query) {
+        if let Some(answer) = self.local.answer(&query, &self.hosts.now()) {
             return Some(answer);
         }
         let _place = self.waiting.try_acquire().ok()?;

@@ -86,10 +86,11 @@ fn is_domain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(label)
 }
 
-/// The file, read again when it has changed.
-pub struct File {
+/// A file of this kind, read again when it has changed.
+pub struct File<T = Resolv> {
     path: PathBuf,
-    last: Mutex<(Option<Stamp>, Arc<Resolv>)>,
+    read: fn(&str) -> T,
+    last: Mutex<(Option<Stamp>, Arc<T>)>,
 }
 
 /// What changes with a file's content.
@@ -100,15 +101,15 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-impl File {
-    /// The file at this path.
+impl<T: Default> File<T> {
+    /// The file at this path, and how it is read.
     #[must_use]
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), last: Mutex::default() }
+    pub fn new(path: impl Into<PathBuf>, read: fn(&str) -> T) -> Self {
+        Self { path: path.into(), read, last: Mutex::default() }
     }
 
     /// What it says now; what it said last while it cannot be read.
-    pub fn now(&self) -> Arc<Resolv> {
+    pub fn now(&self) -> Arc<T> {
         let mut last = self.last.lock().expect("nothing panics while it is read");
         let stamp = fs::metadata(&self.path).ok().map(|it| Stamp {
             inode: it.ino(),
@@ -119,7 +120,7 @@ impl File {
             && stamp != last.0
             && let Ok(text) = fs::read(&self.path)
         {
-            *last = (stamp, Arc::new(Resolv::read(&String::from_utf8_lossy(&text))));
+            *last = (stamp, Arc::new((self.read)(&String::from_utf8_lossy(&text))));
         }
         last.1.clone()
     }
@@ -158,7 +159,7 @@ mod test {
     fn the_file_is_read_again_when_it_has_changed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("resolv.conf");
-        let file = File::new(&path);
+        let file = File::new(&path, Resolv::read);
         assert_eq!(*file.now(), Resolv::default());
         fs::write(&path, "search one\n").unwrap();
         assert_eq!(file.now().search, ["one"]);

@@ -41,8 +41,8 @@ use self::lan::{Lan, Pod};
 use self::network::Network;
 use super::dns::Local;
 use super::relay::Relay;
-use super::resolv::File;
 use crate::jail;
+use crate::net::link::default_gateway;
 use crate::settings::Settings;
 use crate::settings::value::Value as _;
 use crate::settings::words::Ports;
@@ -80,8 +80,13 @@ impl User {
         }
         let lan = Lan::new(&settings.network, &Pod::read())?;
         let host = settings.account.host.as_ref().map_or(&settings.pod.app.0, |host| &host.0);
-        let local = Local { gateway: lan.gateway, guest: lan.guest, host: host.clone() };
-        let relay = Relay::new(local, File::new(root.join("etc/resolv.conf")));
+        let local = Local {
+            gateway: lan.gateway,
+            guest: lan.guest,
+            outside: default_gateway(),
+            host: host.clone(),
+        };
+        let relay = Relay::new(local, &root.join("etc"));
         let ports = doors::ports(settings);
         let doors = Doors::open(&ports);
         let socket = folder.join("network.sock");

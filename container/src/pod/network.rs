@@ -195,7 +195,7 @@ fn pairs(processors: u32) -> u16 {
 
 async fn nat(settings: &Settings, processors: u32) -> anyhow::Result<Nat> {
     let pairs = pairs(processors);
-    Nat::start(settings, &Wish { pairs, pod: name(), resolv: RESOLV.into() }).await
+    Nat::start(settings, &Wish { pairs, pod: name(), etc: "/etc".into() }).await
 }
 
 /// What names the pod's resolvers.

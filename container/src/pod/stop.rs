@@ -79,6 +79,9 @@ impl Signals {
     }
 }
 
+/// The exit status of one.
+const INTERRUPTED: u8 = 128 + 2;
+
 /// Asks the guest to shut down, once, by both ways that it may hear.
 ///
 /// # Errors
@@ -102,14 +105,14 @@ fn tell(asked: Result<(), Lack>) {
 }
 
 /// Ends the machine: asks the guest, and its agent, if that makes sense; then switches it off, then
-/// kills it. A second signal does not wait.
+/// kills it. Somebody at a keyboard need not wait.
 pub async fn stop(child: &mut Child, budget: Budget, agent: Option<&Agent>, signals: &mut Signals) {
     let start = Instant::now();
     if let Some(agent) = agent {
         let end = start + budget.ask;
         tokio::select! {
             ended = press(child, agent, end) => if ended { return },
-            _ = signals.next() => {}
+            () = insisted(signals) => {}
         }
     }
     let off = Instant::now() + budget.off;
@@ -122,6 +125,14 @@ pub async fn stop(child: &mut Child, budget: Budget, agent: Option<&Agent>, sign
         child.kill();
         // Whom we may not kill ends with us.
         timeout_at(off + budget.off, child.end()).await.ok();
+    }
+}
+
+/// Returns when somebody has said SIGINT, too. Supervisors say SIGTERM again while a guest installs
+/// its updates, and a terminal says SIGHUP when it goes.
+async fn insisted(signals: &mut Signals) {
+    while signals.next().await != INTERRUPTED {
+        tracing::info!("the guest is shutting down: SIGINT switches it off at once");
     }
 }
 

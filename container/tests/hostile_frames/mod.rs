@@ -2,12 +2,12 @@
 //! connection.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use container::net::dns::Local;
 use container::net::relay::Relay;
-use container::net::resolv::File;
 use container::net::user::lan::{Lan, Pod};
 use container::net::user::network::{Network, Way};
 use container::net::user::packet::{
@@ -52,8 +52,9 @@ fn lan() -> Lan {
 pub(crate) fn frames(bytes: &[u8]) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let lan = lan();
-    let local = Local { gateway: lan.gateway, guest: lan.guest, host: "guest".into() };
-    let network = Rc::new(Network::new(lan, Relay::new(local, File::new("/nowhere")), 64));
+    let local =
+        Local { gateway: lan.gateway, guest: lan.guest, outside: None, host: "guest".into() };
+    let network = Rc::new(Network::new(lan, Relay::new(local, Path::new("/nowhere")), 64));
     LocalSet::new().block_on(&runtime, async {
         network.plug();
         let mut bytes = Bytes(bytes);

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use container::net::dhcp;
 use container::net::dns::{self, Local, Query, Way};
+use container::net::hosts::Hosts;
 use container::net::resolv::Resolv;
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
@@ -44,9 +45,11 @@ pub(crate) fn dns(data: &[u8]) {
         Ok(query) => query,
         Err(refusal) => return no_question(refusal.as_deref()),
     };
-    let local = Local { gateway: GATEWAY, guest: GUEST, host: "Windows".into() };
+    let local = Local { gateway: GATEWAY, guest: GUEST, outside: None, host: "Windows".into() };
+    // The same bytes as a file.
+    let hosts = Hosts::read(&String::from_utf8_lossy(told));
     for answer in
-        [local.answer(&query), Some(query.refuse(dns::Code::Failed))].into_iter().flatten()
+        [local.answer(&query, &hosts), Some(query.refuse(dns::Code::Failed))].into_iter().flatten()
     {
         assert!(dns::is_answer(message, &answer));
         assert!(query.fit(answer, Way::Datagram).len() <= 4096);

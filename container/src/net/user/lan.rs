@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use anyhow::ensure;
 
 use super::packet::Mac;
+use crate::net::link::default_gateway;
 use crate::settings::Network;
 
 /// A pod without a way outside gets these: the addresses that user networks always had.
@@ -68,8 +69,7 @@ impl Pod {
             .and_then(|it| if let IpAddr::V4(it) = it { Some(it) } else { None });
         let v6 = source("[2001:db8::1]:9")
             .and_then(|it| if let IpAddr::V6(it) = it { Some(it) } else { None });
-        let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
-        Self { v4, gateway: gateway(&routes), v6: v6.filter(is_global) }
+        Self { v4, gateway: default_gateway(), v6: v6.filter(is_global) }
     }
 }
 
@@ -86,16 +86,6 @@ fn source(to: &str) -> Option<IpAddr> {
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect(to).ok()?;
     socket.local_addr().ok().map(|it| it.ip()).filter(|it| !it.is_loopback())
-}
-
-/// The gateway of `/proc/net/route`: numbers as this processor has them in memory.
-fn gateway(routes: &str) -> Option<Ipv4Addr> {
-    routes.lines().skip(1).find_map(|line| {
-        let fields: Vec<_> = line.split_whitespace().collect();
-        let number = |at: usize| u32::from_str_radix(fields.get(at)?, 16).ok();
-        let (to, gateway, mask) = (number(1)?, number(2)?, number(7)?);
-        (to == 0 && mask == 0 && gateway != 0).then(|| Ipv4Addr::from(gateway.to_ne_bytes()))
-    })
 }
 
 impl Lan {
@@ -150,6 +140,7 @@ fn link_local(mac: Mac) -> Ipv6Addr {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::net::link::gateway;
     use crate::settings::Settings;
 
     fn lan(pod: Pod, change: impl FnOnce(&mut Network)) -> anyhow::Result<Lan> {
