@@ -10,6 +10,7 @@ pub mod firmware;
 pub mod help;
 pub mod jail;
 pub mod log;
+pub mod medium;
 pub mod net;
 pub mod plan;
 pub mod pod;

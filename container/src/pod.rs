@@ -1,5 +1,6 @@
 //! The pod: from the environment to a machine that runs, and to its end. This is the recipe.
 
+pub mod again;
 pub mod asked;
 pub mod balloon;
 pub mod child;
@@ -27,9 +28,10 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
+use self::again::{Again, Asks};
 use self::balloon::Balloon;
 use self::child::{Child, Manner, News};
-use self::console::Told;
+use self::console::{On, Told};
 use self::guard::Guard;
 use self::machine::Parts;
 use self::network::{Network, Place};
@@ -88,6 +90,8 @@ struct Pod {
     volume: Option<Volume>,
     room: Room,
     guard: Guard,
+    /// Whether its CD asks for a key; later nobody may read it here.
+    asks: Asks,
     story: Arc<Story>,
     /// Where the guest is, once that is known.
     guest: Arc<OnceLock<Place>>,
@@ -116,11 +120,13 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
     let storage = volume.as_ref().map(|_| plan.said.settings.storage.folder.as_path());
     jail::build(&[Some(room.folder()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &room)?;
+    let rescue = machine::rescue(Path::new("/"), &plan.said.settings.storage.folder);
+    let asks = Asks::of(&plan.source, rescue.as_deref());
     let guest = Arc::<OnceLock<Place>>::default();
     let agent = Arc::new(Agent::new(room.agent()));
     let front = Front::new(story.clone(), room.clone(), &plan, guest.clone(), agent.clone());
     let front = Arc::new(front);
-    let pod = Arc::new(Pod { plan, volume, room, guard, story: story.clone(), guest, agent });
+    let pod = Arc::new(Pod { plan, volume, room, guard, asks, story: story.clone(), guest, agent });
     let served = web::open(&pod.plan.said.settings, &pod.guard, &front)?.map(tokio::spawn);
     let asked = inquiry::open(&pod.room.pod(), front).map(tokio::spawn)?;
     let status = tokio::select! {
@@ -295,24 +301,30 @@ impl Pod {
         if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
+        let mut again = Again::new(self.asks, self.room.control());
         let settings = &self.plan.said.settings.balloon;
         let mut balloon = Balloon::steer(settings, self.plan.sizes.memory, &self.room.control());
         loop {
             tokio::select! {
                 ended = child.end() => return self.ended(ended?),
-                Some((told, last)) = news.recv() => match told {
-                    Told::Starts { name, disk } => {
-                        from_disk |= disk;
-                        self.starts(&name, disk);
-                        started = true;
+                Some((told, last)) = news.recv() => {
+                    let waits = again.hear(&told);
+                    match told {
+                        Told::Starts { name, on } => {
+                            from_disk |= on == On::Disk;
+                            self.starts(&name, on == On::Disk);
+                            started = true;
+                        }
+                        Told::Nothing if from_disk || waits => {}
+                        Told::Nothing => {
+                            child.kill();
+                            let boot = self.plan.said.settings.machine.boot;
+                            let mark = self.volume.as_ref().and_then(Volume::mark);
+                            let source = &self.plan.source;
+                            return Err(nothing_starts(source, boot, mark.as_deref(), &last));
+                        }
                     }
-                    Told::Nothing if from_disk => {}
-                    Told::Nothing => {
-                        child.kill();
-                        let boot = self.plan.said.settings.machine.boot;
-                        return Err(nothing_starts(&self.plan.source, boot, &last));
-                    }
-                },
+                }
                 () = &mut patience, if !started => {
                     started = true;
                     let seconds = PATIENCE.as_secs();
@@ -390,8 +402,9 @@ async fn apart<T: Send + 'static>(
     told.await.context("a thread that broke")?
 }
 
-/// The firmware gave up, and why that may be.
-fn nothing_starts(source: &Source, boot: Boot, last: &str) -> anyhow::Error {
+/// The firmware gave up, and why that may be; with the mark that says that the disk goes before
+/// media, if there is one.
+fn nothing_starts(source: &Source, boot: Boot, mark: Option<&Path>, last: &str) -> anyhow::Error {
     let out = match source {
         _ if boot == Boot::Secure && last.contains("Access Denied") => {
             "Secure Boot refused what nobody signed whom it knows: set BOOT_MODE=windows to start \
@@ -401,7 +414,17 @@ fn nothing_starts(source: &Source, boot: Boot, last: &str) -> anyhow::Error {
         Source::Medium(path) => {
             format!("{} is not one that UEFI can start: try another medium", path.display())
         }
-        _ => "the disk has nothing that UEFI can start: mount an ISO as /custom.iso".to_owned(),
+        _ => {
+            let disk = "the disk has nothing that UEFI can start: mount an ISO as";
+            match mark {
+                Some(mark) => format!(
+                    "{disk} /start.iso, which is started before the disk, or delete {} and mount \
+                     it as /custom.iso to install anew",
+                    mark.display()
+                ),
+                None => format!("{disk} /custom.iso"),
+            }
+        }
     };
     Failure::new(
         Status::Failed,
@@ -425,12 +448,19 @@ mod test {
     #[test]
     fn who_starts_nothing_is_told_why() {
         let medium = Source::Medium("/custom.iso".into());
-        let of = |boot, last| format!("{:#}", nothing_starts(&medium, boot, last));
+        let of = |boot, last| format!("{:#}", nothing_starts(&medium, boot, None, last));
         let denied = "BdsDxe: failed to load Boot0001 \"UEFI Misc Device\" from \
                       PciRoot(0x0)/Pci(0x2,0x0): Access Denied";
         let (refused, plain) = (of(Boot::Secure, denied), of(Boot::Uefi, denied));
         assert!(refused.contains("BOOT_MODE=windows") && refused.ends_with(denied), "{refused}");
         assert!(plain.contains("/custom.iso is not one"), "{plain}");
         assert!(of(Boot::Secure, "BdsDxe: Not Found").contains("/custom.iso is not one"));
+        let disk = Source::Disk("/storage/data.img".into());
+        let of = |mark| format!("{:#}", nothing_starts(&disk, Boot::Uefi, mark, ""));
+        // With the mark the disk is taken before any /custom.iso.
+        let marked = of(Some(Path::new("/storage/windows.boot")));
+        let ways = ["as /start.iso", "delete /storage/windows.boot and mount it as /custom.iso"];
+        assert!(ways.iter().all(|way| marked.contains(way)), "{marked}");
+        assert!(of(None).contains("mount an ISO as /custom.iso;"), "{}", of(None));
     }
 }

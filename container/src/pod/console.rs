@@ -14,11 +14,22 @@ pub enum Told {
     Starts {
         /// What it is called.
         name: String,
-        /// It is on a disk, and no medium or shell.
-        disk: bool,
+        /// What it is on.
+        on: On,
     },
     /// The firmware found nothing to start, or its shell alone.
     Nothing,
+}
+
+/// What the firmware starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// A disk.
+    Disk,
+    /// A CD.
+    Medium,
+    /// A network, or the firmware itself: its menus.
+    Other,
 }
 
 /// The serial port, as bytes come from it.
@@ -72,15 +83,20 @@ pub fn told(line: &str) -> Option<Told> {
     if name.contains("Shell") && place.starts_with("Fv(") {
         return Some(Told::Nothing);
     }
-    Some(Told::Starts { name: name.into(), disk: is_disk(name, place) })
+    Some(Told::Starts { name: name.into(), on: on(name, place) })
 }
 
-/// Whether what is started is on a disk. An entry that a system made has a place on a partition;
-/// one that the firmware made has the device alone, which may be a drive of CDs or a network.
-fn is_disk(name: &str, place: &str) -> bool {
-    let others = ["Fv(", "CDROM(", "MAC(", "Uri("].iter().any(|it| place.contains(it));
+/// What it is on that is started. An entry that a system made has a place on a partition; one that
+/// the firmware made has the device alone, which may be a drive of CDs or a network.
+fn on(name: &str, place: &str) -> On {
+    let has = |words: &[&str]| words.iter().any(|it| place.contains(it));
     let drive = ["CD-ROM", "DVD"].iter().any(|it| name.contains(it));
-    place.contains("HD(") || !others && !drive
+    match () {
+        () if place.contains("HD(") => On::Disk,
+        () if has(&["Fv(", "MAC(", "Uri("]) => On::Other,
+        () if drive || place.contains("CDROM(") => On::Medium,
+        () => On::Disk,
+    }
 }
 
 /// Without the sequences that move cursors and change colours.
@@ -121,32 +137,36 @@ mod test {
 
     #[test]
     fn firmware_tells_what_it_starts() {
-        let starts = |name: &str, disk| Some(Told::Starts { name: name.into(), disk });
+        let starts = |name: &str, on| Some(Told::Starts { name: name.into(), on });
         for (line, said) in [
             (
                 "BdsDxe: starting Boot0004 \"Windows Boot Manager\" from HD(1,GPT,7B1C)/\\EFI\\\
                  Microsoft\\Boot\\bootmgfw.efi",
-                starts("Windows Boot Manager", true),
+                starts("Windows Boot Manager", On::Disk),
             ),
             (
                 "BdsDxe: starting Boot0001 \"UEFI QEMU DVD-ROM QM00003 \" from PciRoot(0x0)/\
                  Pci(0x1F,0x2)/Sata(0x1,0xFFFF,0x0)",
-                starts("UEFI QEMU DVD-ROM QM00003 ", false),
+                starts("UEFI QEMU DVD-ROM QM00003 ", On::Medium),
             ),
             (
                 "BdsDxe: starting Boot0001 \"UEFI Transom USB CD-ROM 1 \" from PciRoot(0x0)/\
                  Pci(0x2,0x0)/USB(0x4,0x0)",
-                starts("UEFI Transom USB CD-ROM 1 ", false),
+                starts("UEFI Transom USB CD-ROM 1 ", On::Medium),
             ),
             (
                 "BdsDxe: starting Boot0001 \"UEFI TRANSOM SCSI disk \" from PciRoot(0x0)/\
                  Pci(0x3,0x0)/Scsi(0x0,0x0)",
-                starts("UEFI TRANSOM SCSI disk ", true),
+                starts("UEFI TRANSOM SCSI disk ", On::Disk),
             ),
             (
                 "BdsDxe: starting Boot0003 \"UEFI PXEv4 (MAC:525400000001)\" from PciRoot(0x0)/\
                  Pci(0x4,0x0)/MAC(525400000001,0x1)/IPv4(0.0.0.0)",
-                starts("UEFI PXEv4 (MAC:525400000001)", false),
+                starts("UEFI PXEv4 (MAC:525400000001)", On::Other),
+            ),
+            (
+                "BdsDxe: starting Boot0000 \"UiApp\" from Fv(7CB8BDC9)/FvFile(462C)",
+                starts("UiApp", On::Other),
             ),
             ("BdsDxe: loading Boot0001 \"x\" from HD(1)", None),
             (

@@ -89,9 +89,14 @@ impl Volume {
         }
     }
 
+    /// The mark that the guest has started from its disk before, if it has.
+    pub fn mark(&self) -> Option<PathBuf> {
+        Some(self.file("boot")).filter(|path| path.exists())
+    }
+
     /// Whether the guest has started from its disk before.
     pub fn has_booted(&self) -> bool {
-        self.file("boot").exists()
+        self.mark().is_some()
     }
 
     /// Remembers that it has.
