@@ -77,12 +77,17 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
 
 /// The setup of Windows 11 in the hands of a person insists on Secure Boot and a TPM.
 pub fn suit(said: &mut Said, source: &Source) {
-    let windows = &said.settings.windows;
-    let eleven = matches!(&windows.version, Version::Windows(it) if it.id.starts_with("win11"));
-    let by_hand = windows.manual && matches!(source, Source::Medium(_));
-    if eleven && by_hand && !said.names.contains("BOOT_MODE") {
+    let by_hand = said.settings.windows.manual && matches!(source, Source::Medium(_));
+    if by_hand && insists(said) {
         said.settings.machine.boot = Boot::Secure;
     }
+}
+
+/// Whether this is Windows 11 without what its setup insists on, and nobody said so.
+pub fn insists(said: &Said) -> bool {
+    let version = &said.settings.windows.version;
+    let eleven = matches!(version, Version::Windows(it) if it.id.starts_with("win11"));
+    eleven && said.settings.machine.boot != Boot::Secure && !said.names.contains("BOOT_MODE")
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What the pod would do: settings, sizes and source, from the environment and the host.
 
+mod media;
 mod notes;
 
 use std::fmt::Write as _;
@@ -84,7 +85,8 @@ impl Plan {
             Status::Download,
             format!(
                 "VERSION: {} would have to be downloaded, which cannot be done yet: mount its ISO \
-                 as /custom.iso, or set VERSION=probe to see the machine without it",
+                 as /custom.iso or copy it onto the volume, or set VERSION=probe to see the \
+                 machine without it",
                 version.name()
             ),
         ))
@@ -132,7 +134,10 @@ fn source(settings: &Settings, root: &Path, disk: Option<Found>) -> anyhow::Resu
             }
             Ok(Source::Medium(path))
         }
-        version => Ok(Source::Download(version.clone())),
+        version => Ok(match media::on_volume(&volume, settings)? {
+            Some(medium) => Source::Medium(medium),
+            None => Source::Download(version.clone()),
+        }),
     }
 }
 
@@ -280,6 +285,36 @@ mod test {
         assert_eq!(end(&plan(&named, &["storage/my.iso"]).unwrap().source), "my.iso");
         assert_eq!(Failure::status(&plan(&named, &[]).unwrap_err()), Status::Version);
         assert_eq!(Failure::status(&plan(&[], &["custom.iso/"]).unwrap_err()), Status::Iso);
+    }
+
+    #[test]
+    fn a_medium_on_the_volume_is_taken_if_it_is_clear_which() {
+        let source = |words: &[(&str, &str)], files: &[&str]| {
+            let files: Vec<_> = files.iter().map(|file| format!("storage/{file}")).collect();
+            plan(words, &files.iter().map(String::as_str).collect::<Vec<_>>()).map(|it| it.source)
+        };
+        let others = ["drivers.iso", "Start.iso", "mount.iso", "virtio-win-0.1.271.iso", ".x.iso"];
+        let eleven = ("VERSION", "11");
+        let is = |words: &[(&str, &str)], files: &[&str], name: &str| {
+            let source = source(words, &[files, &others, &["y.iso/", "z.img"]].concat()).unwrap();
+            assert_eq!(end(&source), name, "{words:?} {files:?}");
+        };
+        is(&[eleven], &[], "");
+        is(&[eleven], &["Any thing.ISO"], "Any thing.ISO");
+        is(&[eleven], &["a.iso", "win11x64.iso", "win11x64_de.iso"], "win11x64.iso");
+        is(&[("LANGUAGE", "de")], &["win11x64.iso", "win11x64_de.iso"], "win11x64_de.iso");
+        is(&[eleven], &["a.iso", "custom.iso"], "custom.iso");
+        is(&[eleven], &["a.iso", "b.iso", "data.img"], "data.img");
+        let at = [("VERSION", "https://example.com/x/w.iso?sig=1")];
+        is(&at, &["w.iso", "a.iso"], "w.iso");
+        is(&at, &["a.iso"], "");
+
+        let error = source(&[], &["b.iso", "a\u{1b}.iso", "c.iso", "d.iso"]).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Iso);
+        let sentence = error.to_string();
+        assert!(sentence.contains("(a\\u{1b}.iso, b.iso, c.iso…): say which"), "{sentence}");
+        let error = source(&[], &["b.iso", "a.iso"]).unwrap_err().to_string();
+        assert!(error.ends_with("(a.iso, b.iso): say which, as in VERSION=a.iso"), "{error}");
     }
 
     #[test]

@@ -5,9 +5,14 @@ use std::path::Path;
 use vmm::config::Config;
 
 use super::Source;
-use crate::settings::Settings;
+use crate::disks::{self, below};
+use crate::firmware;
+use crate::medium::is_microsofts;
+use crate::pod::machine;
 use crate::settings::environment::Said;
+use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
+use crate::settings::{Settings, Way};
 
 /// Variables of an installation that answers itself.
 const INSTALLATION: [&str; 16] = [
@@ -44,6 +49,10 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
                 medium.display()
             ));
         }
+        let written = disks::find(0, &said.settings, root).ok().flatten();
+        if !written.is_some_and(|it| it.disk.is_written()) && is_microsofts(medium) {
+            notes.extend(lacks(said, root));
+        }
     }
     if root.join("shared").is_dir() {
         notes.push(
@@ -58,6 +67,41 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
             "KEYBOARD={layout}: no such layout of viewers is known: the screen takes keys as on \
              one of the United States"
         ));
+    }
+    notes
+}
+
+/// What Windows' setup lacks in the hands of a person.
+fn lacks(said: &Said, root: &Path) -> Vec<String> {
+    let settings = &said.settings;
+    let mut notes = Vec::new();
+    let drivers = machine::further_media(root, &below(root, &settings.storage.folder));
+    let bus = &settings.disk.controller;
+    let driver = match bus.is {
+        _ if settings.disk.disable => None,
+        Bus::Scsi => Some("vioscsi"),
+        Bus::Blk => Some("viostor"),
+        _ => None,
+    };
+    let mount = "mount the ISO of virtio-win as /drivers.iso";
+    match driver {
+        _ if !drivers.is_empty() => {}
+        Some(driver) => notes.push(format!(
+            "DISK_TYPE={}: Windows' setup has no driver for such a disk, nor Windows for the \
+             network card: {mount} and load {driver} and NetKVM from there, or say DISK_TYPE=nvme \
+             and keep it",
+            bus.show()
+        )),
+        None if settings.network.kind == Way::None => {}
+        None => notes.push(format!(
+            "Windows has no driver for the network card: {mount} and install NetKVM from there"
+        )),
+    }
+    if firmware::insists(said) {
+        notes.push(
+            "if this is Windows 11, its setup wants Secure Boot and a TPM: say MANUAL=Y for both"
+                .to_owned(),
+        );
     }
     notes
 }
@@ -94,5 +138,38 @@ mod test {
         assert!(strange[0].starts_with("KEYBOARD=zz-ZZ: "), "{strange:?}");
         std::fs::create_dir(root.path().join("shared")).unwrap();
         assert!(of(&[], &Source::Probe)[0].starts_with("/shared is mounted"));
+    }
+
+    #[test]
+    fn what_windows_setup_lacks_is_said_before_a_person_looks_for_it() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        std::fs::create_dir(path("storage")).unwrap();
+        let medium = Source::Medium(path("custom.iso"));
+        let of = |words: &[(&str, &str)]| {
+            let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+            let mut said = read(&words).unwrap();
+            firmware::suit(&mut said, &medium);
+            notes(&said, &medium, root.path())
+        };
+        std::fs::write(path("custom.iso"), [0; 1 << 16]).unwrap();
+        assert_eq!(of(&[]), [""; 0]);
+        std::fs::write(path("custom.iso"), crate::medium::of_microsoft()).unwrap();
+        let both = of(&[]);
+        assert!(both[0].starts_with("DISK_TYPE=scsi: ") && both[0].contains("load vioscsi"));
+        assert!(both[0].contains("/drivers.iso") && both[0].contains("DISK_TYPE=nvme"), "{both:?}");
+        assert!(both[1].contains("MANUAL=Y") && both.len() == 2, "{both:?}");
+        let manual = ("MANUAL", "Y");
+        assert!(of(&[manual, ("DISK_TYPE", "blk")])[0].contains("load viostor"));
+        let nvme = [manual, ("DISK_TYPE", "nvme")];
+        assert!(of(&nvme)[0].starts_with("Windows has no driver for the network card: "));
+        assert_eq!(of(&[&nvme[..], &[("NETWORK", "none")]].concat()), [""; 0]);
+        assert_eq!(of(&[("BOOT_MODE", "windows"), ("DISK_TYPE", "nvme")]).len(), 1);
+        std::fs::write(path("drivers.iso"), "x").unwrap();
+        assert_eq!(of(&[manual]), [""; 0]);
+        // Somebody is past that.
+        std::fs::remove_file(path("drivers.iso")).unwrap();
+        std::fs::write(path("storage/data.img"), "x").unwrap();
+        assert_eq!(of(&[]), [""; 0]);
     }
 }

@@ -272,7 +272,9 @@ mod test {
         };
         let soon = Duration::from_secs(5);
         for _ in 0..2 {
-            [2, 4, 8, 16, 32].map(|seconds| round(soon, Some(seconds)));
+            for seconds in [2, 4, 8, 16, 32] {
+                round(soon, Some(seconds));
+            }
             round(soon, None);
         }
         round(soon, Some(2));
