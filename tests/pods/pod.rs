@@ -393,9 +393,25 @@ fn mounts(town: &Town, profile: &Profile, folder: &Path) -> anyhow::Result<Vec<V
         bound("/storage", &folder.join("volume"), "rw"),
     ];
     if profile.medium {
-        mounts.push(bound("/custom.iso", &lab::asset("BOOT_CD")?, "ro"));
+        mounts.push(bound("/custom.iso", &medium(folder)?, "ro"));
     }
     Ok(mounts)
+}
+
+/// What the CD's shell does where it would say something, as long as that.
+const SAYS: &str = "@echo -off\r\necho started from the CD\r\n";
+const ASKS: &str = "pause\r\necho a key was pressed\r\n       ";
+
+/// A CD that says it is Microsoft's (ISO 9660, the publisher), and asks for a key.
+fn medium(folder: &Path) -> anyhow::Result<PathBuf> {
+    let mut cd = fs::read(lab::asset("BOOT_CD")?)?;
+    let at = cd.windows(SAYS.len()).position(|it| it == SAYS.as_bytes()).context("another CD")?;
+    cd[at..][..SAYS.len()].copy_from_slice(ASKS.as_bytes());
+    let publisher = 16 * 2048 + 318;
+    cd[publisher..][..9].copy_from_slice(b"MICROSOFT");
+    let path = folder.join("medium.iso");
+    fs::write(&path, cd)?;
+    Ok(path)
 }
 
 /// A device of this host, as a device plugin lends it.
