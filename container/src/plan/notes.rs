@@ -1,5 +1,6 @@
 //! What was said and has no effect on what the machine runs.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use vmm::config::Config;
@@ -9,10 +10,11 @@ use crate::disks::{self, below};
 use crate::firmware;
 use crate::medium::is_microsofts;
 use crate::pod::machine;
+use crate::settings::Way;
 use crate::settings::environment::Said;
 use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
-use crate::settings::{Settings, Way};
+use crate::settings::version::Version;
 
 /// Variables of an installation that answers itself.
 const INSTALLATION: [&str; 16] = [
@@ -38,7 +40,8 @@ const INSTALLATION: [&str; 16] = [
 pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     if let Source::Medium(medium) = source {
-        let is_its_name = |name: &str| name == "VERSION" && is_file(&said.settings);
+        let version = &said.settings.windows.version;
+        let is_its_name = |name: &str| name == "VERSION" && names_it(version, medium);
         let names = INSTALLATION.into_iter().filter(|name| said.names.contains(name));
         let names: Vec<_> = names.filter(|name| !is_its_name(name)).collect();
         let has = if names.len() == 1 { "has" } else { "have" };
@@ -106,9 +109,15 @@ fn lacks(said: &Said, root: &Path) -> Vec<String> {
     notes
 }
 
-/// Whether the version is the name of a medium.
-fn is_file(settings: &Settings) -> bool {
-    matches!(settings.windows.version, crate::settings::version::Version::File(_))
+/// Whether this medium is taken because of the version.
+fn names_it(version: &Version, medium: &Path) -> bool {
+    let name = medium.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    match version {
+        Version::File(_) => true,
+        Version::Url(url) => url.contains(name),
+        Version::Windows(product) => name.starts_with(product.id),
+        Version::Probe => false,
+    }
 }
 
 #[cfg(test)]
@@ -132,6 +141,10 @@ mod test {
             of(&words, &medium),
             ["EDITION, VERSION have no effect: a person installs what is on /custom.iso"]
         );
+        let [ten, url] = [("VERSION", "10"), ("VERSION", "https://example.com/x.iso")];
+        assert_eq!(of(&[ten], &Source::Medium("/storage/win10x64_de.iso".into())), [""; 0]);
+        assert_eq!(of(&[url], &Source::Medium("/storage/x.iso".into())), [""; 0]);
+        assert!(of(&[ten], &Source::Medium("/storage/x.iso".into()))[0].starts_with("VERSION has"));
         // Who has it installed may go on saying how.
         assert_eq!(of(&words, &Source::Disk("/storage/data.img".into())), [""; 0]);
         let strange = of(&[("KEYBOARD", "zz-ZZ")], &Source::Probe);

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use vmm::control::Command;
@@ -198,13 +199,16 @@ async fn seen(control: &Path) {
     loop {
         sleep(LOOK).await;
         let Ok(told) = asked::ask(control, Command::Status).await else { continue };
-        let here = since.elapsed().as_secs();
-        let came =
-            |viewer: &serde_json::Value| viewer["seconds"].as_u64().is_some_and(|it| it <= here);
-        if told["viewers"].as_array().is_some_and(|viewers| viewers.iter().any(came)) {
+        if has_come(&told, since.elapsed()) {
             return;
         }
     }
+}
+
+/// Whether the machine's status tells of a viewer that has come within this time.
+fn has_come(told: &Value, within: Duration) -> bool {
+    let came = |viewer: &Value| viewer["seconds"].as_u64().is_some_and(|it| it <= within.as_secs());
+    told["viewers"].as_array().is_some_and(|viewers| viewers.iter().any(came))
 }
 
 #[cfg(test)]
@@ -281,6 +285,18 @@ mod test {
         round(soon, Some(4));
         // It was used.
         round(2 * LONG, Some(2));
+    }
+
+    #[test]
+    fn only_who_comes_later_is_waited_for() {
+        let viewers = |seconds: &[u64]| -> Value {
+            let viewers = seconds.iter().map(|it| serde_json::json!({ "seconds": it }));
+            serde_json::json!({ "viewers": viewers.collect::<Vec<_>>() })
+        };
+        let within = Duration::from_secs(600);
+        assert!(!has_come(&viewers(&[]), within) && !has_come(&viewers(&[601, 7000]), within));
+        assert!(has_come(&viewers(&[7000, 1]), within));
+        assert!(!has_come(&Value::Null, within));
     }
 
     #[tokio::test]
