@@ -1,8 +1,10 @@
 //! Install media, as far as the start of a CD tells who made it (ISO 9660, ECMA-119).
 
-use std::fs::{self, File};
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+
+use crate::files;
 
 /// The first volume descriptor, which is the primary one (ECMA-119 6.7.1, 8.4).
 const PRIMARY: u64 = 16 * 2048;
@@ -19,11 +21,8 @@ const PROGRAM: usize = 574;
 /// starts. What cannot be read is none.
 pub fn is_microsofts(path: &Path) -> bool {
     let mut start = [0; LENGTH];
-    // Of anything else reading may never end.
-    let plain = |it: fs::FileType| it.is_file() || it.is_block_device();
-    fs::metadata(path).is_ok_and(|told| plain(told.file_type()))
-        && File::open(path).is_ok_and(|it| it.read_exact_at(&mut start, PRIMARY).is_ok())
-        && says(&start)
+    let file = files::open(path, File::options().read(true));
+    file.is_ok_and(|it| it.read_exact_at(&mut start, PRIMARY).is_ok()) && says(&start)
 }
 
 /// Whether a volume descriptor says so.
@@ -46,6 +45,8 @@ pub fn of_microsoft() -> Vec<u8> {
 
 #[cfg(test)]
 mod test {
+    use std::fs;
+
     use super::*;
 
     #[test]
