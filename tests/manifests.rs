@@ -105,7 +105,7 @@ fn each_manifest_fits_its_schema() -> Result<()> {
         return Ok(());
     }
     let mut texts = vec![fs::read_to_string(folder().join("fleet/service.yaml"))?];
-    for part in ["base", "monitor"] {
+    for part in ["base", "egress", "monitor"] {
         for file in fs::read_dir(folder().join(part))? {
             texts.push(fs::read_to_string(file?.path())?);
         }
@@ -172,6 +172,47 @@ fn no_stranger_at_the_web_port_keeps_a_probe_out() -> Result<()> {
 }
 
 #[test]
+fn an_installation_is_seen() -> Result<()> {
+    if !runs_here("the service's addresses") {
+        return Ok(());
+    }
+    // The pod is ready when a remote desktop answers, and that is long after the screen is there.
+    let service = one("base", "Service")?;
+    ensure!(service["spec"]["publishNotReadyAddresses"] == true, "{service}");
+    let ingress = one("base", "Ingress")?;
+    let behind = &ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"];
+    ensure!(*behind == service["metadata"]["name"], "{ingress}");
+    Ok(())
+}
+
+#[test]
+fn the_guest_reaches_both_internets_and_no_private_network() -> Result<()> {
+    if !runs_here("the guest's ways out") {
+        return Ok(());
+    }
+    let policy = &one("egress", "NetworkPolicy")?["spec"];
+    // Ports of the guest are open as the profile says.
+    ensure!(policy["policyTypes"] == serde_json::json!(["Egress"]), "{policy}");
+    let rules = policy["egress"].as_array().context("egress")?.iter();
+    let (dns, rest): (Vec<_>, Vec<_>) = rules.partition(|it| it.get("ports").is_some());
+    let blocks = |rule: &Value| {
+        let to = rule["to"].as_array().into_iter().flatten();
+        to.filter_map(|it| it.get("ipBlock").cloned()).collect::<Vec<_>>()
+    };
+    ensure!(dns.iter().flat_map(|it| blocks(it)).any(|it| it["cidr"] == "169.254.0.0/16"));
+    let rest: Vec<_> = rest.iter().flat_map(|it| blocks(it)).collect();
+    for (all, private) in [
+        ("0.0.0.0/0", &["10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"][..]),
+        ("::/0", &["fc00::/7", "fe80::/10"]),
+    ] {
+        let block = rest.iter().find(|it| it["cidr"] == all).context(all)?;
+        let except = block["except"].as_array().context("except")?;
+        ensure!(private.iter().all(|it| except.iter().any(|block| block == it)), "{block}");
+    }
+    Ok(())
+}
+
+#[test]
 fn profiles_are_what_they_say() -> Result<()> {
     const TEST: &str = "profiles put together by kustomize";
     if !runs_here(TEST) {
@@ -198,6 +239,8 @@ fn profiles_are_what_they_say() -> Result<()> {
         } else {
             ensure!(strict.is_err(), "{profile} is restricted, and says {policy}");
         }
+        let narrowed = find(&all, "NetworkPolicy").is_ok();
+        ensure!(narrowed == (profile != "compat"), "{profile}: a NetworkPolicy: {narrowed}");
         ensure!(pod["terminationGracePeriodSeconds"].as_u64() > Some(105), "{profile}: {pod}");
         pods.push((profile, owner.clone(), pod));
     }
@@ -224,7 +267,7 @@ fn the_monitor_goes_with_a_profile() -> Result<()> {
         return Ok(());
     }
     let own = tempfile::tempdir()?;
-    for part in ["base", "tap", "monitor"] {
+    for part in ["base", "egress", "tap", "monitor"] {
         let (from, to) = (folder().join(part), own.path().join(part));
         fs::create_dir(&to)?;
         for file in fs::read_dir(from)? {
