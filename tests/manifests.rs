@@ -8,6 +8,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use container::ask;
+use container::settings::environment;
+use container::settings::host::Host;
+use container::settings::settle::settle;
 use serde_json::Value;
 use transom_tests::program::not_run;
 use transom_tests::python::{PYTHON, fetch};
@@ -171,6 +174,44 @@ fn no_stranger_at_the_web_port_keeps_a_probe_out() -> Result<()> {
     Ok(())
 }
 
+/// Bytes of a quantity in `Gi`.
+fn gibibytes(quantity: &Value) -> Result<u64> {
+    let count = quantity.as_str().and_then(|it| it.strip_suffix("Gi"));
+    Ok(count.with_context(|| format!("{quantity}: no Gi"))?.parse::<u64>()? << 30)
+}
+
+/// What a claim asks for.
+fn room_of(claim: &Value) -> &Value {
+    &claim["spec"]["resources"]["requests"]["storage"]
+}
+
+#[test]
+fn the_machine_fits_its_pod_and_its_volume() -> Result<()> {
+    if !runs_here("limits") {
+        return Ok(());
+    }
+    let deployment = one("base", "Deployment")?;
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    let env = container["env"].as_array().context("env")?.iter();
+    let words = env.filter_map(|it| Some((it["name"].as_str()?, it["value"].as_str()?)));
+    let words = words.map(|(name, value)| (name.into(), value.into())).collect();
+    let volume = gibibytes(room_of(&one("base", "PersistentVolumeClaim")?))?;
+    let host = Host {
+        processors: 2,
+        free: 64 << 30,
+        // The pod's own programs have some already.
+        memory: gibibytes(&container["resources"]["limits"]["memory"])? - (128 << 20),
+        // A medium is there, and the file system's own.
+        room: Some(volume - (15 << 29)),
+        ..Host::default()
+    };
+    let said = environment::read(&words)?;
+    let (sizes, notes) = settle(&said, &host)?;
+    ensure!(notes.is_empty() && sizes.memory == 4 << 30, "{sizes:?}, {notes:?}");
+    ensure!(host.room >= Some(sizes.disk), "{volume} are little for {}", sizes.disk);
+    Ok(())
+}
+
 #[test]
 fn an_installation_is_seen() -> Result<()> {
     if !runs_here("the service's addresses") {
@@ -255,6 +296,8 @@ fn profiles_are_what_they_say() -> Result<()> {
     let claims = fleet["volumeClaimTemplates"].as_array().context("no volumes of their own")?;
     let name = &claims.first().context("no volume")?["metadata"]["name"];
     let mounts = fleet["template"]["spec"]["containers"][0]["volumeMounts"].as_array();
+    let one = one("base", "PersistentVolumeClaim")?;
+    ensure!(room_of(&claims[0]) == room_of(&one), "{claims:?}");
     let mount = mounts.and_then(|all| all.iter().find(|it| it["name"] == *name));
     ensure!(mount.is_some_and(|it| it["mountPath"] == "/storage"), "{fleet}");
     Ok(())

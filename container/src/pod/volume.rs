@@ -46,8 +46,8 @@ impl Volume {
         fs::remove_file(&trial).ok();
         match tried {
             Err(error) if is_full(&error) && matches!(source, Source::Disk(_)) => tracing::warn!(
-                "STORAGE={}: it is full: what the guest writes to new places fails, until \
-                 something is deleted in the guest or on the volume",
+                "STORAGE={}: it is full: a guest that writes to new places stands still until \
+                 there is room: make some on the volume, or in the guest before that",
                 folder.display()
             ),
             tried => {
@@ -259,7 +259,7 @@ impl Volume {
         anyhow::ensure!(!allocate, "ALLOCATE=Y takes {needs} more, and {free} are free: {out}");
         story.tell(&format!(
             "the disk may take {needs} more, and {free} are free on the volume: when that is full, \
-             what the guest writes fails: {out}"
+             the guest stands still until there is room: {out}"
         ));
         Ok(())
     }

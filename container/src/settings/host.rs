@@ -10,7 +10,9 @@ pub struct Host {
     pub processors: u32,
     /// Processors' worth of time that it gets, if that is limited: rounded up.
     pub quota: Option<u32>,
-    /// Memory that is free for the pod, in bytes.
+    /// Memory that is free on the host, in bytes.
+    pub free: u64,
+    /// What of it is free for the pod, whose control group may have a limit.
     pub memory: u64,
     /// Its file system's cache, which counts as used, gives way by itself.
     pub zfs: bool,
@@ -26,11 +28,12 @@ impl Host {
     /// Looks at the host whose file systems are below `root`, and at the volume there.
     pub fn read(root: &Path, volume: &Path) -> Self {
         let limits = Limits::read(root);
-        let free = meminfo(&root.join("proc/meminfo"), "MemAvailable");
+        let free = meminfo(&root.join("proc/meminfo"), "MemAvailable").unwrap_or(0);
         Self {
             processors: processors(root, &limits).max(1),
             quota: limits.quota,
-            memory: free.unwrap_or(0).min(limits.memory.map_or(u64::MAX, |it| it.free)),
+            free,
+            memory: limits.memory.map_or(free, |it| free.min(it.free)),
             zfs: root.join("proc/spl/kstat/zfs/arcstats").exists(),
             room: room(volume),
             disk: None,
@@ -271,7 +274,7 @@ mod test {
             ("sys/fs/cgroup/cpu.max", "250000 100000\n"),
             ("sys/fs/cgroup/cpuset.cpus.effective", "0-1,4\n"),
         ]);
-        assert_eq!(limited.memory, 7 * GIB);
+        assert_eq!((limited.free, limited.memory), (16 * GIB, 7 * GIB));
         assert_eq!((limited.processors, limited.quota), (3, Some(3)));
     }
 

@@ -92,17 +92,19 @@ fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 
 /// What stays free when the machine takes all.
 const SPARE: u64 = 1536 * MIB;
 const SPARE_LITTLE: u64 = 512 * MIB;
+const THREE_GIB: u64 = 3 * GIB;
 /// What must be left beside the machine.
 const MARGIN: u64 = 500 * MIB;
 
-/// All memory that can be had, as the reference image counts it.
-fn all_of(available: u64) -> u64 {
-    let taken = match available {
-        0..GIB => available / 2,
-        _ if available.saturating_sub(SPARE) < 3 * GIB => available.saturating_sub(SPARE_LITTLE),
-        _ => available - SPARE,
+/// All memory that can be had: of the host's as the reference image counts it. What a control group
+/// leaves us is nobody else's, and only our own programs need some of it.
+fn all_of(host: &Host) -> u64 {
+    let little = |free: u64| if free < GIB { free / 2 } else { free - SPARE_LITTLE };
+    let taken = match host.free.saturating_sub(SPARE) {
+        0..THREE_GIB => little(host.free),
+        much => much,
     };
-    taken / MIB * MIB
+    taken.min(little(host.memory)) / MIB * MIB
 }
 
 fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Result<u64> {
@@ -110,14 +112,14 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
     let fail = |sentence: String| Failure::new(Status::Memory, sentence);
     let free = host.memory;
     let mut wanted = match settings.memory.size.0 {
-        Share::Max => all_of(free),
+        Share::Max => all_of(host),
         Share::Half => free / 2 / MIB * MIB,
         Share::Exactly(size) => size.0 / MIB * MIB,
     };
     let short = wanted.saturating_add(MARGIN) > free;
     let exact = matches!(settings.memory.size.0, Share::Exactly(_));
     if exact && short && settings.memory.check && !host.zfs {
-        let less = all_of(free);
+        let less = all_of(host);
         if less < wanted {
             notes.push(format!(
                 "RAM_SIZE={said}: only {} are free, and the machine gets {}",
@@ -126,11 +128,16 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
             ));
             wanted = less;
         }
-    } else if exact && wanted.saturating_add(SPARE) > free {
+    } else if exact && short && free < host.free {
+        notes.push(format!(
+            "RAM_SIZE={said}: the pod's memory limit leaves {}: raise it, or take less",
+            in_mib(free)
+        ));
+    } else if exact && wanted.saturating_add(SPARE) > host.free {
         notes.push(format!(
             "RAM_SIZE={said}: {} are free, so that little is left for the host: take less if it \
              swaps",
-            in_mib(free)
+            in_mib(host.free)
         ));
     }
     let (needs, _) = settings.windows.version.needs();
@@ -284,7 +291,9 @@ mod test {
     fn host() -> Host {
         let room = Some(100 * GIB);
         let rooms = [room, room, room, None, None];
-        Host { processors: 8, quota: None, memory: 16 * GIB, zfs: false, room, disk: None, rooms }
+        let [free, memory] = [16 * GIB; 2];
+        let disk = None;
+        Host { processors: 8, quota: None, free, memory, zfs: false, room, disk, rooms }
     }
 
     fn settled(words: &[(&str, &str)], host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
@@ -335,10 +344,11 @@ mod test {
 
     #[test]
     fn the_largest_memory_leaves_less_where_there_is_little() {
-        assert_eq!(all_of(16 * GIB), 16 * GIB - 1536 * MIB);
-        assert_eq!(all_of(4 * GIB), 4 * GIB - 512 * MIB);
-        assert_eq!(all_of(600 * MIB), 300 * MIB);
-        assert_eq!(all_of(0), 0);
+        let all = |memory| all_of(&Host { free: memory, memory, ..host() });
+        assert_eq!(all(16 * GIB), 16 * GIB - 1536 * MIB);
+        assert_eq!(all(4 * GIB), 4 * GIB - 512 * MIB);
+        assert_eq!(all(600 * MIB), 300 * MIB);
+        assert_eq!(all(0), 0);
     }
 
     #[test]
@@ -370,6 +380,21 @@ mod test {
         let (near, notes) = settled(&[("RAM_SIZE", "15G")], &host()).unwrap();
         assert_eq!(near.memory, 15 * GIB);
         assert!(notes[0].contains("little is left"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_limit_of_the_pod_spares_nothing_for_the_host() {
+        let of = |words: &[(&str, &str)], memory: u64| settled(words, &Host { memory, ..host() });
+        let (sizes, notes) = of(&[("RAM_SIZE", "4G")], 5 * GIB - 200 * MIB).unwrap();
+        assert_eq!((sizes.memory, notes), (4 * GIB, Vec::new()));
+        assert_eq!(of(&[("RAM_SIZE", "max")], 8 * GIB).unwrap().0.memory, 8 * GIB - 512 * MIB);
+        // Beside others on the host it is the host that is short.
+        assert_eq!(of(&[("RAM_SIZE", "max")], 15 * GIB).unwrap().0.memory, 16 * GIB - 1536 * MIB);
+        let (less, notes) = of(&[("RAM_SIZE", "5G")], 5 * GIB).unwrap();
+        assert_eq!((less.memory, notes.len()), (5 * GIB - 512 * MIB, 1));
+        let (all, notes) = of(&[("RAM_SIZE", "5G"), ("RAM_CHECK", "N")], 5 * GIB).unwrap();
+        assert_eq!(all.memory, 5 * GIB);
+        assert!(notes[0].contains("limit leaves 5G: raise it"), "{notes:?}");
     }
 
     #[test]
