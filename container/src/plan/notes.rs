@@ -36,6 +36,21 @@ const INSTALLATION: [&str; 16] = [
     "VERSION",
 ];
 
+/// Folders and files that the reference image shares, copies, reads or runs.
+const MOUNTS: [&str; 10] = [
+    "shared",
+    "data",
+    "shared2",
+    "data2",
+    "shared3",
+    "data3",
+    "oem",
+    "OEM",
+    "custom.xml",
+    "run/start.sh",
+];
+const ON_VOLUME: [&str; 5] = ["shared", "data", "oem", "OEM", "custom.xml"];
+
 /// A sentence for each such thing.
 pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
     let mut notes = Vec::new();
@@ -57,13 +72,8 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
             notes.extend(lacks(said, root));
         }
     }
-    if root.join("shared").is_dir() {
-        notes.push(
-            "/shared is mounted, and the guest does not see it: put files into /oem before the \
-             installation, or copy them through a remote desktop"
-                .to_owned(),
-        );
-    }
+    notes.extend(unused(Path::new("/"), &MOUNTS, source, root));
+    notes.extend(unused(&said.settings.storage.folder, &ON_VOLUME, source, root));
     let layout = said.settings.windows.keyboard.as_ref().map(|it| it.show());
     if let Some(layout) = layout.filter(|it| Config::default().set("keyboard", it).is_err()) {
         notes.push(format!(
@@ -120,6 +130,37 @@ fn names_it(version: &Version, medium: &Path) -> bool {
     }
 }
 
+/// Sentences on what the reference image takes from this folder, and this one does not.
+fn unused(folder: &Path, names: &[&str], source: &Source, root: &Path) -> Vec<String> {
+    let installs = matches!(source, Source::Medium(_));
+    let sentence = |name: &&str| {
+        let path = folder.join(name);
+        let there = below(root, &path);
+        let what = match *name {
+            "run/start.sh" => "is not run: use an init container, or a hook of the engine",
+            "custom.xml" => {
+                "answers nothing: name it Autounattend.xml on an ISO at /mount.iso, where \
+                 Windows' setup looks for it"
+            }
+            "oem" | "OEM" => {
+                "is not copied into the guest: mount an ISO of it as /mount.iso, or copy it \
+                 through a remote desktop"
+            }
+            _ => {
+                "is shared with nobody: mount an ISO of it as /mount.iso, or copy files through \
+                 a remote desktop"
+            }
+        };
+        let applies = match *name {
+            "run/start.sh" => there.exists(),
+            "custom.xml" | "oem" | "OEM" => installs && there.exists(),
+            _ => there.is_dir(),
+        };
+        applies.then(|| format!("{} {what}", path.display()))
+    };
+    names.iter().filter_map(sentence).collect()
+}
+
 #[cfg(test)]
 mod test {
     use crate::settings::environment::read;
@@ -149,8 +190,38 @@ mod test {
         assert_eq!(of(&words, &Source::Disk("/storage/data.img".into())), [""; 0]);
         let strange = of(&[("KEYBOARD", "zz-ZZ")], &Source::Probe);
         assert!(strange[0].starts_with("KEYBOARD=zz-ZZ: "), "{strange:?}");
-        std::fs::create_dir(root.path().join("shared")).unwrap();
-        assert!(of(&[], &Source::Probe)[0].starts_with("/shared is mounted"));
+    }
+
+    #[test]
+    fn what_is_mounted_and_not_used_is_said_where_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let of = |source: &Source| notes(&read(&[].into()).unwrap(), source, root.path());
+        let [medium, disk] = ["/custom.iso", "/storage/data.img"];
+        let [medium, disk] = [Source::Medium(medium.into()), Source::Disk(disk.into())];
+        // Disks are no folders.
+        std::fs::create_dir_all(root.path().join("storage")).unwrap();
+        std::fs::write(root.path().join("data"), "").unwrap();
+        assert_eq!(of(&medium), [""; 0]);
+        std::fs::remove_file(root.path().join("data")).unwrap();
+        for name in ["shared", "data", "shared2", "shared3", "storage/shared", "storage/data"] {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+            let said = of(&disk);
+            assert!(
+                said.iter().any(|it| it.starts_with(&format!("/{name} is shared with nobody")))
+            );
+        }
+        for name in ["oem/a", "storage/OEM/a", "custom.xml", "run/start.sh"] {
+            let path = root.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let (installed, all) = (of(&disk), of(&medium));
+        assert_eq!((installed.len(), all.len()), (7, 10), "{all:?}");
+        assert!(installed[4].starts_with("/run/start.sh is not run: "), "{installed:?}");
+        for start in ["/oem is not copied", "/storage/OEM is not copied", "/custom.xml answers"] {
+            assert!(all.iter().any(|it| it.starts_with(start)), "{start}: {all:?}");
+        }
+        assert!(all.iter().all(|it| it.len() < 150), "{all:?}");
     }
 
     #[test]

@@ -71,8 +71,8 @@ pub(super) const MEDIA: &[Variable] = variables! {
 pub(super) const SHARES: &[Variable] = variables! {
     /// A network share with the folder /shared.
     ignored "SAMBA" = "N"
-        => "there is no share of our own: put files into /oem before the installation, or copy "
-        "them through a remote desktop";
+        => "there is no share of our own: mount an ISO of the files as /mount.iso, or copy them "
+        "through a remote desktop";
     /// What the share's server says.
     ignored "SAMBA_DEBUG" = "N" => "there is no share of our own: leave it out";
     /// The share cannot be written.
