@@ -24,6 +24,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use rustix::process::Signal;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
@@ -44,6 +45,7 @@ use crate::firmware;
 use crate::jail::{self, Rights};
 use crate::plan::{Plan, Source};
 use crate::settings::environment::Environment;
+use crate::settings::host::{self, Load};
 use crate::settings::translate::{Display, Serial};
 use crate::settings::{Boot, Settings};
 use crate::status::{Failure, Status};
@@ -97,6 +99,8 @@ struct Pod {
     guest: Arc<OnceLock<Place>>,
     /// The guest's own hand.
     agent: Arc<Agent>,
+    /// How many of our control group the kernel ended before, for want of memory.
+    kills: u64,
 }
 
 async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u8> {
@@ -126,7 +130,8 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
     let agent = Arc::new(Agent::new(room.agent()));
     let front = Front::new(story.clone(), room.clone(), &plan, guest.clone(), agent.clone());
     let front = Arc::new(front);
-    let pod = Arc::new(Pod { plan, volume, room, guard, asks, story: story.clone(), guest, agent });
+    let (story, kills) = (story.clone(), host::kills(Path::new("/")));
+    let pod = Arc::new(Pod { plan, volume, room, guard, asks, story, guest, agent, kills });
     let served = web::open(&pod.plan.said.settings, &pod.guard, &front)?.map(tokio::spawn);
     let asked = inquiry::open(&pod.room.pod(), front).map(tokio::spawn)?;
     let status = tokio::select! {
@@ -374,11 +379,10 @@ impl Pod {
     fn ended(&self, ended: ExitStatus) -> anyhow::Result<u8> {
         let app = &self.plan.said.settings.pod.app.0;
         if let Some(signal) = ended.signal() {
-            let sentence = format!(
-                "{app} was ended by signal {signal}: nothing on the disk that \
-                                    was acknowledged is lost; start it again"
-            );
-            return Err(Failure::new(Status::Failed, sentence));
+            let root = Path::new("/");
+            let starved = signal == Signal::KILL.as_raw() && host::kills(root) > self.kills;
+            let limited = Load::read(root).is_some_and(|load| load.group.is_some());
+            return Err(cut_off(app, signal, starved.then_some(limited)));
         }
         let code = ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
         if code == 0 {
@@ -386,6 +390,17 @@ impl Pod {
         }
         Ok(code)
     }
+}
+
+/// A signal ended the machine; for want of memory if it is said whether the pod has a limit.
+fn cut_off(app: &str, signal: i32, starved: Option<bool>) -> anyhow::Error {
+    let out = match starved {
+        Some(true) => "the container's memory limit was reached: raise it, or lower RAM_SIZE",
+        Some(false) => "the host had no memory left: free some there, or lower RAM_SIZE",
+        None => "start it again",
+    };
+    let kept = "nothing on the disk that was acknowledged is lost";
+    Failure::new(Status::Failed, format!("{app} was ended by signal {signal}: {out}; {kept}"))
 }
 
 /// Does what takes long in a thread of its own: meanwhile browsers are served, and signals heard.
@@ -443,6 +458,14 @@ mod test {
         assert_eq!(Failure::status(&error), Status::NoKvm);
         assert!(format!("{error:#}").contains("--device /dev/kvm"));
         assert!(check_kvm(Path::new("/dev/null")).is_ok());
+    }
+
+    #[test]
+    fn a_machine_without_memory_is_told_from_one_that_somebody_ended() {
+        let of = |starved| format!("{:#}", cut_off("Windows", 9, starved));
+        assert!(of(None).starts_with("Windows was ended by signal 9: start it again; nothing"));
+        assert!(of(Some(true)).contains("memory limit was reached: raise it, or lower RAM_SIZE"));
+        assert!(of(Some(false)).contains("the host had no memory left"));
     }
 
     #[test]

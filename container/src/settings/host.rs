@@ -76,6 +76,11 @@ fn average(text: &str) -> Option<f64> {
     line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
 }
 
+/// How many of our control group the kernel has ended for want of memory.
+pub fn kills(root: &Path) -> u64 {
+    Limits::read(root).kills.unwrap_or(0)
+}
+
 /// Bytes that we may write below a folder.
 pub fn room(folder: &Path) -> Option<u64> {
     let space = rustix::fs::statvfs(folder).ok()?;
@@ -118,6 +123,7 @@ struct Limits {
     memory: Option<Narrow>,
     quota: Option<u32>,
     set: Option<u32>,
+    kills: Option<u64>,
 }
 
 /// A limit, and what is left of it: the one with the least left comes first.
@@ -175,6 +181,7 @@ impl Limits {
         let mut words = text.split_whitespace().map(|word| word.parse().ok());
         self.time(words.next().flatten(), words.next().flatten());
         self.members(&group.join("cpuset.cpus.effective"));
+        self.ends(&group.join("memory.events"));
     }
 
     fn version1(&mut self, group: &Path) {
@@ -189,6 +196,7 @@ impl Limits {
         self.time(quota, number(&group.join("cpu.cfs_period_us")));
         self.members(&group.join("cpuset.effective_cpus"));
         self.members(&group.join("cpuset.cpus"));
+        self.ends(&group.join("memory.oom_control"));
     }
 
     fn lower(&mut self, memory: Option<Narrow>) {
@@ -200,6 +208,11 @@ impl Limits {
         let Some(quota) = (period != 0).then(|| quota.div_ceil(period)) else { return };
         let quota = u32::try_from(quota).unwrap_or(u32::MAX).max(1);
         self.quota = self.quota.into_iter().chain([quota]).min();
+    }
+
+    /// Our own group comes first; those above it count others, too.
+    fn ends(&mut self, file: &Path) {
+        self.kills = self.kills.or_else(|| line(file, "oom_kill"));
     }
 
     fn members(&mut self, file: &Path) {
@@ -228,17 +241,27 @@ fn number(path: &Path) -> Option<u64> {
 /// What of a group's memory is files that nobody has asked for lately: it gives way by itself, and
 /// after a large download it is most of what is used.
 fn cache(group: &Path, name: &str) -> u64 {
-    let text = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let found = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-    found.unwrap_or(0)
+    line(&group.join("memory.stat"), name).unwrap_or(0)
+}
+
+/// The number behind a name, in a file with one in each line.
+fn line(path: &Path, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 #[cfg(test)]
 mod test {
+    use tempfile::TempDir;
+
     use super::*;
 
     /// A host of eight processors and 16 GiB, with these files besides.
     fn host(files: &[(&str, &str)]) -> Host {
+        Host::read(root(files).path(), Path::new("/does/not/exist"))
+    }
+
+    fn root(files: &[(&str, &str)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
         let cpuinfo: String = (0..8).map(|n| format!("processor\t: {n}\nmodel\t: x\n\n")).collect();
         let usual = [
@@ -250,7 +273,7 @@ mod test {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        Host::read(root.path(), Path::new("/does/not/exist"))
+        root
     }
 
     const GIB: u64 = 1 << 30;
@@ -334,6 +357,26 @@ mod test {
         ]);
         assert_eq!(limited.memory, GIB + GIB / 2);
         assert_eq!((limited.processors, limited.quota), (4, Some(2)));
+    }
+
+    #[test]
+    fn who_was_ended_for_want_of_memory_is_counted_in_our_own_group() {
+        let own = root(&[
+            ("proc/self/cgroup", "0::/pods/one\n"),
+            ("sys/fs/cgroup/cgroup.controllers", ""),
+            ("sys/fs/cgroup/pods/memory.events", "oom 9\noom_kill 9\n"),
+            ("sys/fs/cgroup/pods/one/memory.events", "oom 4\noom_kill 1\noom_group_kill 0\n"),
+        ]);
+        assert_eq!(kills(own.path()), 1);
+        let own = root(&[
+            ("proc/self/cgroup", "4:memory:/docker/x\n"),
+            (
+                "sys/fs/cgroup/memory/docker/x/memory.oom_control",
+                "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            ),
+        ]);
+        assert_eq!(kills(own.path()), 2);
+        assert_eq!(kills(root(&[]).path()), 0);
     }
 
     #[test]
