@@ -21,10 +21,10 @@ const FOLDERS: [&str; 2] = ["usr/share/OVMF", "usr/share/edk2/ovmf"];
 ///
 /// When they are not there.
 pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
-    let template = match boot {
-        Boot::Uefi => "OVMF_VARS_4M.fd",
+    let template = match boot.is_secure() {
+        false => "OVMF_VARS_4M.fd",
         // With the keys of Microsoft and of Debian, and switched on.
-        Boot::Secure => "OVMF_VARS_4M.ms.fd",
+        true => "OVMF_VARS_4M.ms.fd",
     };
     for folder in FOLDERS.map(|folder| root.join(folder)) {
         let both = ["OVMF_CODE_4M.fd", template].map(|name| folder.join(name));
@@ -33,11 +33,11 @@ pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
         }
     }
     let place = FOLDERS[0];
-    let sentence = match boot {
-        Boot::Uefi => format!(
+    let sentence = match boot.is_secure() {
+        false => format!(
             "no firmware is at /{place}: take the image as it is, or mount Debian's package ovmf"
         ),
-        Boot::Secure => format!(
+        true => format!(
             "BOOT_MODE={}: no firmware with Secure Boot is at /{place}: take the image as it is, \
              or say BOOT_MODE=windows",
             boot.show()
@@ -56,12 +56,9 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
     if said.settings.windows.version == Version::Probe {
         return Ok(());
     }
-    let path = volume.join(format!("{}.{MODE}", said.settings.pod.app.0.to_lowercase()));
+    let path = volume.join(format!("{}.{MODE}", said.settings.pod.process()));
     let Ok(text) = files::read(&path) else { return Ok(()) };
     match text.trim() {
-        "windows_secure" | "secure" if !said.names.contains("BOOT_MODE") => {
-            said.settings.machine.boot = Boot::Secure;
-        }
         mode @ ("windows_legacy" | "legacy") => {
             let sentence = format!(
                 "{} says {mode}: what is on the disk starts with a BIOS, and this machine has \
@@ -69,6 +66,10 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
                 path.display()
             );
             return Err(Failure::new(Status::Boot, sentence));
+        }
+        mode if !said.names.contains("BOOT_MODE") => {
+            // Nonsense is nobody's mode.
+            said.settings.machine.boot = Boot::read(mode).unwrap_or_default();
         }
         _ => {}
     }
@@ -128,7 +129,9 @@ mod test {
         };
         assert_eq!(mode("windows_secure\n", &[]).unwrap(), Boot::Secure);
         assert_eq!(mode("windows_secure\n", &["BOOT_MODE"]).unwrap(), Boot::Uefi);
-        assert_eq!(mode("windows_plain", &[]).unwrap(), Boot::Uefi);
+        assert_eq!(mode("windows_plain", &[]).unwrap(), Boot::UefiPlain);
+        assert_eq!(mode("secure", &[]).unwrap(), Boot::SecureBase);
+        assert_eq!(mode("x", &[]).unwrap(), Boot::Uefi);
         let error = mode("windows_legacy", &["BOOT_MODE"]).unwrap_err();
         assert_eq!(Failure::status(&error), Status::Boot);
         assert!(error.to_string().contains("mbr2gpt"), "{error}");

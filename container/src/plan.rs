@@ -100,7 +100,7 @@ fn source(settings: &Settings, root: &Path, disk: Option<Found>) -> anyhow::Resu
     }
     let volume = below(root, &settings.storage.folder);
     // A medium that the user gives goes first, but not over a disk that already has Windows.
-    let app = settings.pod.app.0.to_lowercase();
+    let app = settings.pod.process();
     let disk = disk.map(|found| found.disk).filter(Disk::is_written).map(|disk| disk.path);
     if let Some(disk) = disk.clone().filter(|_| volume.join(format!("{app}.boot")).exists()) {
         return Ok(Source::Disk(disk));

@@ -230,7 +230,7 @@ impl Pod {
     /// The machine's TPM, if it has one.
     fn tpm(&self) -> anyhow::Result<Option<Tpm>> {
         let machine = &self.plan.said.settings.machine;
-        let wanted = machine.tpm.unwrap_or(machine.boot == Boot::Secure);
+        let wanted = machine.tpm.unwrap_or(machine.boot.is_secure());
         let Some(volume) = self.volume.as_ref().filter(|_| wanted) else { return Ok(None) };
         let memory = volume.tpm(machine.boot, machine.clear)?;
         Tpm::start(memory, &self.room.tpm()).map(Some)
@@ -421,7 +421,7 @@ async fn apart<T: Send + 'static>(
 /// media, if there is one.
 fn nothing_starts(source: &Source, boot: Boot, mark: Option<&Path>, last: &str) -> anyhow::Error {
     let out = match source {
-        _ if boot == Boot::Secure && last.contains("Access Denied") => {
+        _ if boot.is_secure() && last.contains("Access Denied") => {
             "Secure Boot refused what nobody signed whom it knows: set BOOT_MODE=windows to start \
              it all the same"
                 .to_owned()

@@ -312,13 +312,34 @@ pub struct Picture {
 }
 
 choices! {
-    /// The firmware.
+    /// The firmware. Words that mean the same have files of their own on the volume.
     Boot:
     /// UEFI.
     #[default]
-    Uefi "windows" or "windows_plain", "uefi";
+    Uefi "windows";
+    /// The same by another word.
+    UefiPlain "windows_plain";
+    /// The same by the word of the reference's base image.
+    UefiBase "uefi";
     /// UEFI with Secure Boot and a TPM.
-    Secure "windows_secure" or "secure";
+    Secure "windows_secure";
+    /// The same by the word of the reference's base image.
+    SecureBase "secure";
+}
+
+impl Boot {
+    /// Whether it is with Secure Boot.
+    pub fn is_secure(self) -> bool {
+        matches!(self, Self::Secure | Self::SecureBase)
+    }
+
+    /// All words that mean the same.
+    pub fn same(self) -> &'static [Self] {
+        match self.is_secure() {
+            true => &[Self::Secure, Self::SecureBase],
+            false => &[Self::Uefi, Self::UefiPlain, Self::UefiBase],
+        }
+    }
 }
 
 /// The machine.
@@ -393,4 +414,11 @@ pub struct Pod {
     pub trace: bool,
     /// The engine of the container.
     pub engine: Option<String>,
+}
+
+impl Pod {
+    /// How the names of the pod's files on the volume begin, as in the reference image.
+    pub fn process(&self) -> String {
+        self.app.0.to_lowercase().replace(' ', "-")
+    }
 }

@@ -54,7 +54,7 @@ impl Volume {
                 tried.map_err(|error| refused(&format!("STORAGE={}", folder.display()), &error))?;
             }
         }
-        Ok(Self { folder, app: settings.pod.app.0.to_lowercase() })
+        Ok(Self { folder, app: settings.pod.process() })
     }
 
     /// A file of the machine's: `windows.END`.
@@ -62,12 +62,12 @@ impl Volume {
         self.folder.join(format!("{}.{end}", self.app))
     }
 
-    /// A file of the firmware's, of which each boot mode has its own: `windows_secure.END`.
+    /// A file of the firmware's, of which each word for a boot mode has its own, whatever APP is:
+    /// `windows_secure.END`. Where it has none, that of another word for the same goes on.
     fn of_mode(&self, boot: Boot, end: &str) -> PathBuf {
-        match boot {
-            Boot::Uefi => self.file(end),
-            Boot::Secure => self.folder.join(format!("{}_secure.{end}", self.app)),
-        }
+        let file = |word: Boot| self.folder.join(format!("{}.{end}", word.show()));
+        let mut words = [boot].into_iter().chain(boot.same().iter().copied()).map(file);
+        words.find(|path| path.exists()).unwrap_or_else(|| file(boot))
     }
 
     /// The boot mode goes on when nothing is said of it any more; the usual one is not written
@@ -77,15 +77,15 @@ impl Volume {
     ///
     /// When it cannot be written.
     pub fn remember(&self, boot: Boot) -> anyhow::Result<()> {
-        match boot {
-            Boot::Uefi => match fs::remove_file(self.file(MODE)) {
+        match boot.is_secure() {
+            false => match fs::remove_file(self.file(MODE)) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     Err(refused(&self.file(MODE).display().to_string(), &error))
                 }
                 _ => Ok(()),
             },
-            Boot::Secure if self.read(MODE).as_deref() == Some(&*boot.show()) => Ok(()),
-            Boot::Secure => self.write(MODE, &format!("{}\n", boot.show())),
+            true if self.read(MODE).as_deref() == Some(&*boot.show()) => Ok(()),
+            true => self.write(MODE, &format!("{}\n", boot.show())),
         }
     }
 
@@ -99,7 +99,8 @@ impl Volume {
         self.mark().is_some()
     }
 
-    /// Remembers that it has.
+    /// Remembers that it has. The reference image starts such a disk as it is, unless there is a
+    /// `windows.base` that names another medium than it is given: so none is written.
     ///
     /// # Errors
     ///
@@ -147,7 +148,7 @@ impl Volume {
             return Ok(path);
         }
         if there.is_some() {
-            let old = self.of_mode(boot, "vars.old");
+            let old = path.with_extension("vars.old");
             let (shown, old_shown) = (path.display(), old.display());
             tracing::warn!("{shown} is of another firmware: it is {old_shown} from now on");
             fs::rename(&path, &old).with_context(|| path.display().to_string())?;
@@ -171,6 +172,13 @@ impl Volume {
             fs::remove_file(&path).ok();
         }
         let shown = path.display();
+        if let Some(other) = self.other_tpm(&path).filter(|_| !clear) {
+            let other = other.display();
+            tracing::warn!(
+                "{shown}: a new TPM: what {other} knows is of another BOOT_MODE: BitLocker will \
+                 ask for its recovery key"
+            );
+        }
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let opened = files::open_itself(&path, options);
@@ -183,6 +191,14 @@ impl Volume {
             return Err(Failure::new(Status::Boot, sentence));
         }
         Ok(file)
+    }
+
+    /// The memory of a TPM that has been used, while that at this place has not.
+    fn other_tpm(&self, path: &Path) -> Option<PathBuf> {
+        let used = |path: &Path| fs::metadata(path).is_ok_and(|told| told.len() > 0);
+        let others = fs::read_dir(&self.folder).ok().filter(|_| !used(path))?;
+        let mut others = others.flatten().map(|entry| entry.path());
+        others.find(|path| path.extension().is_some_and(|it| it == "tpm") && used(path))
     }
 
     /// The machine's disk with this number, from 0: one that is lent as it is, the file that is
@@ -389,5 +405,61 @@ mod test {
         assert_eq!(fs::read(&path).unwrap(), b"damaged");
         assert!(volume.tpm(Boot::Secure, true).is_ok() && fs::read(&path).unwrap().is_empty());
         assert!(!folder.path().join("windows.tpm").exists());
+    }
+
+    #[test]
+    fn each_boot_mode_finds_its_own_files_whatever_the_machine_is_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = Volume { folder: folder.path().to_owned(), app: "my-pc".into() };
+        let of =
+            |boot, end| volume.of_mode(boot, end).strip_prefix(folder.path()).unwrap().to_owned();
+        for boot in [Boot::Uefi, Boot::Secure].iter().flat_map(|it| it.same()) {
+            assert_eq!(of(*boot, "vars"), Path::new(&format!("{}.vars", boot.show())));
+        }
+        // A machine that had another word for the same goes on.
+        fs::write(folder.path().join("uefi.vars"), "x").unwrap();
+        assert_eq!(of(Boot::Uefi, "vars"), Path::new("uefi.vars"));
+        assert_eq!(of(Boot::Secure, "vars"), Path::new("windows_secure.vars"));
+        fs::write(folder.path().join("windows.vars"), "x").unwrap();
+        assert_eq!(of(Boot::Uefi, "vars"), Path::new("windows.vars"));
+        assert_eq!(volume.file("mac"), folder.path().join("my-pc.mac"));
+        volume.remember(Boot::SecureBase).unwrap();
+        assert_eq!(volume.read(MODE).as_deref(), Some("secure"));
+    }
+
+    #[test]
+    fn the_mark_of_a_disk_that_starts_is_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        volume.mark_booted().unwrap();
+        let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["windows.boot"]);
+        assert!(volume.has_booted());
+    }
+
+    #[test]
+    fn a_new_tpm_beside_another_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let [plain, secure] =
+            ["windows", "windows_secure"].map(|it| volume.folder.join(format!("{it}.tpm")));
+        fs::write(&secure, "").unwrap();
+        assert_eq!(volume.other_tpm(&plain), None);
+        fs::write(&secure, TPM_MAGIC).unwrap();
+        assert_eq!(volume.other_tpm(&plain), Some(secure.clone()));
+        assert_eq!(volume.other_tpm(&secure), None);
+        fs::write(&plain, TPM_MAGIC).unwrap();
+        assert_eq!(volume.other_tpm(&plain), None);
+    }
+
+    #[test]
+    fn a_volume_that_may_become_full_is_said_to_stop_the_guest() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let disk = Disk::new(folder.path().join("data.img"), Format::Raw);
+        let story = Story::new();
+        volume.check_room(&disk, 1 << 60, false, &story).unwrap();
+        let said = &story.lines(0).0[0].text;
+        assert!(said.contains("the guest stands still until there is room"), "{said}");
     }
 }

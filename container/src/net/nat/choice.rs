@@ -98,7 +98,7 @@ pub fn guest_mac(settings: &Settings, host: &str) -> anyhow::Result<Mac> {
     if let Some(mac) = settings.network.mac {
         return Ok(mac);
     }
-    let name = format!("{}.mac", settings.pod.app.0.to_lowercase());
+    let name = format!("{}.mac", settings.pod.process());
     let path = settings.storage.folder.join(name);
     if let Some(kept) = kept_mac(&path)? {
         return Ok(kept);

@@ -7,7 +7,8 @@ pub(super) const MACHINE: &[Variable] = variables! {
     /// The kind of machine.
     translated "MACHINE" = "q35" (machine.kind);
     /// The firmware: `windows` (UEFI), `windows_secure` (with Secure Boot and a TPM), and uefi and
-    /// secure, which are the same. The volume remembers windows_secure until another one is said.
+    /// secure, which are the same with files of their own on the volume. That remembers Secure Boot
+    /// until another mode is said.
     done "BOOT_MODE" = "windows" (machine.boot): Boot;
     /// A firmware of one's own.
     refused "BIOS" = "": Boot
