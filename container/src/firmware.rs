@@ -71,7 +71,16 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
             // Nonsense is nobody's mode.
             said.settings.machine.boot = Boot::read(mode).unwrap_or_default();
         }
-        _ => {}
+        mode => {
+            let boot = said.settings.machine.boot;
+            if Boot::read(mode).is_ok_and(Boot::is_secure) && !boot.is_secure() {
+                said.warnings.push(format!(
+                    "BOOT_MODE={}: this machine was {mode}, with a TPM of that mode: BitLocker \
+                     will ask for its recovery key: leave BOOT_MODE out to keep it",
+                    boot.show()
+                ));
+            }
+        }
     }
     Ok(())
 }
@@ -125,13 +134,16 @@ mod test {
             let names = BTreeSet::from_iter(names.iter().copied());
             let mut said = Said { names, ..Said::default() };
             said.settings.pod.app.0 = "Windows".into();
-            recall(&mut said, volume.path()).map(|()| said.settings.machine.boot)
+            recall(&mut said, volume.path()).map(|()| {
+                let lost = said.warnings.iter().any(|it| it.contains("BitLocker"));
+                (said.settings.machine.boot, lost)
+            })
         };
-        assert_eq!(mode("windows_secure\n", &[]).unwrap(), Boot::Secure);
-        assert_eq!(mode("windows_secure\n", &["BOOT_MODE"]).unwrap(), Boot::Uefi);
-        assert_eq!(mode("windows_plain", &[]).unwrap(), Boot::UefiPlain);
-        assert_eq!(mode("secure", &[]).unwrap(), Boot::SecureBase);
-        assert_eq!(mode("x", &[]).unwrap(), Boot::Uefi);
+        assert_eq!(mode("windows_secure\n", &[]).unwrap(), (Boot::Secure, false));
+        assert_eq!(mode("windows_secure\n", &["BOOT_MODE"]).unwrap(), (Boot::Uefi, true));
+        assert_eq!(mode("windows_plain", &[]).unwrap(), (Boot::UefiPlain, false));
+        assert_eq!(mode("secure", &[]).unwrap(), (Boot::SecureBase, false));
+        assert_eq!(mode("x", &[]).unwrap(), (Boot::Uefi, false));
         let error = mode("windows_legacy", &["BOOT_MODE"]).unwrap_err();
         assert_eq!(Failure::status(&error), Status::Boot);
         assert!(error.to_string().contains("mbr2gpt"), "{error}");
