@@ -200,19 +200,20 @@ mod test {
         for number in 0..all {
             log.leave(format!("{number} {pad}\n").as_bytes());
         }
-        let whole = |number: usize| format!("{number} {pad}");
-        let mut next = 0;
-        let said = loop {
+        let (mut next, mut gaps) = (0, 0);
+        // There are two gaps where the thread that writes came late.
+        while next < all {
             let line = line(&mut reader);
-            if line.starts_with(" WARN") {
-                break line;
+            if let Some(said) = line.strip_prefix(" WARN ") {
+                let (lost, said) = said.split_once(' ').unwrap();
+                assert_eq!(said, "lines of the log are missing here: nobody read it");
+                (next, gaps) = (next + lost.parse::<usize>().unwrap(), gaps + 1);
+                continue;
             }
-            assert_eq!(line, whole(next));
+            assert_eq!(line, format!("{next} {pad}"));
             next += 1;
-        };
-        assert!(next >= MOST / (pad.len() + 9), "{next}");
-        let lost = all - next;
-        assert_eq!(said, format!(" WARN {lost} lines of the log are missing here: nobody read it"));
+        }
+        assert!(next == all && (1..=2).contains(&gaps), "{gaps} gaps, {next} lines");
         // And it goes on.
         log.leave(b"more\n");
         assert_eq!(line(&mut reader), "more");
