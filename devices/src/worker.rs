@@ -2,11 +2,15 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::thread::{Builder, JoinHandle, sleep};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Between two looks whether a thread is done.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A worker thread. Dropping it without `stop` stops it too.
 pub struct Worker<T> {
@@ -43,6 +47,20 @@ impl<T: Send + 'static> Worker<T> {
         };
         let thread = Builder::new().name(name.to_owned()).spawn(body).context("a worker thread")?;
         Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends the thread after the step that it is in, if that is done by then. Else it is left alone
+    /// with what it owns, and ends when it can.
+    pub fn stop_within(mut self, time: Duration) -> Option<T> {
+        self.stop.write(1).expect("an eventfd takes a 1");
+        let end = Instant::now() + time;
+        while self.thread.as_ref().is_some_and(|it| !it.is_finished()) {
+            if Instant::now() >= end {
+                self.thread = None;
+            }
+            sleep(LOOK);
+        }
+        self.join()
     }
 
     /// Ends the thread after the step that it is in.
@@ -114,5 +132,37 @@ mod test {
             done.read().unwrap();
         }
         assert_eq!(worker.stop(), 3);
+    }
+
+    #[test]
+    fn a_step_that_takes_too_long_is_left_alone() {
+        let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        let (go, [begun, gone]) = (Arc::new(EventFd::new(0).unwrap()), events());
+        let (hold, said, value) = (go.clone(), begun.clone(), Said(gone.clone()));
+        let worker = Worker::spawn("test", value, vec![bell.clone()], move |_: &mut Said, _| {
+            said.write(1).unwrap();
+            hold.read().unwrap();
+        })
+        .unwrap();
+        bell.write(1).unwrap();
+        begun.read().unwrap();
+        assert!(worker.stop_within(Duration::from_millis(20)).is_none());
+        go.write(1).unwrap();
+        gone.read().unwrap();
+        let quick = Worker::spawn("test", 7, vec![bell], |_: &mut u8, _| {}).unwrap();
+        assert_eq!(quick.stop_within(Duration::from_secs(60)), Some(7));
+    }
+
+    fn events() -> [Arc<EventFd>; 2] {
+        [(); 2].map(|()| Arc::new(EventFd::new(0).unwrap()))
+    }
+
+    /// Says when it goes.
+    struct Said(Arc<EventFd>);
+
+    impl Drop for Said {
+        fn drop(&mut self) {
+            self.0.write(1).unwrap();
+        }
     }
 }

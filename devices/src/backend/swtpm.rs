@@ -55,17 +55,11 @@ const WHICH_TPM: [u8; 22] =
 const GREETING: Duration = Duration::from_secs(10);
 /// How long it may take to read its state and to test itself.
 const POWER_ON: Duration = Duration::from_secs(30);
-/// For commands of the TPM. A key of RSA takes a slow host a minute; and whether it was told to
-/// give up, a TPM looks now and then only.
-const PATIENCE: Patience =
-    Patience { command: Duration::from_secs(300), cancelled: Duration::from_secs(20) };
-
-/// How long a command may take, and how long it may go on after it was cancelled.
-#[derive(Clone, Copy, Debug)]
-struct Patience {
-    command: Duration,
-    cancelled: Duration,
-}
+/// How long it may take to hear that it is switched off.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// How long a command of the TPM may take. A key of RSA takes a slow host a minute; and whether it
+/// was told to give up, a TPM looks now and then only, or never.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A connection to swtpm. Dropping it switches the TPM off, if it was on, which ends its process.
 #[derive(Debug)]
@@ -73,7 +67,7 @@ pub struct Swtpm {
     path: PathBuf,
     control: UnixStream,
     data: UnixStream,
-    patience: Patience,
+    patience: Duration,
     on: bool,
     broken: bool,
 }
@@ -173,7 +167,7 @@ impl Swtpm {
     }
 
     fn exchange(&self, command: &[u8], cancel: &OwnedFd) -> anyhow::Result<Vec<u8>> {
-        let mut end = Instant::now() + self.patience.command;
+        let end = Instant::now() + self.patience;
         send(&self.data, command, end)?;
         let (mut response, mut cancelled) = (Vec::new(), false);
         while let Some(missing) = missing(&response)? {
@@ -186,7 +180,6 @@ impl Swtpm {
             }
             if stop && !cancelled {
                 cancelled = true;
-                end = end.min(Instant::now() + self.patience.cancelled);
                 send(&self.control, &CANCEL.to_be_bytes(), end)?;
             }
             if came {
@@ -242,7 +235,7 @@ impl Drop for Swtpm {
         if !self.on || self.broken {
             return;
         }
-        let end = Instant::now() + GREETING;
+        let end = Instant::now() + GOODBYE;
         if let Err(error) = self.ask::<0>("SHUTDOWN", SHUTDOWN, &[], end) {
             tracing::warn!("swtpm at {}: {error:#}", self.path.display());
         }
@@ -343,17 +336,13 @@ mod test {
         let command = response(NO_SESSIONS, DEAF, &[]);
         for cancelled in [false, true] {
             let mut swtpm = Swtpm::connect(&path).unwrap();
-            swtpm.patience = if cancelled {
-                Patience { cancelled: brief, ..PATIENCE }
-            } else {
-                Patience { command: brief, ..PATIENCE }
-            };
+            swtpm.patience = brief;
             swtpm.power_on();
             assert!(!swtpm.is_broken());
             let cancel = eventfd(u32::from(cancelled), EventfdFlags::NONBLOCK).unwrap();
             let start = Instant::now();
             assert_eq!(swtpm.execute(&command, &cancel), None);
-            assert!(swtpm.is_broken() && start.elapsed() < PATIENCE.cancelled);
+            assert!(swtpm.is_broken() && start.elapsed() < PATIENCE);
             assert_eq!(swtpm.execute(&response(NO_SESSIONS, 1, &[]), &cancel), None, "for good");
             swtpm.power_on();
             assert!(swtpm.is_broken());

@@ -2,7 +2,9 @@
 //! Client Platform TPM Profile 1.05, 6.5), as ACPI's `MSFT0101`. The TPM itself is behind a socket.
 //!
 //! A command is in the buffer when the guest writes START, and START reads as 1 until the response
-//! is there in its place. A thread does the waiting: no processor waits for the TPM.
+//! is there in its place. A thread does the waiting: no processor waits for the TPM, nor does who
+//! resets the machine. After that the TPM is switched off and on as soon as the command of before
+//! is done with, which was cancelled, and the guest's next one is carried out then.
 //!
 //! Threats: the guest writes any bytes and any length, and starts at any time, also while a command
 //! is carried out. One command at a time is copied out, of a length that is checked; what is
@@ -10,7 +12,8 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use anyhow::Context;
 use rustix::event::{EventfdFlags, eventfd};
@@ -75,6 +78,9 @@ const CTRL_RSP_ADDR: u64 = 0x68;
 const DATA_BUFFER: u64 = 0x80;
 const _: () = assert!(DATA_BUFFER + BUFFER as u64 == LENGTH);
 
+/// So long the end of the machine waits for a command that was cancelled.
+const LAST: Duration = Duration::from_secs(1);
+
 /// TPM 2.0 Library, Part 2, 6.6.3: what a TPM in failure mode answers.
 const TPM_RC_FAILURE: u32 = 0x101;
 const TPM_RC_COMMAND_SIZE: u32 = 0x142;
@@ -113,6 +119,12 @@ struct Desk {
     command: Option<Vec<u8>>,
     response: Option<Vec<u8>>,
     broken: bool,
+    /// Nothing is begun while the device is parked.
+    parked: bool,
+    /// A command is carried out.
+    busy: bool,
+    /// It is of the time before a reset: nobody wants its response.
+    stale: bool,
 }
 
 struct Tpm {
@@ -123,7 +135,7 @@ struct Tpm {
     /// Ends the command that is carried out.
     cancel: Arc<OwnedFd>,
     broken: bool,
-    /// While no thread has it. None for good in a machine that is only looked at.
+    /// Until the thread has it. There is none in a machine that is only looked at.
     swtpm: Option<Swtpm>,
     worker: Option<Worker<Swtpm>>,
 }
@@ -137,7 +149,11 @@ fn error(code: u32) -> Vec<u8> {
 /// Does what lies on the desk, on the thread.
 fn serve(swtpm: &mut Swtpm, desk: &Mutex<Desk>, cancel: &OwnedFd) {
     let (power_on, command) = {
-        let mut desk = desk.lock().expect("no TPM panicked");
+        let mut desk = lock(desk);
+        if desk.parked {
+            return;
+        }
+        desk.busy = desk.command.is_some();
         (std::mem::take(&mut desk.power_on), desk.command.take())
     };
     if power_on {
@@ -145,11 +161,25 @@ fn serve(swtpm: &mut Swtpm, desk: &Mutex<Desk>, cancel: &OwnedFd) {
     }
     let response =
         command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
-    let mut desk = desk.lock().expect("no TPM panicked");
+    let mut desk = lock(desk);
     desk.broken = swtpm.is_broken();
-    if response.is_some() {
+    desk.busy = false;
+    if std::mem::take(&mut desk.stale) {
+        // It may have been done before it heard that it is cancelled, which the next one is not.
+        drain(cancel);
+    } else if response.is_some() {
         desk.response = response;
     }
+}
+
+fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
+    desk.lock().expect("no TPM panicked")
+}
+
+/// Nothing is to be cancelled any more.
+fn drain(cancel: &OwnedFd) {
+    // Empty already, for the most part.
+    rustix::io::read(cancel, &mut [0; 8]).ok();
 }
 
 impl Tpm {
@@ -158,7 +188,7 @@ impl Tpm {
         if self.swtpm.is_none() && self.worker.is_none() {
             return;
         }
-        let mut desk = self.desk.lock().expect("no TPM panicked");
+        let mut desk = lock(&self.desk);
         self.broken = desk.broken;
         let response = desk.response.take();
         drop(desk);
@@ -182,10 +212,13 @@ impl Tpm {
         if self.worker.is_none() {
             return self.respond(&error(TPM_RC_FAILURE));
         }
-        // What was to be cancelled was the command before.
-        rustix::io::read(&*self.cancel, &mut [0; 8]).ok();
-        let command = self.registers.buffer[..size].to_vec();
-        self.desk.lock().expect("no TPM panicked").command = Some(command);
+        let mut desk = lock(&self.desk);
+        if !desk.busy {
+            // What was to be cancelled was the command before.
+            drain(&self.cancel);
+        }
+        desk.command = Some(self.registers.buffer[..size].to_vec());
+        drop(desk);
         self.ring();
     }
 
@@ -272,10 +305,16 @@ impl Device for Tpm {
     }
 
     fn park(&mut self) -> Saved {
-        if let Some(worker) = self.worker.take() {
-            // Nobody waits for a long command: a driver gives one that was cancelled again.
-            self.cancel();
-            self.swtpm = Some(worker.stop());
+        if self.worker.is_some() {
+            let mut desk = lock(&self.desk);
+            desk.parked = true;
+            // It is in the buffer.
+            desk.command = None;
+            if desk.busy {
+                // Nobody waits for a long command: a driver gives one that was cancelled again.
+                self.cancel();
+            }
+            drop(desk);
             self.collect();
         }
         Saved::of(&Some(&self.registers))
@@ -286,35 +325,48 @@ impl Device for Tpm {
         let power_on = saved.is_none();
         self.registers = saved.unwrap_or_default();
         if let Some(swtpm) = self.swtpm.take() {
-            let broken = swtpm.is_broken();
-            let mut desk = self.desk.lock().expect("no TPM panicked");
-            // One that was not begun when the device was parked is still to be done.
-            let power_on = power_on || desk.power_on;
-            *desk = Desk { power_on, broken, ..Desk::default() };
-            drop(desk);
             let (desk, cancel) = (self.desk.clone(), self.cancel.clone());
             let bells = vec![self.bell.clone()];
             let step = move |swtpm: &mut Swtpm, _: usize| serve(swtpm, &desk, &cancel);
             self.worker = Some(Worker::spawn("tpm", swtpm, bells, step)?);
-            self.ring();
         }
-        if self.registers.started {
+        let mut desk = lock(&self.desk);
+        desk.parked = false;
+        if power_on {
+            (desk.power_on, desk.response, desk.stale) = (true, None, desk.busy);
+        }
+        // One that was begun before is answered as if nothing had been.
+        let begun = desk.busy && !desk.stale || desk.response.is_some();
+        drop(desk);
+        self.ring();
+        if self.registers.started && !begun {
             self.start();
         }
         Ok(())
     }
 }
 
+impl Drop for Tpm {
+    fn drop(&mut self) {
+        let Some(worker) = self.worker.take() else { return };
+        lock(&self.desk).parked = true;
+        self.cancel();
+        if worker.stop_within(LAST).is_none() {
+            tracing::warn!("the TPM does not end what it does: it is left alone");
+        }
+    }
+}
+
 #[cfg(test)]
 mod test {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use tempfile::TempDir;
 
     use super::*;
     use crate::testutil::Bench;
     use crate::testutil::swtpm::{
-        Asked, CANCELED, DRIP, GONE, HALF, LONG, SHORT, SLOW, listen, response,
+        Asked, CANCELED, DEAF, DRIP, GONE, HALF, LATE, LONG, SHORT, SLOW, WHILE, listen, response,
     };
 
     /// A machine with a TPM alone, switched on, and what its swtpm was asked for.
@@ -493,6 +545,53 @@ mod test {
         assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
         let asked = asked.so_far();
         assert_eq!(asked, [16, 1, 14, 17, 2, 5, SLOW, 9, 14, 17, 2, 5]);
+    }
+
+    #[test]
+    fn nobody_waits_at_a_reset_and_the_tpm_is_there_after_it() {
+        for times in 1..3 {
+            let (bench, asked, _folder) = bench();
+            start(&bench, &response(NO_SESSIONS, LATE, &[]));
+            asked.wait(LATE);
+            let began = Instant::now();
+            for _ in 0..times {
+                bench.board.reset().unwrap();
+            }
+            assert!(began.elapsed() < WHILE, "{:?}", began.elapsed());
+            assert_eq!([CTRL_STS, CTRL_START].map(|it| read(&bench, it)), [2, 0]);
+            assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
+            assert_eq!(asked.so_far(), [16, 1, 14, 17, 2, 5, LATE, 9, 14, 17, 2, 5]);
+            // And nothing of it cancels what comes next.
+            start(&bench, &response(NO_SESSIONS, SLOW, &[]));
+            asked.wait(SLOW);
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(read(&bench, CTRL_START), 1);
+            write(&bench, CTRL_CANCEL, &[1]);
+            assert_eq!(finish(&bench), response(NO_SESSIONS, CANCELED, &[]));
+        }
+    }
+
+    #[test]
+    fn what_is_carried_out_when_it_is_parked_is_not_done_twice() {
+        let (bench, asked, _folder) = bench();
+        start(&bench, &response(NO_SESSIONS, LATE, &[]));
+        asked.wait(LATE);
+        let saved = bench.board.park();
+        bench.board.run(saved).unwrap();
+        assert_eq!(finish(&bench), response(NO_SESSIONS, CANCELED, &[]));
+        assert_eq!(asked.so_far().iter().filter(|it| **it == LATE).count(), 1);
+    }
+
+    #[test]
+    fn the_end_of_the_machine_waits_for_no_tpm_that_does_not_listen() {
+        let (bench, asked, _folder) = bench();
+        start(&bench, &response(NO_SESSIONS, DEAF, &[]));
+        asked.wait(DEAF);
+        let began = Instant::now();
+        bench.board.park();
+        assert!(began.elapsed() < LAST, "{:?}", began.elapsed());
+        drop(bench);
+        assert!(began.elapsed() < 2 * LAST, "{:?}", began.elapsed());
     }
 
     #[test]

@@ -26,6 +26,11 @@ pub const DRIP: u32 = 0x2000_0005;
 /// Of the response only a part comes before it hangs up.
 pub const HALF: u32 = 0x2000_0006;
 
+/// The response comes a good while after it was cancelled.
+pub const LATE: u32 = 0x2000_0008;
+/// How long that is.
+pub const WHILE: Duration = Duration::from_millis(500);
+
 /// Nothing is answered, whatever happens.
 pub const DEAF: u32 = 0x2000_0007;
 
@@ -38,7 +43,8 @@ const NOTED: usize = 4096;
 /// How long tests wait for what must come.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What was asked for over the control channel, by its number, and [`SLOW`].
+/// What was asked for over the control channel, by its number, and the codes
+/// of commands that are answered late or never.
 #[derive(Clone, Default)]
 pub struct Asked(Arc<(Mutex<Vec<u32>>, Condvar)>);
 
@@ -107,7 +113,7 @@ pub fn listen(path: &Path, tag: u16) -> Asked {
             if ready[0]
                 && let Ok((control, _)) = listener.accept()
             {
-                peers.push(Peer { control, data: None, tag, slow: false, asked: noted.clone() });
+                peers.push(Peer { control, data: None, tag, slow: None, asked: noted.clone() });
             }
         }
     });
@@ -118,8 +124,8 @@ struct Peer {
     control: UnixStream,
     data: Option<UnixStream>,
     tag: u16,
-    /// A command waits until it is cancelled.
-    slow: bool,
+    /// A command waits until it is cancelled, and this long.
+    slow: Option<Duration>,
     asked: Asked,
 }
 
@@ -160,7 +166,10 @@ impl Peer {
         };
         self.control.write_all(&[&[0; 4], fields].concat()).ok()?;
         self.asked.note(command);
-        if command == 9 && std::mem::take(&mut self.slow) {
+        if command == 9
+            && let Some(time) = self.slow.take()
+        {
+            std::thread::sleep(time);
             let response = response(self.tag, CANCELED, &[]);
             self.data.as_mut()?.write_all(&response).ok()?;
         }
@@ -178,10 +187,8 @@ impl Peer {
         data.read_exact(&mut rest).ok()?;
         let mut response = response(tag, 0, &rest);
         match number(6) {
-            SLOW => {
-                self.slow = true;
-                self.asked.note(SLOW);
-            }
+            SLOW => self.slow = Some(Duration::ZERO),
+            LATE => self.slow = Some(WHILE),
             GONE => return None,
             LONG => response[2..6].copy_from_slice(&0xf81_u32.to_be_bytes()),
             SHORT => response[2..6].copy_from_slice(&9_u32.to_be_bytes()),
@@ -192,7 +199,10 @@ impl Peer {
             }
             _ => {}
         }
-        if !matches!(number(6), SLOW | DRIP | DEAF) {
+        if matches!(number(6), SLOW | LATE | DEAF) {
+            self.asked.note(number(6));
+        }
+        if !matches!(number(6), SLOW | LATE | DRIP | DEAF) {
             data.write_all(&response).ok()?;
         }
         Some(())
