@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use rustix::process::{Signal, kill_process, test_kill_process};
-use transom_tests::program::{PATIENCE, Running, connect, not_run};
+use transom_tests::program::{PATIENCE, Running, connect, not_run, vmm};
 use vmm::control::Command;
 use vmm::kvm::Situation;
 
@@ -225,6 +225,25 @@ fn without_names_and_without_a_way_out_the_machine_runs() -> Result<()> {
     let said = pod.stdout.text();
     ensure!(said.contains("the pod has no network") && said.contains("give it one"), "{said}");
     stops(&mut pod)?;
+    place.has_nothing_left()
+}
+
+/// Packets do not pass through this network yet.
+const CLOSED: &str = "echo 0 > /proc/sys/net/ipv4/ip_forward";
+
+#[test]
+fn a_pod_that_fails_takes_its_network_along() -> Result<()> {
+    if !runs_here("a pod without its machine's program") {
+        return Ok(());
+    }
+    let place = Place::new("undone")?;
+    let first = format!("{CLOSED}; mount --bind /dev/null {}", vmm().display());
+    let mut pod = place.start(&first, &[PROBE, ("NETWORK", "nat")])?;
+    let status = pod.wait(PATIENCE)?;
+    let (said, last) = (pod.stdout.text(), last_line(&pod));
+    ensure!(status == 1 && last.starts_with("transom: vmm: "), "{status}: {said}{last}");
+    ensure!(said.contains("the guest is 172.30."), "it had no network: {said}");
+    ensure!(!place.forwards()?, "packets pass through");
     place.has_nothing_left()
 }
 

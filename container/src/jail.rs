@@ -26,33 +26,33 @@ pub fn build(own: &[&Path]) {
 
 /// The jail of a thread that serves. Without walls, as in tests, it is as free as its program.
 pub fn serve() {
-    enter(Rights::empty(), None);
+    enter(Rights::empty(), &[]);
 }
 
 /// The jail of a thread that reaches no file at all, from its first moment: it does not wait for
 /// walls.
 pub fn seclude() {
     // What could not be had is told once, by the main thread, for which it is the same.
-    Walls::default().enter(Rights::empty(), None).ok();
+    Walls::default().enter(Rights::empty(), &[]).ok();
 }
 
-/// The jail of the main thread, which keeps what the end needs: these rights, and signals to the
-/// process of the machine.
+/// The jail of the main thread, which keeps what the end needs: these rights, and signals to
+/// these processes.
 ///
 /// # Errors
 ///
 /// When the kernel refuses what it should not.
-pub fn close(keep: Rights, child: Option<u32>) -> anyhow::Result<()> {
+pub fn close(keep: Rights, children: &[u32]) -> anyhow::Result<()> {
     watch::hide()?;
-    let lacks = enter(keep, child);
+    let lacks = enter(keep, children);
     if !lacks.is_empty() {
         tracing::warn!("the pod keeps more rights than it needs: {}", lacks.join("; "));
     }
     Ok(())
 }
 
-fn enter(keep: Rights, child: Option<u32>) -> Vec<String> {
+fn enter(keep: Rights, children: &[u32]) -> Vec<String> {
     let Some(walls) = WALLS.get() else { return Vec::new() };
     // What could not be had is told once, by the main thread, for which it is the same.
-    walls.enter(keep, child).unwrap_or_else(|error| vec![format!("{error:#}")])
+    walls.enter(keep, children).unwrap_or_else(|error| vec![format!("{error:#}")])
 }

@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -23,6 +23,7 @@ use crate::jail;
 const MOST: usize = 1 << 20;
 /// So long readers have at the end.
 const LAST: Duration = Duration::from_secs(2);
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// See the module.
 #[derive(Clone)]
@@ -153,6 +154,31 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
+/// So many lines in a minute, where others choose how many there are.
+pub struct Few {
+    most: u32,
+    left: u32,
+    /// When the present minute began.
+    since: Option<Instant>,
+}
+
+impl Few {
+    /// None were said yet.
+    pub fn new(most: u32) -> Self {
+        Self { most, left: most, since: None }
+    }
+
+    /// Whether one more may be said now.
+    pub fn take(&mut self, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now.duration_since(since) >= MINUTE) {
+            (self.since, self.left) = (Some(now), self.most);
+        }
+        let may = self.left > 0;
+        self.left -= u32::from(may);
+        may
+    }
+}
+
 /// Says why the program ends, on standard error; if nobody reads there, not for long.
 pub fn last_word(sentence: &str) {
     let line = format!("transom: {sentence}\n");
@@ -218,6 +244,16 @@ mod test {
         log.leave(b"more\n");
         assert_eq!(line(&mut reader), "more");
         log.end();
+    }
+
+    #[test]
+    fn a_minute_has_its_lines_and_the_next_one_others() {
+        let (mut few, now) = (Few::new(3), Instant::now());
+        for minute in 0..3 {
+            let said = (0..50)
+                .filter(|second| few.take(now + minute * MINUTE + Duration::from_secs(*second)));
+            assert_eq!(said.count(), 3);
+        }
     }
 
     #[test]

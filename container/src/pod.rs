@@ -26,7 +26,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::Signal;
 use tokio::runtime::Builder;
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 use tokio::time::sleep;
 
 use self::again::{Again, Asks};
@@ -134,17 +134,25 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
     let pod = Arc::new(Pod { plan, volume, room, guard, asks, story, guest, agent, kills });
     let served = web::open(&pod.plan.said.settings, &pod.guard, &front)?.map(tokio::spawn);
     let asked = inquiry::open(&pod.room.pod(), front).map(tokio::spawn)?;
+    let network = Mutex::new(Network::None);
     let status = tokio::select! {
-        started = pod.start() => {
-            let (child, news, network) = started?;
-            let kept = tokio::spawn(pod.agent.clone().keep(pod.story.clone()));
-            let status = pod.watch((child, news), &mut signals).await;
-            kept.abort();
-            network.end().await;
+        started = pod.start(&network) => match started {
+            Ok(both) => {
+                let kept = tokio::spawn(pod.agent.clone().keep(pod.story.clone()));
+                let status = pod.watch(both, &mut signals).await;
+                kept.abort();
+                status
+            }
+            Err(error) => Err(error),
+        },
+        status = async {
+            let status = signals.next().await;
+            // One that is half made could not be taken away.
+            drop(network.lock().await);
             status
-        }
-        status = signals.next() => Ok(status),
+        } => Ok(status),
     };
+    network.into_inner().end().await;
     if let Some(served) = served {
         served.abort();
     }
@@ -191,17 +199,20 @@ fn check_vnc(settings: &Settings) -> anyhow::Result<()> {
 }
 
 impl Pod {
-    /// Makes ready what the machine needs, and starts it.
-    async fn start(self: &Arc<Self>) -> anyhow::Result<(Child, News, Network)> {
+    /// Makes ready what the machine needs, and starts it. Whatever becomes of that, the network is
+    /// the caller's to end.
+    async fn start(self: &Arc<Self>, place: &Mutex<Network>) -> anyhow::Result<(Child, News)> {
         let settings = &self.plan.said.settings;
         self.story.step("Preparing the machine…");
         let pod = self.clone();
         let mut parts = apart("volume", move || pod.parts()).await?;
         let processors = self.plan.sizes.processors;
-        let mut network = Network::make(settings, processors, &self.room, &self.story).await?;
-        parts.cable = network.cable(settings)?;
+        // Before the queues are there, which programs inherit.
         let tpm = self.tpm()?;
         parts.tpm = tpm.is_some().then(|| self.room.tpm());
+        let mut network = place.lock().await;
+        *network = Network::make(settings, processors, &self.room, &self.story).await?;
+        parts.cable = network.cable(settings)?;
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
         }
@@ -221,10 +232,11 @@ impl Pod {
         };
         let (mut child, news) = Child::start(self.room.control(), &self.story, manner)?;
         network.handed_over();
+        drop(network);
         child.keep(tpm);
-        jail::close(self.rights(), child.id())?;
+        jail::close(self.rights(), &child.ids())?;
         child.tell(&config).await?;
-        Ok((child, news, network))
+        Ok((child, news))
     }
 
     /// The machine's TPM, if it has one.

@@ -113,6 +113,11 @@ impl Place {
         said(self.run("nft").args(["list", "tables"]))
     }
 
+    /// Whether packets pass through it.
+    pub(crate) fn forwards(&self) -> Result<bool> {
+        Ok(said(self.run("cat").arg("/proc/sys/net/ipv4/ip_forward"))?.trim() == "1")
+    }
+
     /// Takes a port, as a program of its own would.
     pub(crate) fn listen(&self, port: u16) -> Result<TcpListener> {
         self.within(move || TcpListener::bind(("::", port)))

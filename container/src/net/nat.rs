@@ -88,9 +88,20 @@ struct Tap {
     index: u32,
     queues: Vec<OwnedFd>,
     /// We let packets through, who did not pass before: where that is undone.
-    forwards: Option<fs::File>,
+    forwards: Option<Forwards>,
     /// By IPv6.
     router: Option<Router>,
+}
+
+/// Packets may pass through until it is dropped.
+struct Forwards(fs::File);
+
+impl Drop for Forwards {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.write_all_at(b"0", 0) {
+            tracing::warn!("something of the network stays: {FORWARD}: {error}");
+        }
+    }
 }
 
 impl Nat {
@@ -323,7 +334,7 @@ impl Tap {
         if let Ok(file) = file
             && file.write_all_at(b"1", 0).is_ok()
         {
-            self.forwards = Some(file);
+            self.forwards = Some(Forwards(file));
             return Ok(());
         }
         // What is read-only as a file is a property of these two interfaces all the same.
@@ -344,9 +355,7 @@ impl Tap {
         // The next program does not get them.
         drop(self.queues);
         drop(self.router);
-        if let Some(file) = self.forwards {
-            file.write_all_at(b"0", 0).context(FORWARD)?;
-        }
+        drop(self.forwards);
         // Somebody who was started may have a queue still.
         let pod = links.look().await?;
         let left = pod.find(&self.name).filter(|link| link.index == self.index);

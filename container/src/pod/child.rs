@@ -10,9 +10,9 @@ use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::{
-    AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
+    AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
 };
-use tokio::process::{Child as Process, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child as Process, ChildStderr, ChildStdin, Command};
 use tokio::sync::mpsc;
 use tracing::Level;
 use vmm::config::Config;
@@ -26,6 +26,8 @@ use crate::story::ear::KEPT;
 
 /// More of a line that the process says is not kept.
 const LONGEST: usize = 64 << 10;
+/// So much of the firmware's news waits for us. The guest may say as much as it likes.
+const NEWS: usize = 64;
 
 /// The process.
 pub struct Child {
@@ -34,7 +36,7 @@ pub struct Child {
     /// Where it reads what it is to be.
     input: Option<ChildStdin>,
     /// What it needs as long as it lives.
-    _tpm: Option<Tpm>,
+    tpm: Option<Tpm>,
 }
 
 /// How the process goes about its work.
@@ -49,7 +51,7 @@ pub struct Manner<'a> {
 }
 
 /// What the firmware of the machine tells, each with the last lines at that moment.
-pub type News = mpsc::UnboundedReceiver<(Told, String)>;
+pub type News = mpsc::Receiver<(Told, String)>;
 
 impl Child {
     /// Starts it, to listen at this control socket. It waits to be told what it is to be.
@@ -79,12 +81,12 @@ impl Child {
             .spawn()
             .with_context(|| program.display().to_string())?;
         let input = process.stdin.take();
-        let (tell, told) = mpsc::unbounded_channel();
+        let (tell, told) = mpsc::channel(NEWS);
         let output = process.stdout.take().context("no standard output")?;
         tokio::spawn(listen(output, story.clone(), tell, manner.quiet));
         let errors = process.stderr.take().context("no standard error")?;
         tokio::spawn(repeat(errors, story.clone()));
-        Ok((Self { process, control, input, _tpm: None }, told))
+        Ok((Self { process, control, input, tpm: None }, told))
     }
 
     /// Tells it what it is to be, once.
@@ -102,7 +104,7 @@ impl Child {
 
     /// Gives it a TPM, for as long as it lives.
     pub fn keep(&mut self, tpm: Option<Tpm>) {
-        self._tpm = tpm;
+        self.tpm = tpm;
     }
 
     /// Waits for its end.
@@ -117,6 +119,11 @@ impl Child {
     /// Its number, while it lives.
     pub fn id(&self) -> Option<u32> {
         self.process.id()
+    }
+
+    /// That number, and that of its TPM.
+    pub fn ids(&self) -> Vec<u32> {
+        self.id().into_iter().chain(self.tpm.as_ref().and_then(Tpm::id)).collect()
     }
 
     /// Asks the machine.
@@ -145,9 +152,9 @@ pub fn program() -> PathBuf {
 
 /// Hears the serial port.
 async fn listen(
-    mut output: ChildStdout,
+    mut output: impl AsyncRead + Unpin,
     story: Arc<Story>,
-    tell: mpsc::UnboundedSender<(Told, String)>,
+    tell: mpsc::Sender<(Told, String)>,
     quiet: bool,
 ) {
     let mut console = Console::default();
@@ -159,8 +166,8 @@ async fn listen(
                 story.keep(Level::INFO, &format!("guest: {line}"));
             }
             if let Some(told) = console::told(&line) {
-                // Nobody listens any more once the machine ends.
-                tell.send((told, console.last())).ok();
+                // Nobody listens any more once the machine ends; what finds no room is of no use.
+                tell.try_send((told, console.last())).ok();
             }
         }
     }
@@ -185,7 +192,7 @@ async fn repeat(errors: ChildStderr, story: Arc<Story>) {
 }
 
 /// A line, as far as it is kept; none at the end.
-async fn line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<String>> {
+pub(super) async fn line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<String>> {
     let (mut line, mut ended, mut some) = (Vec::new(), false, false);
     while !ended {
         let bytes = from.fill_buf().await?;
@@ -227,6 +234,18 @@ mod test {
         assert_eq!(event(line), Some((Level::WARN, "nvme disk=/a b size=5".into())));
         assert_eq!(event("vmm: --disk x: no such file"), None);
         assert_eq!(event("{}"), None);
+    }
+
+    #[tokio::test]
+    async fn news_that_nobody_reads_does_not_pile_up() {
+        let said = "BdsDxe: starting Boot0001 \"x\" from PciRoot(0x0)\r\n".repeat(10 * NEWS);
+        let (tell, mut told) = mpsc::channel(NEWS);
+        listen(said.as_bytes(), Story::new(), tell, true).await;
+        let mut count = 0;
+        while let Some((Told::Starts { .. }, _)) = told.recv().await {
+            count += 1;
+        }
+        assert_eq!(count, NEWS);
     }
 
     #[tokio::test]

@@ -55,7 +55,7 @@ const CALLS: &[i64] = &[
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_epoll_pwait2,
-    // The end of the machine's process.
+    // The end of the machine's processes.
     libc::SYS_wait4,
     libc::SYS_waitid,
     libc::SYS_pidfd_open,
@@ -92,7 +92,7 @@ const PRCTL: &[i32] = &[
 /// How many bytes can be read.
 const FIONREAD: u64 = 0x541b;
 
-fn allowed(child: Option<u32>) -> anyhow::Result<Calls> {
+fn allowed(children: &[u32]) -> anyhow::Result<Calls> {
     let plain = PLAIN.iter().chain(CALLS);
     let mut calls: Calls = plain.map(|call| (*call, Vec::new())).collect();
     calls.insert(libc::SYS_mmap, bits(2, flag(libc::PROT_EXEC), 0)?);
@@ -101,7 +101,7 @@ fn allowed(child: Option<u32>) -> anyhow::Result<Calls> {
     let thread = flag(libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND);
     calls.insert(libc::SYS_clone, bits(0, thread, thread)?);
     let us = u64::from(getpid().as_raw_nonzero().get().unsigned_abs());
-    let ours: Vec<_> = [us].into_iter().chain(child.map(u64::from)).collect();
+    let ours: Vec<_> = [us].into_iter().chain(children.iter().copied().map(u64::from)).collect();
     calls.insert(libc::SYS_kill, one_of(0, &ours)?);
     calls.insert(libc::SYS_tgkill, one_of(0, &[us])?);
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].map(flag);
@@ -115,12 +115,12 @@ fn allowed(child: Option<u32>) -> anyhow::Result<Calls> {
     Ok(calls)
 }
 
-fn programs(child: Option<u32>) -> anyhow::Result<[BpfProgram; 2]> {
+fn programs(children: &[u32]) -> anyhow::Result<[BpfProgram; 2]> {
     let error = |number: i32| SeccompAction::Errno(number.unsigned_abs());
     let arch = TargetArch::x86_64;
     // Its flags cannot be seen, and the C library takes the other call where it is not there.
     let absent: Calls = [(libc::SYS_clone3, Vec::new())].into();
-    let mut list = allowed(child)?;
+    let mut list = allowed(children)?;
     list.insert(libc::SYS_clone3, Vec::new());
     let absent = SeccompFilter::new(absent, SeccompAction::Allow, error(libc::ENOSYS), arch)?;
     let list = SeccompFilter::new(list, error(libc::EPERM), SeccompAction::Allow, arch)?;
@@ -128,14 +128,14 @@ fn programs(child: Option<u32>) -> anyhow::Result<[BpfProgram; 2]> {
 }
 
 impl Walls {
-    /// Enters, for this thread and those that it starts. These rights stay, and signals to the
-    /// process of the machine. What comes back is what could not be had, each with the reason.
+    /// Enters, for this thread and those that it starts. These rights stay, and signals to these
+    /// processes. What comes back is what could not be had, each with the reason.
     ///
     /// # Errors
     ///
     /// When the kernel refuses what it should not.
-    pub fn enter(&self, keep: Rights, child: Option<u32>) -> anyhow::Result<Vec<String>> {
-        let programs = programs(child)?;
+    pub fn enter(&self, keep: Rights, children: &[u32]) -> anyhow::Result<Vec<String>> {
+        let programs = programs(children)?;
         let mut paths = Paths::default();
         for (all, what) in
             [(&self.read, Use::Read), (&self.written, Use::Write), (&self.own, Use::Own)]
@@ -177,10 +177,17 @@ pub fn hide() -> anyhow::Result<()> {
 mod test {
     use std::fs::{self, File};
     use std::net::{TcpListener, TcpStream};
-    use std::process::Command;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::{Child, Command};
     use std::thread;
 
+    use rustix::process::{Pid, Signal, kill_process};
+
     use super::*;
+
+    fn pid(id: u32) -> Pid {
+        Pid::from_raw(id.cast_signed()).unwrap()
+    }
 
     #[test]
     fn who_watches_serves_and_writes_its_own_and_nothing_else() {
@@ -188,12 +195,16 @@ mod test {
         fs::write(other.path().join("read"), "x").unwrap();
         let [mine, theirs] = [&own, &other].map(|folder| folder.path().to_owned());
         // What holds for the thread of this test would hold for the next one.
+        let sleep = || Command::new("sleep").arg("600").spawn().unwrap();
+        let (mut ours, mut stray) = ([sleep(), sleep()], sleep());
+        let ids = ours.each_ref().map(Child::id);
+        let stranger = stray.id();
         let thread = thread::spawn(move || {
             let walls = Walls { own: vec![mine.clone()], ..Walls::default() };
-            let lacks = walls.enter(Rights::empty(), None).unwrap();
+            let lacks = walls.enter(Rights::empty(), &ids).unwrap();
             assert_eq!(lacks, Vec::<String>::new());
             // Threads enter again.
-            let again = move || walls.enter(Rights::empty(), None).unwrap().len();
+            let again = move || walls.enter(Rights::empty(), &[]).unwrap().len();
             assert_eq!(thread::spawn(again).join().unwrap(), 0);
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -204,7 +215,11 @@ mod test {
             assert!(File::open(theirs.join("read")).is_err());
             assert!(File::create(theirs.join("new")).is_err());
             assert!(Command::new("/bin/true").status().is_err());
-            assert!(rustix::process::test_kill_process(rustix::process::Pid::INIT).is_err());
+            assert!(rustix::process::test_kill_process(Pid::INIT).is_err());
+            for id in ids {
+                kill_process(pid(id), Signal::KILL).unwrap();
+            }
+            assert!(kill_process(pid(stranger), Signal::KILL).is_err());
             let raw = rustix::net::SocketType::RAW;
             assert!(rustix::net::socket(rustix::net::AddressFamily::PACKET, raw, None).is_err());
             let status = fs::read_to_string("/proc/thread-self/status");
@@ -212,7 +227,13 @@ mod test {
             let sets = rustix::thread::capabilities(None).unwrap();
             assert!(sets.effective.is_empty() && sets.permitted.is_empty());
         });
-        thread.join().unwrap();
+        let done = thread.join();
+        stray.kill().unwrap();
+        stray.wait().unwrap();
+        done.unwrap();
+        for child in &mut ours {
+            assert_eq!(child.wait().unwrap().signal(), Some(9));
+        }
         assert!(fs::read(other.path().join("read")).is_ok());
     }
 }
