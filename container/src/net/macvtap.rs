@@ -207,7 +207,7 @@ impl Choice {
         if !self.uplink.is_bridged {
             return None;
         }
-        let ear = Ear::open(self.mac);
+        let ear = Ear::open(self.mac, self.uplink.index);
         ear.inspect_err(|error| tracing::debug!("ARP: {error}")).ok()
     }
 

@@ -2,17 +2,18 @@
 //! anybody asks all of them first.
 //!
 //! Threats: anybody on the network can say this in the guest's name, as they can to each other. An
-//! address that no other host can have is not taken.
+//! address that no other host can have is not taken, and of the others there are few lines.
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::log::Few;
 use crate::settings::words::Mac;
 
 /// The address that was heard last.
@@ -20,6 +21,7 @@ pub type Heard = watch::Receiver<Option<Ipv4Addr>>;
 
 /// After an error that may come at once again.
 const BREATH: Duration = Duration::from_millis(100);
+const ARP: u16 = 0x0806;
 /// Ethernet, IPv4, and the lengths of their addresses.
 const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
@@ -29,17 +31,15 @@ pub(super) struct Ear {
     socket: UdpSocket,
     mac: Mac,
     tell: watch::Sender<Option<Ipv4Addr>>,
+    lines: Mutex<Few>,
 }
 
 impl Ear {
-    /// Opens it, which needs NET_RAW.
-    pub(super) fn open(mac: Mac) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // Without its own header, which says nothing more.
-        let kind = SocketType::DGRAM;
-        let socket = socket_with(AddressFamily::PACKET, kind, flags, Some(eth::ARP))?;
+    /// Opens it at this interface, which needs NET_RAW.
+    pub(super) fn open(mac: Mac, interface: u32) -> io::Result<Self> {
+        let socket = vmm::tap::hear(ARP, interface)?;
         let socket = UdpSocket::from_std(std::net::UdpSocket::from(socket))?;
-        Ok(Self { socket, mac, tell: watch::Sender::default() })
+        Ok(Self { socket, mac, tell: watch::Sender::default(), lines: Mutex::new(Few::new(1)) })
     }
 
     pub(super) fn heard(&self) -> Heard {
@@ -56,10 +56,21 @@ impl Ear {
                 continue;
             };
             let Some(address) = said(&packet[..length], self.mac) else { continue };
-            let told = |last: &mut Option<Ipv4Addr>| last.replace(address) != Some(address);
-            if self.tell.send_if_modified(told) {
-                tracing::info!("the guest has the address {address}");
-            }
+            self.hear(address);
+        }
+    }
+
+    /// The guest has this address, or somebody says so.
+    fn hear(&self, address: Ipv4Addr) {
+        let told = |last: &mut Option<Ipv4Addr>| last.replace(address) != Some(address);
+        if !self.tell.send_if_modified(told) {
+            return;
+        }
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.take(Instant::now()) {
+            tracing::info!("the guest has the address {address}");
+        } else {
+            tracing::debug!("the guest has the address {address}");
         }
     }
 }

@@ -9,6 +9,7 @@
 
 pub mod inherited;
 pub mod link;
+mod packet;
 pub mod passt;
 pub mod tap;
 pub mod vhost;

@@ -22,6 +22,7 @@ use rustix::net::{AddressFamily, SocketType};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::link::Link;
+pub use super::packet::hear;
 use super::{FRAME, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish};
 use crate::memory::{Memory, NoMemory, Piece};
 
