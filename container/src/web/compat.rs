@@ -70,19 +70,16 @@ pub(super) fn full() -> Response {
 /// Tells until there is no more to tell, or nobody to hear it.
 async fn tell(front: &Front, talk: &mut Talk) {
     let mut scenes = front.story.scene();
-    let mut last = String::new();
     loop {
         let scene = scenes.borrow_and_update().clone();
         let line = line(&scene, front.seen);
-        if line != last && talk.say(&line).await.is_err() {
+        if talk.say(&line).await.is_err() || scene.failed.is_some() {
             return;
         }
-        if scene.failed.is_some() {
-            return;
-        }
-        last = line;
+        // Most of what changes is nothing that is told here.
+        let other = |scene: &Scene| self::line(scene, front.seen) != line;
         tokio::select! {
-            changed = scenes.changed() => if changed.is_err() { return },
+            changed = scenes.wait_for(other) => if changed.is_err() { return },
             () = talk.left() => return,
         }
     }

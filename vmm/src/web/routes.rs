@@ -7,7 +7,8 @@ use axum::Router;
 use axum::body::to_bytes;
 use axum::extract::{Extension, Path, Request, State};
 use axum::http::header::{
-    CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RETRY_AFTER, SET_COOKIE,
+    CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, ORIGIN, RETRY_AFTER, SET_COOKIE,
+    UPGRADE,
 };
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state, map_response};
@@ -87,14 +88,22 @@ pub fn health() -> More {
     More { open, ..More::default() }
 }
 
-/// Tells by which door somebody comes, who may be anybody.
+/// Tells by which door somebody comes, who may be anybody. Pages of others open no WebSocket, which
+/// browsers, unlike all else, would let them read; programs that are no pages say no origin.
 async fn tell(
     State(web): Shared,
     Extension(line): Wire,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let asker = web.gate.asker(line, request.headers());
+    let headers = request.headers();
+    let asker = web.gate.asker(line, headers);
+    if headers.contains_key(UPGRADE)
+        && headers.contains_key(ORIGIN)
+        && let Err(refusal) = web.gate.same_origin(&asker, headers)
+    {
+        return refuse(&refusal);
+    }
     request.extensions_mut().insert(asker.door);
     next.run(request).await
 }

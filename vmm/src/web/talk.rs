@@ -1,7 +1,8 @@
 //! A WebSocket on which lines of text are told to whoever listens (RFC 6455).
 //!
-//! Threats: a message of theirs is at most [`LONGEST`] bytes, and thrown away. Who takes nothing
-//! for a while, or does not answer, is gone.
+//! Threats: a message of theirs is at most [`LONGEST`] bytes, and thrown away. Of the answers to
+//! what asks for some no more waits than [`ROOM`]. Who takes nothing for a while, or does not
+//! answer, is gone.
 
 use std::io;
 use std::time::Duration;
@@ -13,17 +14,20 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::{SinkExt as _, StreamExt as _};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio::time::{Instant, interval_at, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
 use super::socket;
+use crate::rfb::Wire;
 
 /// From the answer to the WebSocket.
 const UPGRADE: Duration = Duration::from_secs(10);
 /// Listeners have little to say.
 const LONGEST: usize = 4096;
+/// What waits for them to take it.
+const ROOM: usize = 4 * LONGEST;
 /// Proxies close what is silent, mostly after a minute.
 const BEAT: Duration = Duration::from_secs(25);
 /// After so long without an answer nobody is there.
@@ -32,7 +36,11 @@ const SILENCE: Duration = Duration::from_secs(100);
 const TAKE: Duration = Duration::from_secs(10);
 
 /// Somebody who listens.
-pub struct Talk(WebSocketStream<TokioIo<Upgraded>>);
+pub struct Talk {
+    socket: WebSocketStream<Wire>,
+    beat: Interval,
+    heard: Instant,
+}
 
 /// A request that may become a WebSocket, and the connection that does.
 ///
@@ -73,18 +81,25 @@ where
     tokio::spawn(async move {
         // Who does not come has nothing to hear.
         let Ok(upgraded) = upgraded(upgrade).await else { return };
-        let config = WebSocketConfig::default()
-            .max_message_size(Some(LONGEST))
-            .max_frame_size(Some(LONGEST))
-            .read_buffer_size(LONGEST);
-        let io = TokioIo::new(upgraded);
-        let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
-        talk(Talk(socket)).await;
+        talk(Talk::new(Box::new(TokioIo::new(upgraded))).await).await;
     });
     response
 }
 
 impl Talk {
+    async fn new(wire: Wire) -> Self {
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(LONGEST))
+            .max_frame_size(Some(LONGEST))
+            .read_buffer_size(LONGEST)
+            .write_buffer_size(LONGEST)
+            .max_write_buffer_size(ROOM);
+        let socket = WebSocketStream::from_raw_socket(wire, Role::Server, Some(config)).await;
+        let mut beat = interval_at(Instant::now() + BEAT, BEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { socket, beat, heard: Instant::now() }
+    }
+
     /// Says a line.
     ///
     /// # Errors
@@ -92,23 +107,21 @@ impl Talk {
     /// When nobody takes it.
     pub async fn say(&mut self, line: &str) -> io::Result<()> {
         let line = Message::Text(line.into());
-        timeout(TAKE, self.0.send(line)).await?.map_err(io::Error::other)
+        timeout(TAKE, self.socket.send(line)).await?.map_err(io::Error::other)
     }
 
-    /// Waits until they have left.
+    /// Waits until they have left. Whoever waits for something else, too, asks again after that.
     pub async fn left(&mut self) {
-        let mut beat = interval_at(Instant::now() + BEAT, BEAT);
-        let mut heard = Instant::now();
         loop {
             tokio::select! {
-                message = self.0.next() => match message {
+                message = self.socket.next() => match message {
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return,
-                    Some(Ok(_)) => heard = Instant::now(),
+                    Some(Ok(_)) => self.heard = Instant::now(),
                 },
-                _ = beat.tick() => {
-                    let ping = self.0.send(Message::Ping(Bytes::new()));
+                _ = self.beat.tick() => {
+                    let ping = self.socket.send(Message::Ping(Bytes::new()));
                     let sent = timeout(TAKE, ping).await.is_ok_and(|sent| sent.is_ok());
-                    if !sent || heard.elapsed() > SILENCE {
+                    if !sent || self.heard.elapsed() > SILENCE {
                         return;
                     }
                 }
@@ -119,6 +132,65 @@ impl Talk {
     /// Takes leave.
     pub async fn close(mut self) {
         // Who is gone already needs none.
-        timeout(TAKE, self.0.close(None)).await.ok();
+        timeout(TAKE, self.socket.close(None)).await.ok();
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+    use tokio::time::interval;
+
+    use super::*;
+
+    /// What the connection itself holds.
+    const PIPE: usize = 1024;
+    /// What a ping carries at most.
+    const PING: u8 = 125;
+    const MOMENT: Duration = Duration::from_millis(20);
+
+    async fn talk() -> (Talk, DuplexStream) {
+        let (ours, theirs) = duplex(PIPE);
+        (Talk::new(Box::new(ours)).await, theirs)
+    }
+
+    #[tokio::test]
+    async fn answers_that_nobody_takes_do_not_pile_up() {
+        let (mut talk, mut them) = talk().await;
+        // RFC 6455 5.2, with a mask of zeros.
+        let ping = [&[0x89, 0x80 | PING, 0, 0, 0, 0][..], &[1; PING as usize]].concat();
+        let pings = ping.repeat(4 * ROOM / ping.len());
+        tokio::select! {
+            () = talk.left() => panic!("they are still there"),
+            asked = them.write_all(&pings) => asked.unwrap(),
+        }
+        let mut answers = Vec::new();
+        let take = async {
+            while let Ok(taken) = timeout(MOMENT, them.read_buf(&mut answers)).await {
+                taken.unwrap();
+            }
+        };
+        tokio::select! {
+            () = talk.left() => panic!("they are still there"),
+            () = take => {}
+        }
+        assert!(answers.starts_with(&[0x8a, PING, 1]), "{:?}", answers.first_chunk::<3>());
+        // Some of them were not read before others were taken.
+        assert!(answers.len() <= 2 * ROOM, "{} of {} bytes", answers.len(), pings.len());
+    }
+
+    #[tokio::test]
+    async fn who_is_told_much_is_asked_all_the_same() {
+        let (mut talk, mut them) = talk().await;
+        talk.beat = interval(3 * MOMENT);
+        talk.beat.tick().await;
+        for _ in 0..5 {
+            assert!(timeout(MOMENT, talk.left()).await.is_err());
+        }
+        let mut ping = [0; 2];
+        timeout(TAKE, them.read_exact(&mut ping)).await.unwrap().unwrap();
+        assert_eq!(ping, [0x89, 0]);
+        talk.heard = Instant::now().checked_sub(2 * SILENCE).unwrap();
+        timeout(TAKE, talk.left()).await.expect("nobody has answered for long");
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::extract::Request;
 use axum::routing::get;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -27,7 +28,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::listen::Listener;
 use super::socket::Farewell;
-use super::{Config, routes};
+use super::{Config, routes, talk};
 use crate::keys::layout::Layout;
 use crate::keyvalue;
 use crate::rfb::canvas::Canvas;
@@ -80,7 +81,10 @@ fn own(server: &Arc<Server>) -> Arc<Own> {
 
 /// What is served besides, as a container does it.
 fn more() -> More {
-    let more = routes::health();
+    let told =
+        get(|request: Request| async { talk::open(request, async |talk| talk.close().await) });
+    let health = routes::health();
+    let more = More { open: health.open.route("/told", told), ..health };
     let inside =
         axum::Router::new().route("/power", get(|| async { "on" }).post(|| async { "off" }));
     More { inside, ..more }
@@ -173,11 +177,15 @@ impl Bench {
 
     /// Asks for the WebSocket.
     async fn knock(&self, headers: &[&str]) -> (TcpStream, Answer) {
+        self.knock_at("websockify", headers).await
+    }
+
+    async fn knock_at(&self, page: &str, headers: &[&str]) -> (TcpStream, Answer) {
         let mut stream = self.connect().await;
         let headers: String = headers.iter().map(|it| format!("{it}\n")).collect();
         let host = if headers.contains("Host:") { "" } else { &format!("Host: {}\n", self.place) };
         let text = format!(
-            "GET {}/websockify HTTP/1.1\n{host}Connection: keep-alive, Upgrade\nUpgrade: \
+            "GET {}/{page} HTTP/1.1\n{host}Connection: keep-alive, Upgrade\nUpgrade: \
              websocket\nSec-WebSocket-Version: 13\nSec-WebSocket-Key: \
              dGhlIHNhbXBsZSBub25jZQ==\nSec-WebSocket-Protocol: binary\n{headers}\n",
             self.base
@@ -335,6 +343,24 @@ async fn without_a_password_only_pages_of_ours_reach_the_screen() {
     // Text is not for this line.
     viewer.socket.send(Message::Text("hello".into())).await.unwrap();
     assert!(viewer.ends().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_everybody_is_told_is_told_to_no_page_of_others() {
+    let bench = bench(",auth=none");
+    let ours = bench.origin();
+    let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
+    for (headers, status) in [
+        (&[&*ours][..], 101),
+        (&[], 101),
+        (&["Origin: http://evil.example"], 403),
+        (&["Origin: null"], 403),
+        (&rebound, 403),
+    ] {
+        let (_, answer) = bench.knock_at("told", headers).await;
+        assert_eq!(answer.status, status, "{headers:?}");
+    }
+    assert_eq!(bench.ask("GET /healthz", &rebound).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
