@@ -29,7 +29,7 @@ pub const HALF: u32 = 0x2000_0006;
 /// The response comes a good while after it was cancelled.
 pub const LATE: u32 = 0x2000_0008;
 /// How long that is.
-pub const WHILE: Duration = Duration::from_millis(500);
+pub const WHILE: Duration = Duration::from_secs(1);
 
 /// Nothing is answered, whatever happens.
 pub const DEAF: u32 = 0x2000_0007;
