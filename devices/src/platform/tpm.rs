@@ -13,7 +13,8 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::event::{EventfdFlags, eventfd};
@@ -78,7 +79,11 @@ const CTRL_RSP_ADDR: u64 = 0x68;
 const DATA_BUFFER: u64 = 0x80;
 const _: () = assert!(DATA_BUFFER + BUFFER as u64 == LENGTH);
 
-/// So long the end of the machine waits for a command that was cancelled.
+/// So long a pause waits for a command that was cancelled.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(1);
+/// And so long the end of the machine.
 const LAST: Duration = Duration::from_secs(1);
 
 /// TPM 2.0 Library, Part 2, 6.6.3: what a TPM in failure mode answers.
@@ -121,6 +126,8 @@ struct Desk {
     broken: bool,
     /// Nothing is begun while the device is parked.
     parked: bool,
+    /// The thread does something.
+    at_work: bool,
     /// A command is carried out.
     busy: bool,
     /// It is of the time before a reset: nobody wants its response.
@@ -153,6 +160,7 @@ fn serve(swtpm: &mut Swtpm, desk: &Mutex<Desk>, cancel: &OwnedFd) {
         if desk.parked {
             return;
         }
+        desk.at_work = true;
         desk.busy = desk.command.is_some();
         (std::mem::take(&mut desk.power_on), desk.command.take())
     };
@@ -163,7 +171,7 @@ fn serve(swtpm: &mut Swtpm, desk: &Mutex<Desk>, cancel: &OwnedFd) {
         command.map(|it| swtpm.execute(&it, cancel).unwrap_or_else(|| error(TPM_RC_FAILURE)));
     let mut desk = lock(desk);
     desk.broken = swtpm.is_broken();
-    desk.busy = false;
+    (desk.at_work, desk.busy) = (false, false);
     if std::mem::take(&mut desk.stale) {
         // It may have been done before it heard that it is cancelled, which the next one is not.
         drain(cancel);
@@ -201,6 +209,18 @@ impl Tpm {
         let room = self.registers.buffer.iter_mut();
         room.zip(response).for_each(|(to, from)| *to = *from);
         self.registers.started = false;
+    }
+
+    /// Whether the thread has nothing to do, at least soon.
+    fn rests(&self) -> bool {
+        let end = Instant::now() + PAUSE;
+        while lock(&self.desk).at_work {
+            if Instant::now() >= end {
+                return false;
+            }
+            sleep(LOOK);
+        }
+        true
     }
 
     /// Has the command in the buffer carried out.
@@ -311,10 +331,14 @@ impl Device for Tpm {
             // It is in the buffer.
             desk.command = None;
             if desk.busy {
-                // Nobody waits for a long command: a driver gives one that was cancelled again.
+                // A driver gives one that was cancelled again.
                 self.cancel();
             }
             drop(desk);
+            // The thread goes on with what takes longer.
+            if self.rests() {
+                self.swtpm = self.worker.take().map(Worker::stop);
+            }
             self.collect();
         }
         Saved::of(&Some(&self.registers))
@@ -359,8 +383,6 @@ impl Drop for Tpm {
 
 #[cfg(test)]
 mod test {
-    use std::time::Instant;
-
     use tempfile::TempDir;
 
     use super::*;
@@ -403,7 +425,7 @@ mod test {
         let end = Instant::now() + Duration::from_secs(60);
         while read(bench, CTRL_START) != 0 {
             assert!(Instant::now() < end, "no response");
-            std::thread::sleep(Duration::from_millis(1));
+            sleep(Duration::from_millis(1));
         }
         let header =
             (0..2).flat_map(|it| bench.read::<8>(Kind::Memory, BASE + DATA_BUFFER + 8 * it));
@@ -564,7 +586,7 @@ mod test {
             // And nothing of it cancels what comes next.
             start(&bench, &response(NO_SESSIONS, SLOW, &[]));
             asked.wait(SLOW);
-            std::thread::sleep(Duration::from_millis(20));
+            sleep(Duration::from_millis(20));
             assert_eq!(read(&bench, CTRL_START), 1);
             write(&bench, CTRL_CANCEL, &[1]);
             assert_eq!(finish(&bench), response(NO_SESSIONS, CANCELED, &[]));
