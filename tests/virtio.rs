@@ -64,14 +64,14 @@ fn resident(booted: &Booted) -> anyhow::Result<u64> {
 }
 
 /// Waits until the process has so much, or so little.
-fn wait(booted: &Booted, wanted: impl Fn(u64) -> bool) -> anyhow::Result<u64> {
+fn wait(booted: &Booted, patience: Duration, wanted: impl Fn(u64) -> bool) -> anyhow::Result<u64> {
     let start = Instant::now();
     loop {
         let found = resident(booted)?;
         if wanted(found) {
             return Ok(found);
         }
-        ensure!(start.elapsed() < WORK, "the process has {} MiB all the time", found / MIB);
+        ensure!(start.elapsed() < patience, "the process has {} MiB all the time", found / MIB);
         sleep(Duration::from_millis(200));
     }
 }
@@ -90,6 +90,11 @@ fn balloon(booted: &Booted, size: Option<u64>) -> anyhow::Result<Value> {
 
 const PREPARE: &str = "mkdir /memory && mount -t tmpfs -o size=1500m none /memory";
 
+/// What a process has whose guest has reported what it let go of.
+fn is_small(bytes: u64) -> bool {
+    bytes < 1400 * MIB - MOST
+}
+
 fn reports_what_it_does_not_use(release: &str) -> anyhow::Result<()> {
     let guest = Guest::transom().memory("2G").word("--device").word("virtio-balloon");
     let mut booted = linux(guest, release, "virtio_balloon")?.boot(BOOT)?;
@@ -97,7 +102,17 @@ fn reports_what_it_does_not_use(release: &str) -> anyhow::Result<()> {
     let before = resident(&booted)?;
     touch(&mut booted)?;
     let start = Instant::now();
-    let after = wait(&booted, |now| now < 1400 * MIB - MOST)?;
+    let mut after = wait(&booted, WORK / 4, is_small);
+    // Linux reports whole blocks, and keeps those in pieces whose pages a processor has put by. Who
+    // does not hear that a report is done reports nothing ever again.
+    for _ in 0..2 {
+        if let Err(error) = &after {
+            say!("{error:#}: {}", booted.run("cat /proc/buddyinfo /proc/zoneinfo", SOON)?);
+            touch(&mut booted)?;
+            after = wait(&booted, WORK / 4, is_small);
+        }
+    }
+    let after = after?;
     say!("{} MiB before, {} MiB after {:?}", before / MIB, after / MIB, start.elapsed());
     booted.running.send("poweroff -f")?;
     booted.running.ends_with(0, SOON)
@@ -119,12 +134,16 @@ fn gives_memory_back(release: &str) -> anyhow::Result<()> {
 
     let start = Instant::now();
     balloon(&booted, Some(GIB))?;
-    let small = wait(&booted, |now| now + MOST < full)?;
+    let small = wait(&booted, WORK, |now| now + MOST < full)?;
     say!("{} MiB, then {} MiB after {:?}", full / MIB, small / MIB, start.elapsed());
     reach(&booted, GIB)?;
     let told = balloon(&booted, None)?;
-    let left = told["statistics"]["free-memory"].as_u64().with_context(|| format!("{told}"))?;
-    ensure!(left + MOST < free, "{told}");
+    // What a processor has put by is free only after a while, so that this is not what was free
+    // before and less: it is what is left besides the balloon.
+    let told_of =
+        |what: &str| told["statistics"][what].as_u64().with_context(|| format!("{what}: {told}"));
+    let (left, all) = (told_of("free-memory")?, told_of("total-memory")?);
+    ensure!(left < free && left + GIB < all, "{told}");
     ensure!(balloon(&booted, Some(MEMORY + 1)).is_err(), "more than there is");
 
     balloon(&booted, Some(MEMORY))?;

@@ -15,6 +15,7 @@ mod service;
 mod six;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
@@ -98,8 +99,13 @@ struct Forwards(fs::File);
 
 impl Drop for Forwards {
     fn drop(&mut self) {
-        if let Err(error) = self.0.write_all_at(b"0", 0) {
-            tracing::warn!("something of the network stays: {FORWARD}: {error}");
+        match self.0.write_all_at(b"0", 0) {
+            Ok(_) => {}
+            // The pod has given up that right, and its network, which is its own, goes with it.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                tracing::debug!("{FORWARD} stays 1: {error}");
+            }
+            Err(error) => tracing::warn!("something of the network stays: {FORWARD}: {error}"),
         }
     }
 }
