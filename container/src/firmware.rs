@@ -97,7 +97,7 @@ pub fn suit(said: &mut Said, source: &Source) {
 pub fn insists(said: &Said) -> bool {
     let version = &said.settings.windows.version;
     let eleven = matches!(version, Version::Windows(it) if it.id.starts_with("win11"));
-    eleven && said.settings.machine.boot != Boot::Secure && !said.names.contains("BOOT_MODE")
+    eleven && !said.settings.machine.boot.is_secure() && !said.names.contains("BOOT_MODE")
 }
 
 #[cfg(test)]
@@ -124,6 +124,15 @@ mod test {
         fs::write(folder.join("OVMF_VARS_4M.ms.fd"), "x").unwrap();
         let (code, template) = find(Boot::Secure, root.path()).unwrap();
         assert!(code.ends_with("OVMF_CODE_4M.fd") && template.ends_with("OVMF_VARS_4M.ms.fd"));
+    }
+
+    #[test]
+    fn whoever_has_secure_boot_by_any_word_lacks_nothing() {
+        let mut said = Said::default();
+        for boot in [Boot::Secure, Boot::SecureBase, Boot::Uefi, Boot::UefiPlain] {
+            said.settings.machine.boot = boot;
+            assert_eq!(insists(&said), !boot.is_secure(), "{boot:?}");
+        }
     }
 
     #[test]
