@@ -4,7 +4,6 @@
 
 pub mod qcow2;
 
-use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -115,17 +114,14 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
 
 /// Whether there is such a file, or a link to one.
 fn is_there(path: &Path) -> anyhow::Result<bool> {
-    let out = "look at the volume; a new disk is made where nothing has this name";
-    let fail = |error: &dyn Display| {
-        Failure::new(Status::Disk, format!("{}: {error}: {out}", path.display()))
-    };
-    match fs::symlink_metadata(path) {
+    let looked = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(fail(&error)),
-        Ok(_) => {}
-    }
-    let kind = fs::metadata(path).map_err(|error| fail(&error))?.file_type();
-    if kind.is_file() || kind.is_block_device() { Ok(true) } else { Err(fail(&"it is no file")) }
+        Err(error) => Err(error),
+        Ok(_) => fs::metadata(path).and_then(|told| files::check(&told)),
+    };
+    let out = "look at the volume; a new disk is made where nothing has this name";
+    let fail = |error| Failure::new(Status::Disk, format!("{}: {error}: {out}", path.display()));
+    looked.map(|()| true).map_err(fail)
 }
 
 /// The files of the pod's own that a disk may be in, the one that is made if there is none first.

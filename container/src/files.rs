@@ -1,7 +1,7 @@
 //! Files on volumes, where others write too: nothing that they put there leads a write elsewhere,
 //! keeps the pod waiting, or fills its memory.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
@@ -32,9 +32,19 @@ pub fn open_itself(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 
 fn open_as(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<File> {
     let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
-    let kind = file.metadata()?.file_type();
+    check(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Whether it is a file or a block device.
+///
+/// # Errors
+///
+/// When it is something else.
+pub fn check(told: &Metadata) -> io::Result<()> {
+    let kind = told.file_type();
     if kind.is_file() || kind.is_block_device() {
-        return Ok(file);
+        return Ok(());
     }
     Err(io::Error::new(ErrorKind::InvalidInput, "it is no file"))
 }
