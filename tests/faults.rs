@@ -260,6 +260,13 @@ fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
         until("its rules are still there", || Ok(place.rules()?.is_empty()))?;
         place.has_nothing_left()?;
     }
+    // While the network is made it is neither forgotten nor in the way.
+    for _ in 0..5 {
+        let mut pod = place.start("", &[PROBE, ("NETWORK", "nat"), ("TIMEOUT", "10")])?;
+        pod.says("Preparing the network", 1)?;
+        stops(&mut pod)?;
+        place.has_nothing_left()?;
+    }
     // Nobody who repeats it cuts a guest off that installs its updates; who insists does.
     let mut pod = probe(&place, &[("NETWORK", "none"), ("DISPLAY", "none")])?;
     pod.signal(Signal::TERM)?;

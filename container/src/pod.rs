@@ -146,7 +146,8 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
             Err(error) => Err(error),
         },
         status = async {
-            let status = signals.next().await;
+            // The machine may run before we have the lock: then it is the watch that hears it.
+            let status = signals.peek().await;
             // One that is half made could not be taken away.
             drop(network.lock().await);
             status

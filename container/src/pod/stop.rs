@@ -42,7 +42,11 @@ impl Budget {
 }
 
 /// Signals that mean the end.
-pub struct Signals([(Signal, u8); 4]);
+pub struct Signals {
+    sources: [(Signal, u8); 4],
+    /// One that was seen and is still to be acted upon.
+    seen: Option<u8>,
+}
 
 impl Signals {
     /// From now on they do not end us.
@@ -62,20 +66,31 @@ impl Signals {
             let number = u8::try_from(kind.as_raw_value())?;
             caught.push((signal(kind)?, number));
         }
-        let caught = caught.try_into().map_err(|_| anyhow::anyhow!("signals"))?;
-        Ok(Self(caught))
+        let sources = caught.try_into().map_err(|_| anyhow::anyhow!("signals"))?;
+        Ok(Self { sources, seen: None })
     }
 
-    /// The next one, as an exit status.
-    pub async fn next(&mut self) -> u8 {
-        let [one, two, three, four] = &mut self.0;
+    /// The next one, as an exit status. It stays the next for whoever asks after us: we may be cut
+    /// short before we act upon it.
+    pub async fn peek(&mut self) -> u8 {
+        if let Some(status) = self.seen {
+            return status;
+        }
+        let [one, two, three, four] = &mut self.sources;
         let number = tokio::select! {
             _ = one.0.recv() => one.1,
             _ = two.0.recv() => two.1,
             _ = three.0.recv() => three.1,
             _ = four.0.recv() => four.1,
         };
-        128 + number
+        *self.seen.insert(128 + number)
+    }
+
+    /// The next one, as an exit status.
+    pub async fn next(&mut self) -> u8 {
+        let status = self.peek().await;
+        self.seen = None;
+        status
     }
 }
 
