@@ -87,7 +87,7 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
 
 /// A pod that has what it needs.
 struct Pod {
-    plan: Plan,
+    plan: Arc<Plan>,
     /// None for the probe, which keeps nothing.
     volume: Option<Volume>,
     room: Room,
@@ -114,12 +114,11 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
         return Err(missing);
     }
     check_kvm(Path::new("/dev/kvm"))?;
-    let room = Room::make()?;
-    // Not before: until then the machine of a pod that was killed may have it.
-    check_vnc(&plan.said.settings)?;
-    let volume = match plan.source {
-        Source::Probe => None,
-        _ => Some(Volume::open(&plan.said.settings, &plan.source)?),
+    let plan = Arc::new(plan);
+    let place = plan.clone();
+    let (room, volume) = tokio::select! {
+        both = apart("place", move || self::place(&place)) => both?,
+        status = signals.peek() => return Ok(status),
     };
     let storage = volume.as_ref().map(|_| plan.said.settings.storage.folder.as_path());
     jail::build(&[Some(room.folder()), storage].into_iter().flatten().collect::<Vec<_>>());
@@ -159,6 +158,20 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
     }
     asked.abort();
     status
+}
+
+/// Where the pod keeps its sockets and its guest. The machine of a pod that was killed may take a
+/// while to end, and a volume to answer.
+fn place(plan: &Plan) -> anyhow::Result<(Room, Option<Volume>)> {
+    let settings = &plan.said.settings;
+    let room = Room::make()?;
+    // Not before: until then the machine of a pod that was killed may have it.
+    check_vnc(settings)?;
+    let volume = match plan.source {
+        Source::Probe => None,
+        _ => Some(Volume::open(settings, &plan.source)?),
+    };
+    Ok((room, volume))
 }
 
 /// Says at once what else is only found out at the end of all preparations.
@@ -233,10 +246,11 @@ impl Pod {
         };
         let (mut child, news) = Child::start(self.room.control(), &self.story, manner)?;
         network.handed_over();
-        drop(network);
         child.keep(tpm);
         jail::close(self.rights(), &child.ids())?;
         child.tell(&config).await?;
+        // Not before: once there is a process, a signal is for whoever watches it.
+        drop(network);
         Ok((child, news))
     }
 
@@ -316,6 +330,8 @@ impl Pod {
         // The probe has no firmware that would tell.
         let mut started = self.volume.is_none();
         let mut from_disk = false;
+        // Whether what runs shuts down when it is asked.
+        let mut hears = started;
         if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
@@ -330,10 +346,11 @@ impl Pod {
                     match told {
                         Told::Starts { name, on } => {
                             from_disk |= on == On::Disk;
+                            hears = on == On::Disk || hears && on == On::Other;
                             self.starts(&name, on == On::Disk);
                             started = true;
                         }
-                        Told::Nothing if from_disk || waits => {}
+                        Told::Nothing if from_disk || waits => hears = false,
                         Told::Nothing => {
                             child.kill();
                             let boot = self.plan.said.settings.machine.boot;
@@ -352,8 +369,8 @@ impl Pod {
                 }
                 status = signals.next() => {
                     self.story.enter(Phase::Stopping, &format!("Stopping {app}…"));
-                    let asks = self.plan.said.settings.pod.shutdown
-                        && (from_disk || self.volume.is_none());
+                    drop(again);
+                    let asks = self.plan.said.settings.pod.shutdown && hears;
                     if let Some(balloon) = balloon.take() {
                         balloon.give_back();
                     }

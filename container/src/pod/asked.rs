@@ -30,7 +30,11 @@ const GONE: &str = "the machine is gone";
 /// When it says no, or nothing, or is gone.
 pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
     let time = match command {
-        Command::Status | Command::Balloon { .. } | Command::PowerButton | Command::Quit => SOON,
+        Command::Status
+        | Command::Balloon { .. }
+        | Command::PowerButton
+        | Command::Resume
+        | Command::Quit => SOON,
         _ => LATER,
     };
     ask_within(control, &command, time).await

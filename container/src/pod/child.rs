@@ -135,11 +135,21 @@ impl Child {
         asked::ask(&self.control, command).await
     }
 
+    /// Tells it to end, before it listens, too.
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
     /// Ends it at once.
     pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn signal(&self, signal: Signal) {
         let pid = self.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         if let Some(pid) = pid {
-            kill_process(pid, Signal::KILL).ok();
+            // Who is gone needs none.
+            kill_process(pid, signal).ok();
         }
     }
 }

@@ -16,6 +16,8 @@ use crate::agent::{Agent, Lack};
 /// The button is pressed again so often: Windows hears it only where somebody is logged on, or
 /// nobody at all.
 const AGAIN: Duration = Duration::from_secs(5);
+/// Who could not press it tries again so soon: the machine may not listen yet.
+const SOON: Duration = Duration::from_secs(1);
 
 /// How the time is shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,11 +133,12 @@ pub async fn stop(child: &mut Child, budget: Budget, agent: Option<&Agent>, sign
         }
     }
     let off = Instant::now() + budget.off;
-    let quit = async {
-        child.ask(Command::Quit).await.ok();
-    };
-    timeout_at(off, quit).await.ok();
-    if timeout_at(off, child.end()).await.is_err() {
+    if !matches!(timeout_at(off, child.ask(Command::Quit)).await, Ok(Ok(_))) {
+        // It does not listen yet, or not any more.
+        child.terminate();
+    }
+    // An answer that was late leaves time for what it announces.
+    if timeout_at(off + budget.off / 2, child.end()).await.is_err() {
         tracing::warn!("the machine does not end: it is killed");
         child.kill();
         // Whom we may not kill ends with us.
@@ -153,14 +156,19 @@ async fn insisted(signals: &mut Signals) {
 
 /// Presses the power button, and asks the agent, until the machine is off; whether it is.
 async fn press(child: &mut Child, agent: &Agent, end: Instant) -> bool {
-    let mut next = Instant::now();
+    let (mut next, mut said) = (Instant::now(), String::new());
+    timeout_at(end, wake(child)).await.ok();
     loop {
-        match timeout_at(end, child.ask(Command::PowerButton)).await {
-            Ok(Ok(_)) => tracing::info!("the guest is asked to shut down"),
-            Ok(Err(error)) => tracing::info!("the guest cannot be asked to shut down: {error:#}"),
-            Err(_) => tracing::info!("the machine does not answer"),
+        let (pause, says) = match timeout_at(end, child.ask(Command::PowerButton)).await {
+            Ok(Ok(_)) => (AGAIN, "the guest is asked to shut down".into()),
+            Ok(Err(error)) => (SOON, format!("the guest cannot be asked to shut down: {error:#}")),
+            Err(_) => (SOON, "the machine does not answer".into()),
+        };
+        if says != said {
+            tracing::info!("{says}");
+            said = says;
         }
-        next = (next + AGAIN).min(end);
+        next = (next + pause).min(end);
         let asked = async {
             timeout_at(next, agent.shut_down()).await.map(tell).ok();
             sleep_until(next).await;
@@ -173,6 +181,15 @@ async fn press(child: &mut Child, agent: &Agent, end: Instant) -> bool {
             tracing::warn!("the guest did not shut down in time");
             return false;
         }
+    }
+}
+
+/// Lets a guest run on that somebody paused: it would hear nothing.
+async fn wake(child: &Child) {
+    let status = child.ask(Command::Status).await;
+    let paused = status.is_ok_and(|status| status["state"] == "paused");
+    if paused && child.ask(Command::Resume).await.is_ok() {
+        tracing::info!("the guest was paused: it runs on, to shut down");
     }
 }
 

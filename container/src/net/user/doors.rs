@@ -86,7 +86,10 @@ fn tell(number: u16, protocol: Protocol, error: Errno) {
     };
     let way_out = match error {
         Errno::ADDRINUSE => "something in the pod listens there; leave it to that with HOST_PORTS",
-        Errno::ACCESS => "ports below 1024 need NET_BIND_SERVICE, or another number",
+        Errno::ACCESS => {
+            "ports below 1024 need --sysctl net.ipv4.ip_unprivileged_port_start=0, or as root the \
+             capability NET_BIND_SERVICE: else take another number"
+        }
         _ => "it does not reach the guest",
     };
     tracing::warn!("network: port {number}/{protocol}: {error}: {way_out}");
