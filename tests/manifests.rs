@@ -72,6 +72,16 @@ fn is_restricted(pod: &Value) -> Result<()> {
     ensure!(pod["securityContext"]["runAsNonRoot"] == true, "runAsNonRoot");
     ensure!(pod["securityContext"]["runAsUser"].as_u64() > Some(0), "runAsUser");
     ensure!(pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", "seccomp");
+    let safe = [
+        "net.ipv4.ip_local_port_range",
+        "net.ipv4.ip_unprivileged_port_start",
+        "net.ipv4.ping_group_range",
+        "net.ipv4.tcp_syncookies",
+    ];
+    let sysctls = pod["securityContext"]["sysctls"].as_array().into_iter().flatten();
+    for name in sysctls.map(|it| it["name"].as_str().unwrap_or_default()) {
+        ensure!(safe.contains(&name), "{name}");
+    }
     let allowed = [
         "configMap",
         "csi",

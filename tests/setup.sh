@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What this machine needs before anything can be built. Sourced by `try` and `test`.
+# What this machine needs before anything can be built. Sourced by `try`, `test` and `deploy/image`.
 
 # fail SENTENCE: ends with it.
 fail() {

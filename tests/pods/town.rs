@@ -208,11 +208,21 @@ impl Town {
         space.ip("link set eth0 up")?;
         space.ip(&format!("route add default via {OUTSIDE}"))?;
         space.ip(&format!("route add default via {OUTSIDE_6}"))?;
-        // As engines and clusters set it for pods.
-        let range = "/proc/sys/net/ipv4/ping_group_range";
-        space.within(move || fs::write(range, "0 2147483647").context(range))?;
+        for (name, value) in sysctls() {
+            let path = format!("/proc/sys/{}", name.replace('.', "/"));
+            space.within(move || fs::write(&path, value).context(path))?;
+        }
         Ok(space)
     }
+}
+
+/// What the manifest of the restricted profile sets in its pod's network.
+fn sysctls() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let manifest = include_str!("../../deploy/kubernetes/restricted/deployment.yaml");
+    manifest.lines().zip(manifest.lines().skip(1)).filter_map(|(name, value)| {
+        let name = name.trim().strip_prefix("- name: ").filter(|it| it.starts_with("net."))?;
+        Some((name, value.trim().strip_prefix("value: ")?.trim_matches('\'')))
+    })
 }
 
 /// Serves connections to a port in there, each with this, as long as we live.
