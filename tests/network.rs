@@ -12,10 +12,11 @@ use std::process::{self, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 use transom_tests::guest::Guest;
+use transom_tests::idle;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
 use transom_tests::network::{Service, Took, Way, in_namespace, ip, noise, tool};
@@ -485,38 +486,11 @@ impl Lan {
         Ok(())
     }
 
-    /// What the threads of all pairs of queues have run so far.
-    fn busy(&self) -> anyhow::Result<Duration> {
-        let mut sum = 0;
-        for task in fs::read_dir(format!("/proc/{}/task", self.booted.running.pid()))? {
-            let task = task?.path();
-            // It may have ended since.
-            let read = |file: &str| fs::read_to_string(task.join(file));
-            let (Ok(name), Ok(said)) = (read("comm"), read("schedstat")) else { continue };
-            if name.starts_with("net-") {
-                let first = said.split_whitespace().next().context("an empty schedstat")?;
-                sum += first.parse::<u64>()?;
-            }
-        }
-        Ok(Duration::from_nanos(sum))
-    }
-
-    /// Threads that look for more while there is some stop by themselves. Whatever else is done
-    /// here makes some of the spans worse, and none better.
+    /// Threads that look for more while there is some stop by themselves.
     fn sleeps(&mut self) -> anyhow::Result<()> {
-        let (span, mut seen) = (Duration::from_secs(3), Vec::new());
-        while seen.len() < 8 {
-            let before = self.busy()?;
-            ensure!(before > Duration::ZERO, "no thread of a pair of queues ever ran");
-            sleep(span);
-            let busy = self.busy()?.saturating_sub(before);
-            say!("idle for {span:.0?}: all pairs of queues ran for {busy:.1?}");
-            if busy < span / 100 {
-                return Ok(());
-            }
-            seen.push(busy);
-        }
-        bail!("{seen:?} of {span:?} each, with nothing to do")
+        let part = idle::rests(self.booted.running.pid(), "net-", 0.01)?;
+        say!("idle: all pairs of queues use {:.2} % of a processor", part * 100.0);
+        Ok(())
     }
 }
 

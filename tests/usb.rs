@@ -12,11 +12,12 @@ use std::process::{self, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 use transom_tests::evdev::{Ear, Event, KEY, TOOLS, comes_true, states};
 use transom_tests::guest::{Guest, Running};
+use transom_tests::idle;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
 use transom_tests::say;
@@ -524,35 +525,11 @@ fn follows_a_cd(booted: &mut Booted, folder: &Path) -> anyhow::Result<()> {
     comes_true(booted, read)
 }
 
-/// Clock ticks that the controller's thread has used.
-fn ticks(pid: u32) -> anyhow::Result<u64> {
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // It may have ended since.
-        let stat = fs::read_to_string(task?.path().join("stat")).unwrap_or_default();
-        if stat.contains("(xhci)") {
-            let mut fields = stat.rsplit(')').next().context("a stat")?.split_whitespace();
-            let user: u64 = fields.nth(11).context("utime")?.parse()?;
-            return Ok(user + fields.next().context("stime")?.parse::<u64>()?);
-        }
-    }
-    bail!("the controller has no thread")
-}
-
 /// Linux looks for other media every two seconds, and for nothing else.
 fn rests_when_nothing_happens(booted: &Booted) -> anyhow::Result<()> {
-    let (pid, mut seen) = (booted.running.pid(), Vec::new());
-    // Whatever else is done here makes some of the spans worse, and none better.
-    while seen.len() < 8 {
-        let before = ticks(pid)?;
-        sleep(Duration::from_secs(3));
-        let used = ticks(pid)? - before;
-        say!("the controller's thread used {used} ticks of 3 s without input");
-        if used <= 3 {
-            return Ok(());
-        }
-        seen.push(used);
-    }
-    bail!("the controller's thread used {seen:?} ticks of 3 s each without input")
+    let part = idle::rests(booted.running.pid(), "xhci", 0.01)?;
+    say!("the controller's thread uses {:.2} % of a processor without input", part * 100.0);
+    Ok(())
 }
 
 /// The CD's shell takes what is typed at the keyboard, with the firmware's driver for it.

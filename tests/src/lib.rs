@@ -9,6 +9,7 @@ pub mod evdev;
 pub mod flash;
 pub mod fwts;
 pub mod guest;
+pub mod idle;
 pub mod image;
 pub mod lab;
 pub mod linux;

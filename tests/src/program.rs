@@ -1,7 +1,5 @@
 //! The `vmm` program as a user starts it: its words, its output, its signals, its control socket.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -15,6 +13,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use vmm::control::Client;
+
+use crate::idle;
 
 /// A guest that is emulated on a busy host is slow; one that hangs is found out after this.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -276,51 +276,16 @@ impl Running {
     ///
     /// When it is gone.
     pub fn processor_seconds(&self) -> Result<f64> {
-        Ok(self.threads()?.values().sum())
+        Ok(idle::threads(self.child.id(), "")?.values().sum())
     }
 
     /// Watches it until it has been idle for three seconds, and says how idle.
-    ///
-    /// Whatever else its host does makes some spans worse, and none better: on a machine that is
-    /// itself a guest, time that others take counts as that of the thread they took it from. Who
-    /// looks for work does so in each of them.
     ///
     /// # Errors
     ///
     /// When it is gone, or does not come to rest.
     pub fn rests(&self) -> Result<f64> {
-        let mut seen = Vec::new();
-        // A thread that the kernel has for a ring ends when it had nothing to do for five seconds,
-        // one after the other, and takes its time with it.
-        for _ in 0..12 {
-            let (start, before) = (Instant::now(), self.threads()?);
-            thread::sleep(Duration::from_secs(3));
-            let (after, span) = (self.threads()?, start.elapsed().as_secs_f64());
-            if !before.keys().eq(after.keys()) {
-                continue;
-            }
-            let part = (after.values().sum::<f64>() - before.values().sum::<f64>()) / span;
-            if part < IDLE {
-                return Ok(part);
-            }
-            seen.push(part);
-        }
-        bail!("an idle machine uses {seen:.5?} of a processor, not less than {IDLE}")
-    }
-
-    /// The seconds of each of its threads.
-    fn threads(&self) -> Result<BTreeMap<OsString, f64>> {
-        let mut seconds = BTreeMap::new();
-        let folder = format!("/proc/{}/task", self.child.id());
-        for task in fs::read_dir(&folder).context(folder)? {
-            let task = task?;
-            // It may have ended since.
-            let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
-            let first = text.split_ascii_whitespace().next().unwrap_or("0");
-            let nanoseconds = first.parse::<f64>().with_context(|| format!("{text:?}"))?;
-            seconds.insert(task.file_name(), nanoseconds / 1e9);
-        }
-        Ok(seconds)
+        idle::rests(self.child.id(), "", IDLE)
     }
 
     /// Memory in KiB that counts as this program's, as `memory_kib` says.
