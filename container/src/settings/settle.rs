@@ -1,8 +1,6 @@
 //! From settings and host to sizes: what `half` and `max` are here, what must be at least, and what
 //! does not go together. A function of its arguments alone.
 
-use std::net::Ipv4Addr;
-
 use super::environment::Said;
 use super::host::Host;
 use super::translate::Bus;
@@ -257,7 +255,7 @@ fn check_network(settings: &Settings) -> anyhow::Result<()> {
             ),
         ));
     }
-    if let Some(address) = network.address.filter(|own| is_edge(*own, network.mask.0)) {
+    if let Some(address) = network.address.filter(|own| network.mask.is_edge(*own)) {
         return Err(Failure::new(
             Status::Network,
             format!("IP={address} is no machine's address in its network: give one inside of it"),
@@ -273,13 +271,6 @@ fn check_network(settings: &Settings) -> anyhow::Result<()> {
         ));
     }
     Ok(())
-}
-
-/// Whether an address is the first of its network, which is the network, or the last, which is all.
-fn is_edge(address: Ipv4Addr, bits: u8) -> bool {
-    let inside = u32::MAX.checked_shr(u32::from(bits)).unwrap_or(0);
-    let own = u32::from(address) & inside;
-    own == 0 || own == inside
 }
 
 #[cfg(test)]

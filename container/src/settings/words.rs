@@ -1,5 +1,7 @@
 //! Values with a grammar of their own: addresses, ports, names, keys, cultures.
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context, bail, ensure};
 
 use super::value::{Value, quote};
@@ -40,6 +42,16 @@ impl Value for Mac {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mask(pub u8);
 
+impl Mask {
+    /// Whether an address is the first of its network, which is the network, or the last, which is
+    /// all.
+    pub fn is_edge(self, address: Ipv4Addr) -> bool {
+        let inside = u32::MAX.checked_shr(u32::from(self.0)).unwrap_or(0);
+        let own = u32::from(address) & inside;
+        own == 0 || own == inside
+    }
+}
+
 impl Value for Mask {
     const ACCEPTS: &'static str = "network mask";
 
@@ -47,14 +59,14 @@ impl Value for Mask {
         let reason = "give a mask from 255.255.0.0 to 255.255.255.0";
         let bits = match text.strip_prefix('/') {
             Some(bits) => bits.parse().ok(),
-            None => text.parse().ok().map(|mask: std::net::Ipv4Addr| mask.into()).and_then(ones),
+            None => text.parse().ok().map(|mask: Ipv4Addr| mask.into()).and_then(ones),
         };
         let bits = bits.filter(|bits| (16..=24).contains(bits));
         bits.map(Self).context(reason)
     }
     fn show(&self) -> String {
         let mask = u32::MAX.checked_shl(32 - u32::from(self.0.clamp(1, 32))).unwrap_or(0);
-        std::net::Ipv4Addr::from(mask).to_string()
+        Ipv4Addr::from(mask).to_string()
     }
 }
 

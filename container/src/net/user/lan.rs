@@ -12,6 +12,7 @@ use anyhow::ensure;
 use super::packet::Mac;
 use crate::net::link::default_gateway;
 use crate::settings::Network;
+use crate::settings::words::Mask;
 
 /// A pod without a way outside gets these: the addresses that user networks always had.
 const NOWHERE: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(10, 0, 2, 15), Ipv4Addr::new(10, 0, 2, 2));
@@ -20,6 +21,10 @@ const MTU: u16 = 1500;
 /// And the longest that can be said. Connections end here and begin anew outside, so that long
 /// packets cost less. A multiple of 8, as passt(1) has it.
 const LONGEST: u16 = 65520;
+/// The bits of the largest network that a guest is told of.
+const LARGEST: u8 = 8;
+/// Those of MASK's default.
+const USUAL: u8 = 24;
 /// Our card, for a guest that is not told otherwise.
 pub const GATEWAY_MAC: Mac = [0x02, 0x54, 0x52, 0x4e, 0x53, 0x01];
 
@@ -98,13 +103,17 @@ impl Lan {
         let nowhere = network.address.is_none() && pod.v4.is_none();
         let guest = network.address.or(pod.v4).unwrap_or(NOWHERE.0);
         // Two hosts and two addresses that are none: a network has at least so many.
-        let prefix = network.mask.0.clamp(8, 30);
+        let said = network.mask.0.clamp(LARGEST, 30);
+        // The pod's network may be larger than MASK's default, and its address no edge there.
+        let prefix = match network.address.is_none() && network.mask.0 == USUAL {
+            true => (LARGEST..=said).rev().find(|it| !Mask(*it).is_edge(guest)).unwrap_or(said),
+            false => said,
+        };
         let mask = u32::MAX << (32 - prefix);
         let (number, net) = (u32::from(guest), u32::from(guest) & mask);
-        let usable = number != net && number != net | !mask;
         let strange = guest.is_loopback() || guest.is_multicast() || guest.is_unspecified();
         ensure!(
-            usable && !strange,
+            !Mask(prefix).is_edge(guest) && !strange,
             "IP={guest}: a guest cannot have this address in a network of /{prefix}: set another \
              IP or MASK"
         );
@@ -126,8 +135,8 @@ impl Lan {
     #[must_use]
     pub fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         let mask = u32::MAX << (32 - u32::from(self.prefix));
-        let (number, net) = (u32::from(address), u32::from(self.guest) & mask);
-        address.is_broadcast() || number == net || number == net | !mask
+        let inside = (u32::from(address) ^ u32::from(self.guest)) & mask == 0;
+        address.is_broadcast() || inside && Mask(self.prefix).is_edge(address)
     }
 }
 
@@ -168,6 +177,28 @@ mod test {
         assert_eq!(far.gateway, Ipv4Addr::new(10, 244, 1, 1));
         let first = lan(pod([10, 244, 1, 1], [169, 254, 1, 1]), |_| ()).unwrap();
         assert_eq!(first.gateway, Ipv4Addr::new(10, 244, 1, 2));
+    }
+
+    #[test]
+    fn a_pod_at_the_edge_of_a_small_network_is_in_a_larger_one() {
+        for (own, prefix, gateway) in [
+            ([10, 0, 3, 0], 23, [10, 0, 2, 1]),
+            ([10, 0, 3, 255], 21, [10, 0, 0, 1]),
+            ([10, 0, 2, 255], 23, [10, 0, 2, 1]),
+            ([192, 168, 0, 0], 12, [192, 160, 0, 1]),
+        ] {
+            let lan = lan(pod(own, [169, 254, 1, 1]), |_| ()).unwrap();
+            assert_eq!((lan.guest.octets(), lan.prefix), (own, prefix));
+            assert_eq!(lan.gateway.octets(), gateway, "{own:?}");
+            assert!(!lan.is_broadcast(lan.guest) && !lan.is_broadcast(lan.gateway), "{own:?}");
+        }
+        let docker = lan(pod([172, 17, 3, 0], [172, 17, 2, 1]), |_| ()).unwrap();
+        assert_eq!((docker.prefix, docker.gateway), (23, Ipv4Addr::new(172, 17, 2, 1)));
+        // There is none that is large enough, or a mask that was said.
+        for (own, mask) in [([10, 0, 0, 0], 24), ([10, 255, 255, 255], 24), ([10, 0, 4, 0], 23)] {
+            let refused = lan(pod(own, [10, 0, 0, 1]), |network| network.mask.0 = mask);
+            assert!(refused.unwrap_err().to_string().contains("set another IP"), "{own:?}");
+        }
     }
 
     #[test]
