@@ -181,11 +181,6 @@ impl Pod {
         });
         self.routes.iter().copied().chain(addresses).collect()
     }
-
-    /// Whether some of these addresses are in use. The way to everything else is no use.
-    pub(super) fn uses(&self, block: Block) -> bool {
-        self.used().into_iter().any(|it| it.is_some() && it.meets(block))
-    }
 }
 
 /// The door to the kernel.

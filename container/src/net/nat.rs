@@ -35,6 +35,7 @@ use crate::net::dhcp::Config;
 use crate::net::dns::{DOMAIN, Local};
 use crate::net::link::{self, Block, Link, Links, Pod};
 use crate::net::relay::Relay;
+use crate::net::resolv::{File, Resolv};
 use crate::net::right;
 use crate::settings::Settings;
 use crate::settings::words::Mac;
@@ -64,6 +65,8 @@ struct Choice {
     mac: Mac,
     gateway_mac: Mac,
     kept: Kept,
+    /// The gateway may have its old address, too.
+    old: bool,
     mtu: u16,
     uplink: Link,
     /// Where the pod has IPv6.
@@ -238,7 +241,8 @@ impl Choice {
             let sentence = format!("{name} has no IPv4 address: name another one with DEV");
             Failure::new(Status::Network, sentence)
         })?;
-        let used = pod.used();
+        let resolv = File::new(wish.etc.join("resolv.conf"), Resolv::read).now();
+        let used = choice::used(pod, &resolv);
         let subnet = Subnet::choose(network.address, network.mask.0, address, &used)?;
         let mac = guest_mac(settings, &wish.pod)?;
         let said = network.mtu.map(|it| it.0);
@@ -257,6 +261,7 @@ impl Choice {
             gateway_mac: choice::gateway_mac(mac),
             kept: Kept::of(settings),
             mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+            old: choice::taken(&used, Block::new(OLD_GATEWAY, OLD_MASK)).is_none(),
             uplink: uplink.clone(),
             prefix,
             notes,
@@ -294,7 +299,7 @@ impl Tap {
             fs::write(no_ipv6, "1").ok();
         }
         links.add(self.index, gateway, mask).await?;
-        if !pod.uses(Block::new(OLD_GATEWAY, OLD_MASK)) && gateway != OLD_GATEWAY {
+        if choice.old && gateway != OLD_GATEWAY {
             links.add(self.index, OLD_GATEWAY, OLD_MASK).await?;
         }
         let rules = Rules {

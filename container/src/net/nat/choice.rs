@@ -3,13 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use anyhow::Context;
 
 use crate::files;
-use crate::net::link::Block;
+use crate::net::link::{Block, Pod};
+use crate::net::resolv::Resolv;
 use crate::settings::Settings;
 use crate::settings::translate::Display;
 use crate::settings::value::Value as _;
@@ -38,8 +39,7 @@ impl Subnet {
         pod: Ipv4Addr,
         used: &[Block],
     ) -> anyhow::Result<Self> {
-        let used: Vec<Block> = used.iter().copied().filter(|block| block.is_some()).collect();
-        let taken = |guest| used.iter().find(|block| block.meets(Block::new(guest, mask)));
+        let taken = |guest| taken(used, Block::new(guest, mask));
         if let Some(wanted) = wanted {
             let [a, b, c, last] = wanted.octets();
             // The first address is the gateway's.
@@ -49,7 +49,7 @@ impl Subnet {
                 Some(block) => Err(Failure::new(
                     Status::Network,
                     format!(
-                        "IP={wanted}: the pod has a route to {}/{} already: choose an address of \
+                        "IP={wanted}: the pod reaches {}/{} elsewhere: choose an address of \
                          another network, or leave IP out",
                         block.address, block.mask
                     ),
@@ -75,6 +75,21 @@ impl Subnet {
         let [a, b, c, _] = guest.octets();
         Self { guest, gateway: Ipv4Addr::new(a, b, c, 1), mask }
     }
+}
+
+/// Blocks of addresses that are no guest's: the pod's own, and its name servers, which may be
+/// behind the way to everything else.
+pub(super) fn used(pod: &Pod, resolv: &Resolv) -> Vec<Block> {
+    let servers = resolv.servers.iter().filter_map(|server| match server {
+        IpAddr::V4(server) => Some(Block::new(*server, 32)),
+        IpAddr::V6(_) => None,
+    });
+    pod.used().into_iter().chain(servers).collect()
+}
+
+/// Which of them has addresses of a network. The way to everything else is no use.
+pub(super) fn taken(used: &[Block], network: Block) -> Option<&Block> {
+    used.iter().find(|block| block.is_some() && block.meets(network))
 }
 
 /// An address of a card that is made of a text, as `echo TEXT | md5sum` has it.
@@ -184,8 +199,13 @@ mod test {
         };
         assert_eq!(choose(None, "10.244.7.9", &[]).unwrap(), address("172.30.7.2"));
         assert_eq!(choose(None, "172.30.7.9", &[]).unwrap(), address("172.31.7.2"));
-        let used = [("0.0.0.0", 0), ("172.30.0.0", 16), ("172.31.7.128", 25)];
-        assert_eq!(choose(None, "10.244.7.9", &used).unwrap(), address("172.32.7.2"));
+        let routes = [("0.0.0.0", 0), ("172.30.0.0", 16), ("172.31.7.128", 25)];
+        assert_eq!(choose(None, "10.244.7.9", &routes).unwrap(), address("172.32.7.2"));
+        // Where the pod asks for names nobody else may be.
+        let resolv = Resolv::read("nameserver 172.30.7.10\nnameserver fd00::a\n");
+        let chosen =
+            Subnet::choose(None, 24, address("10.244.7.9"), &used(&Pod::default(), &resolv));
+        assert_eq!(chosen.unwrap().guest, address("172.31.7.2"));
         assert!(choose(None, "10.0.0.1", &[("172.0.0.0", 8)]).is_err());
         assert_eq!(choose(Some("10.9.8.1"), "10.0.0.1", &[]).unwrap(), address("10.9.8.2"));
         let error = choose(Some("10.0.0.77"), "10.0.0.1", &[("10.0.0.0", 16)]).unwrap_err();
