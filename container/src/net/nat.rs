@@ -248,7 +248,8 @@ impl Choice {
         let said = network.mtu.map(|it| it.0);
         let mtu = said.unwrap_or(uplink.mtu.min(USUAL_MTU));
         let prefix = Prefix::choose(pod, uplink, mac).filter(|_| mtu >= LEAST_V6);
-        let mut notes = Vec::new();
+        let kept = Kept::of(settings);
+        let mut notes = choice::left_out(settings, &kept);
         if prefix.is_none() && pod.has_ipv6(uplink) {
             notes.push(
                 "the guest has IPv4 only: by IPv6 its desktop and USER_PORTS are reached"
@@ -259,7 +260,7 @@ impl Choice {
             subnet,
             mac,
             gateway_mac: choice::gateway_mac(mac),
-            kept: Kept::of(settings),
+            kept,
             mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
             old: choice::taken(&used, Block::new(OLD_GATEWAY, OLD_MASK)).is_none(),
             uplink: uplink.clone(),

@@ -15,7 +15,7 @@ use crate::settings::Settings;
 use crate::settings::translate::Display;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
-use crate::settings::words::{Mac, Protocol};
+use crate::settings::words::{Mac, Ports, Protocol};
 use crate::status::{Failure, Status};
 
 /// The pod's address in the networks of old installations, which know it by number.
@@ -182,6 +182,24 @@ pub(super) fn loopback_ports(settings: &Settings, kept: &Kept) -> BTreeSet<u16> 
     said.chain([3389]).filter(|port| !kept.tcp.contains(port)).collect()
 }
 
+/// Sentences on ports that are said and are not among these.
+pub(super) fn left_out(settings: &Settings, kept: &Kept) -> Vec<String> {
+    let is_kept = |(port, protocol): &(u16, Protocol)| match protocol {
+        Protocol::Tcp => kept.tcp.contains(port),
+        Protocol::Udp => kept.udp.contains(port),
+    };
+    let said = settings.network.forwarded.0.iter().copied();
+    let (stay, go): (Vec<_>, Vec<_>) = said.partition(is_kept);
+    let udp = go.into_iter().filter(|(_, protocol)| *protocol == Protocol::Udp).collect();
+    let [stay, udp] = [stay, udp].map(Ports);
+    let sentences = [
+        (&stay, "stays with the pod: HOST_PORTS has it, or the screen"),
+        (&udp, "goes to the guest, but not from the loopback and by IPv6: there it has TCP alone"),
+    ];
+    let sentences = sentences.into_iter().filter(|(ports, _)| !ports.0.is_empty());
+    sentences.map(|(ports, what)| format!("USER_PORTS={} {what}", ports.show())).collect()
+}
+
 #[cfg(test)]
 mod test {
     use super::*;
@@ -254,5 +272,19 @@ mod test {
         let kept = Kept::of(&settings);
         assert_eq!((&kept.tcp, &kept.udp), (&[3389].into(), &[161].into()));
         assert_eq!(loopback_ports(&settings, &kept), [22].into());
+    }
+
+    #[test]
+    fn ports_that_are_not_led_to_the_guest_are_told() {
+        let mut settings = Settings::unsaid();
+        let mut told = |ports| {
+            settings.network.forwarded = Ports::read(ports).unwrap();
+            left_out(&settings, &Kept::of(&settings))
+        };
+        assert_eq!(told("22,2222"), [""; 0]);
+        let said = told("22,5900,5000/udp,5900/udp,8006");
+        assert!(said[0].starts_with("USER_PORTS=5900,8006 stays with the pod"), "{said:?}");
+        assert!(said[1].starts_with("USER_PORTS=5000/udp,5900/udp goes to"), "{said:?}");
+        assert_eq!(said.len(), 2);
     }
 }

@@ -31,7 +31,8 @@ pub(super) const NETWORK: &[Variable] = variables! {
     /// Ports that stay with the pod and do not go to the guest.
     done "HOST_PORTS" = "" (network.kept): Network;
     /// Ports that go to the guest in user mode, besides 3389; with `nat`, where all ports do, those
-    /// that it also has on the pod's loopback, as `kubectl port-forward` wants it, and by IPv6.
+    /// that it also has on the pod's loopback, as `kubectl port-forward` wants it, and by IPv6: by
+    /// TCP alone.
     done "USER_PORTS" = "" (network.forwarded): Network;
     /// The port of a health check.
     ignored "CHECK_PORT" = "80"
