@@ -133,12 +133,15 @@ Those of the reference image, where it has one.
 | 62 | `LANGUAGE` |
 | 64 | the ISO that was given |
 | 68 | what is to be downloaded cannot be had |
+| 70 | the guest did what KVM cannot run: the log has registers and bytes |
 | 73 | the size or kind of a disk |
+| 77 | the machine made a system call that its jail forbids: the log has its number |
 | 88 | no KVM |
 | 124 | `transom exec`: the program takes longer than `--timeout` |
 | 125 | `transom exec`: no agent answers in the guest |
 | 126 | `transom exec`: the agent cannot run the program |
 | 127 | `transom exec`: there is no such program in the guest |
+| 128 + N | ended by signal N: 143 when an engine stops the pod, 137 when it kills it |
 ";
 
 #[cfg(test)]
