@@ -11,7 +11,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Signal, kill_process, test_kill_process};
 use transom_tests::program::{PATIENCE, Running, connect, not_run, vmm};
 use vmm::control::Command;
@@ -169,6 +169,27 @@ fn what_is_missing_is_one_sentence_with_a_way_out() -> Result<()> {
         ensure!(pod.stderr.text().trim().lines().count() == 1, "{mounts}: {}", pod.stderr.text());
         place.has_nothing_left()?;
     }
+    Ok(())
+}
+
+/// Lists of compose files keep the quotes.
+#[test]
+fn programs_that_read_the_log_read_its_last_line_too() -> Result<()> {
+    if !runs_here("a log of objects") {
+        return Ok(());
+    }
+    let place = Place::new("objects")?;
+    let words = [PROBE, ("NETWORK", "user"), ("LOG_FORMAT", "\"json\""), ("DEBUG", "'Y'")];
+    let mut pod = place.start(&format!("mount --bind /dev/null {}", vmm().display()), &words)?;
+    let status = pod.wait(PATIENCE)?;
+    let lines = pod.stdout.text() + &pod.stderr.text();
+    let mut level = String::new();
+    for line in lines.lines() {
+        let said: serde_json::Value = serde_json::from_str(line).context(line.to_owned())?;
+        level = said["level"].as_str().context(line.to_owned())?.to_owned();
+        ensure!(said["fields"]["message"].is_string(), "{line}");
+    }
+    ensure!(status == 1 && level == "ERROR" && lines.contains("vmm: "), "{status}: {lines}");
     Ok(())
 }
 

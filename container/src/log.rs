@@ -112,11 +112,13 @@ impl Shared {
     /// A line in the place of so many.
     fn missing(&self, lost: u64) -> String {
         let text = format!("{lost} lines of the log are missing here: nobody read it");
-        if self.json {
-            return format!("{}\n", json!({ "level": "WARN", "fields": { "message": text } }));
-        }
-        format!(" WARN {text}\n")
+        if self.json { object("WARN", &text) } else { format!(" WARN {text}\n") }
     }
+}
+
+/// A line for programs.
+fn object(level: &str, text: &str) -> String {
+    format!("{}\n", json!({ "level": level, "fields": { "message": text } }))
 }
 
 /// Writes all of it, unless nobody will ever read it.
@@ -179,9 +181,10 @@ impl Few {
     }
 }
 
-/// Says why the program ends, on standard error; if nobody reads there, not for long.
-pub fn last_word(sentence: &str) {
-    let line = format!("transom: {sentence}\n");
+/// Says why the program ends, on standard error, in text or an object of JSON; if nobody reads
+/// there, not for long.
+pub fn last_word(sentence: &str, json: bool) {
+    let line = if json { object("ERROR", sentence) } else { format!("transom: {sentence}\n") };
     let say = |line: &str| {
         // It may be closed, and then nobody wants to know.
         io::stderr().write_all(line.as_bytes()).ok();

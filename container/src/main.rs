@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use container::command;
 use container::log::{Log, last_word};
-use container::settings::value::switch;
+use container::settings::value::{strip, switch};
 use container::status::Failure;
 use container::story::ear::Ear;
 use tracing::level_filters::LevelFilter;
@@ -15,27 +15,32 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 fn main() -> ExitCode {
-    let log = log_to_stdout();
+    let json = said("LOG_FORMAT").eq_ignore_ascii_case("json");
+    let log = log_to_stdout(json);
     let obeyed = command::obey(std::env::args_os().skip(1).collect());
     log.end();
     match obeyed {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            last_word(&format!("{error:#}"));
+            last_word(&format!("{error:#}"), json);
             ExitCode::from(Failure::status(&error).code())
         }
     }
 }
 
+/// What a variable says that counts before all are read.
+fn said(name: &str) -> String {
+    std::env::var(name).map_or_else(|_| String::new(), |text| strip(&text).to_owned())
+}
+
 /// One line for each event, where an engine collects them; `LOG_FORMAT=json` is for programs.
-fn log_to_stdout() -> Log {
-    let on = |name| std::env::var(name).ok().and_then(|text| switch(&text)).unwrap_or(false);
+fn log_to_stdout(json: bool) -> Log {
+    let on = |name| switch(&said(name)).unwrap_or(false);
     let level = match (on("TRACE"), on("DEBUG")) {
         (true, _) => LevelFilter::TRACE,
         (_, true) => LevelFilter::DEBUG,
         _ => LevelFilter::INFO,
     };
-    let json = std::env::var("LOG_FORMAT").is_ok_and(|it| it.eq_ignore_ascii_case("json"));
     let log = Log::new(rustix::stdio::stdout(), json);
     let all = tracing_subscriber::registry().with(level).with(Ear);
     let layer = layer()
