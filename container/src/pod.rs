@@ -185,16 +185,24 @@ fn check_kvm(path: &Path) -> anyhow::Result<()> {
             .to_owned(),
         ErrorKind::PermissionDenied => {
             let group = std::fs::metadata(path).map_or(0, |it| it.gid());
-            format!(
-                "lend it to the container with --device /dev/kvm, and let the process into \
-                     group {group} (--group-add {group}, or supplementalGroups)"
-            )
+            let in_it = let_in(group, Path::new("/"));
+            format!("lend it to the container with --device /dev/kvm, and let the process {in_it}")
         }
         _ => "see whether the host's processor can virtualize, and whether this host is a \
               virtual machine itself without nested virtualization"
             .to_owned(),
     };
     Err(Failure::new(Status::NoKvm, format!("{}: {error}: {out}", path.display())))
+}
+
+/// What a process is let to have the group of a file.
+fn let_in(group: u32, root: &Path) -> String {
+    let nobodys = std::fs::read_to_string(root.join("proc/sys/kernel/overflowgid"));
+    // It stands for all groups that this container does not have: those of a rootless user.
+    if nobodys.is_ok_and(|it| it.trim().parse() == Ok(group)) {
+        return "keep the groups of its user (--group-add keep-groups, with crun)".to_owned();
+    }
+    format!("into group {group} (--group-add {group}, or supplementalGroups)")
 }
 
 /// The machine would say it in its own words, when all else is ready.
@@ -488,6 +496,16 @@ mod test {
         assert_eq!(Failure::status(&error), Status::NoKvm);
         assert!(format!("{error:#}").contains("--device /dev/kvm"));
         assert!(check_kvm(Path::new("/dev/null")).is_ok());
+    }
+
+    #[test]
+    fn a_group_that_the_container_does_not_have_is_kept() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(let_in(65534, root.path()).contains("--group-add 65534"));
+        std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+        std::fs::write(root.path().join("proc/sys/kernel/overflowgid"), "65534\n").unwrap();
+        assert!(let_in(65534, root.path()).contains("--group-add keep-groups"));
+        assert!(let_in(993, root.path()).contains("--group-add 993"));
     }
 
     #[test]

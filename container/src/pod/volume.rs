@@ -331,6 +331,11 @@ fn refused(what: &str, error: &io::Error) -> anyhow::Error {
         ErrorKind::NotFound => "mount a volume there, as in -v ./windows:/storage",
         _ if is_full(error) => "it is full: delete something there, or make it larger",
         ErrorKind::ReadOnlyFilesystem => "it is mounted read-only: mount it for writing",
+        // To root the owner is mostly nothing: then it is a label.
+        ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => {
+            "its owner is another: set fsGroup, or change the owner of the folder, or, where \
+             SELinux is on, mount it with :Z"
+        }
         ErrorKind::PermissionDenied => {
             "its owner is another: set fsGroup, or change the owner of the folder"
         }
@@ -390,6 +395,15 @@ fn take_room(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn what_keeps_from_writing_is_said_with_a_way_out() {
+        let of = |kind: ErrorKind| format!("{:#}", refused("STORAGE=/storage", &kind.into()));
+        let denied = of(ErrorKind::PermissionDenied);
+        assert!(denied.contains("set fsGroup"), "{denied}");
+        // Others have less to ask for.
+        assert_eq!(denied.contains(":Z"), rustix::process::geteuid().is_root(), "{denied}");
+    }
 
     #[test]
     fn what_is_no_memory_of_a_tpm_is_not_given_to_one() {
