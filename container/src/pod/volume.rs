@@ -328,7 +328,7 @@ fn is_full(error: &io::Error) -> bool {
 /// Why something cannot be written, and the way out.
 fn refused(what: &str, error: &io::Error) -> anyhow::Error {
     let out = match error.kind() {
-        ErrorKind::NotFound => "mount a volume there, as in -v ./windows:/storage",
+        ErrorKind::NotFound => "mount a volume there, as in -v windows:/storage",
         _ if is_full(error) => "it is full: delete something there, or make it larger",
         ErrorKind::ReadOnlyFilesystem => "it is mounted read-only: mount it for writing",
         // To root the owner is mostly nothing: then it is a label.
@@ -401,6 +401,8 @@ mod test {
         let of = |kind: ErrorKind| format!("{:#}", refused("STORAGE=/storage", &kind.into()));
         let denied = of(ErrorKind::PermissionDenied);
         assert!(denied.contains("set fsGroup"), "{denied}");
+        // A folder here would have to be there before.
+        assert!(of(ErrorKind::NotFound).contains("-v windows:/storage"));
         // Others have less to ask for.
         assert_eq!(denied.contains(":Z"), rustix::process::geteuid().is_root(), "{denied}");
     }
