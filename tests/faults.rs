@@ -209,6 +209,33 @@ fn kvm_that_is_not_permitted_is_told_with_its_group() -> Result<()> {
 }
 
 #[test]
+fn how_a_machine_is_called_and_speaks_is_as_its_variables_say() -> Result<()> {
+    if !runs_here("names and levels") {
+        return Ok(());
+    }
+    let place = Place::new("said")?;
+    let words = [("NETWORK", "none"), ("LOG_FORMAT", "json"), ("APP", "My Box")];
+    for (more, is, asks) in [
+        ([("DEBUG", "'Y'"), ("TZ", "Asia/Kathmandu"), ("SHUTDOWN", "N")], "DEBUG", false),
+        ([("TRACE", "\"on\""), ("TZ", "Asia/Kathmandu"), ("SHUTDOWN", "Y")], "TRACE", true),
+    ] {
+        let mut pod = probe(&place, &[&words[..], &more].concat())?;
+        let told = format!("/proc/{}/environ", place::machine(&pod)?.as_raw_nonzero());
+        let told = fs::read_to_string(told)?;
+        let level = format!("VMM_LOG={}", is.to_lowercase());
+        for word in ["TZ=Asia/Kathmandu", &level] {
+            ensure!(told.split('\0').any(|it| it == word), "no {word}: {told:?}");
+        }
+        stops(&mut pod)?;
+        let said = pod.stdout.text();
+        ensure!(said.contains(&format!("\"level\":\"{is}\"")), "no {is}: {said}");
+        ensure!(said.contains("Starting My Box…") && said.contains("Stopping My Box…"), "{said}");
+        ensure!(said.contains("asked to shut down") == asks, "{more:?}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_port_in_use_is_named_with_its_variable() -> Result<()> {
     if !runs_here("ports in use") {
         return Ok(());

@@ -201,6 +201,7 @@ mod test {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::settings::value::Value;
 
     fn root(files: &[(&str, &[u8])]) -> (TempDir, Settings) {
         let root = tempfile::tempdir().unwrap();
@@ -236,6 +237,20 @@ mod test {
         assert!(error.to_string().starts_with("DEVICE2=/data.img: "), "{error}");
         settings.disk.disable = true;
         assert_eq!(found(0, &settings, &root), None);
+    }
+
+    #[test]
+    fn the_files_of_disks_are_called_as_said() {
+        let own: &[(&str, &[u8])] = &[("storage/data.img", b"x"), ("storage2/system2.img", b"x")];
+        let (root, mut settings) = root(own);
+        settings.storage.name = Value::read("system").unwrap();
+        assert_eq!(found(0, &settings, &root), None);
+        assert_eq!(found(1, &settings, &root), Some(("storage2/system2.img".into(), true)));
+        let made = super::own(0, &settings, root.path()).map(|it| it.path);
+        assert_eq!(
+            made,
+            ["img", "qcow2"].map(|it| root.path().join(format!("storage/system.{it}")))
+        );
     }
 
     #[test]

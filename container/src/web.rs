@@ -170,23 +170,8 @@ pub fn open(
         Ok(_) => format!("[::]:{port}"),
         Err(_) => format!("{}:{port}", Ipv4Addr::UNSPECIFIED),
     };
-    let screen = &settings.screen;
-    let mut config = Config {
-        name: Some(front.name.clone()),
-        origin: screen.web_origin.as_ref().map(|it| it.0.to_string()),
-        proxy: screen.web_proxy.as_ref().map(|it| it.0.clone()),
-        any_name: settings.pod.compat == Compat::Dockur,
-        words: words(port),
-        ..Config::default()
-    };
+    let mut config = config(settings, guard);
     config.to = Some(every.try_into().map_err(anyhow::Error::msg)?);
-    match guard {
-        Guard::Open => config.auth = web::Auth::None,
-        Guard::Asks { user, password } => {
-            config.user = Some(user.clone());
-            config.password = Some(password.clone());
-        }
-    }
     let listener = Listener::new(&config).map_err(|error| {
         // It says itself where that is.
         Failure::new(Status::Failed, format!("{error:#}"))
@@ -198,6 +183,27 @@ pub fn open(
             tracing::error!("nobody can come in: {error:#}");
         }
     }))
+}
+
+/// Who is let in at the web port, and how.
+fn config(settings: &Settings, guard: &Guard) -> Config {
+    let screen = &settings.screen;
+    let mut config = Config {
+        name: Some(settings.pod.app.0.clone()),
+        origin: screen.web_origin.as_ref().map(|it| it.0.to_string()),
+        proxy: screen.web_proxy.as_ref().map(|it| it.0.clone()),
+        any_name: settings.pod.compat == Compat::Dockur,
+        words: words(screen.web_port.0),
+        ..Config::default()
+    };
+    match guard {
+        Guard::Open => config.auth = web::Auth::None,
+        Guard::Asks { user, password } => {
+            config.user = Some(user.clone());
+            config.password = Some(password.clone());
+        }
+    }
+    config
 }
 
 /// How the rules of the web port are set here.
@@ -233,4 +239,33 @@ fn more(front: &Arc<Front>) -> More {
         .route("/api/v1/usb", post(api::usb))
         .with_state(front.clone());
     More { open, inside }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::settings::environment::read;
+
+    #[test]
+    fn what_is_said_of_the_web_port_reaches_its_gate() {
+        let of = |words: &[(&str, &str)], guard: &Guard| {
+            let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+            config(&read(&words).unwrap().settings, guard)
+        };
+        let asks = Guard::Asks { user: "bill".into(), password: "/run/password".into() };
+        let plain = of(&[], &asks);
+        assert_eq!((plain.proxy, plain.origin, plain.any_name), (None, None, false));
+        assert_eq!((plain.user.as_deref(), plain.auth), (Some("bill"), web::Auth::Auto));
+        let words = [
+            ("WEB_PROXY", "10.0.0.0/8 ::1"),
+            ("WEB_ORIGIN", "https://vm.example.org"),
+            ("COMPAT", "dockur"),
+            ("APP", "Box"),
+        ];
+        let said = of(&words, &Guard::Open);
+        assert_eq!(said.proxy.map(|it| it.to_string()).as_deref(), Some("10.0.0.0/8 ::1"));
+        assert_eq!(said.origin.as_deref(), Some("https://vm.example.org"));
+        assert!(said.any_name && said.auth == web::Auth::None && said.password.is_none());
+        assert_eq!(said.name.as_deref(), Some("Box"));
+    }
 }

@@ -113,7 +113,51 @@ fn made() -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod test {
+    use std::fs;
+
     use super::*;
+    use crate::settings::environment::read;
+    use crate::settings::settle::Sizes;
+
+    /// What the screen asks for, if it does.
+    fn asked(words: &[(&str, &str)], probe: bool) -> Option<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+        let mut said = read(&words).unwrap();
+        said.settings.storage.folder = folder.path().to_owned();
+        let source = if probe { Source::Probe } else { Source::Medium("/custom.iso".into()) };
+        let (sizes, warnings) = (Sizes::default(), Vec::new());
+        let plan = Plan { said, sizes, source, warnings };
+        let volume = (!probe).then(|| Volume::open(&plan.said.settings, &plan.source).unwrap());
+        let room = Room::within(folder.path());
+        match Guard::of(&plan, volume.as_ref(), &room).unwrap() {
+            Guard::Open => None,
+            Guard::Asks { password, .. } => Some(fs::read_to_string(password).unwrap()),
+        }
+    }
+
+    #[test]
+    fn the_screen_asks_unless_somebody_says_otherwise() {
+        let [dockur, pass, password] =
+            [("COMPAT", "dockur"), ("PASS", "hush"), ("PASSWORD", "hushhush")];
+        let [yes, no] = ["Y", "N"].map(|word| ("PROTECT", word));
+        assert_eq!(asked(&[], false).map(|it| it.len()), Some(LENGTH));
+        assert_eq!(asked(&[], true), None);
+        for (words, is) in [
+            (&[dockur][..], None),
+            (&[dockur, password], None),
+            (&[no], None),
+            (&[no, pass], None),
+            (&[password], Some("hushhush")),
+            (&[pass], Some("hush")),
+            (&[pass, password, dockur], Some("hush")),
+            (&[dockur, yes, password], Some("hushhush")),
+        ] {
+            assert_eq!(asked(words, false).as_deref(), is, "{words:?}");
+        }
+        assert_eq!(asked(&[pass], true).as_deref(), Some("hush"));
+        assert_eq!(asked(&[yes], true).as_deref(), Some("admin"));
+    }
 
     #[test]
     fn a_password_that_is_made_is_another_each_time() {

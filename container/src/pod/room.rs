@@ -62,6 +62,12 @@ impl Room {
         anyhow::bail!("no folder for sockets ({why}): mount an emptyDir or a tmpfs at /run")
     }
 
+    /// One in any folder.
+    #[cfg(test)]
+    pub fn within(folder: &Path) -> Self {
+        Self { folder: folder.into(), _lock: None }
+    }
+
     /// That of the pod that runs here.
     pub fn find() -> Option<Self> {
         let there = |it: &PathBuf| it.join(POD).exists();

@@ -424,6 +424,22 @@ mod test {
     }
 
     #[test]
+    fn the_firmware_forgets_its_settings_if_that_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let template = folder.path().join("template");
+        fs::write(&template, "blank").unwrap();
+        let mut settings = Settings::unsaid();
+        for (clear, kept) in [(settings.machine.clear, "known"), (true, "blank")] {
+            settings.machine.clear = clear;
+            fs::write(folder.path().join("windows.vars"), "known").unwrap();
+            let vars = volume.vars(Boot::Uefi, &template, settings.machine.clear).unwrap();
+            assert_eq!(fs::read_to_string(&vars).unwrap(), kept);
+            assert_eq!(vars, folder.path().join("windows.vars"));
+        }
+    }
+
+    #[test]
     fn each_boot_mode_finds_its_own_files_whatever_the_machine_is_called() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume { folder: folder.path().to_owned(), app: "my-pc".into() };
