@@ -226,9 +226,9 @@ fn how_a_machine_is_called_and_speaks_is_as_its_variables_say() -> Result<()> {
         for word in ["TZ=Asia/Kathmandu", &level] {
             ensure!(told.split('\0').any(|it| it == word), "no {word}: {told:?}");
         }
+        pod.says(&format!("\"level\":\"{is}\""), 1)?;
         stops(&mut pod)?;
         let said = pod.stdout.text();
-        ensure!(said.contains(&format!("\"level\":\"{is}\"")), "no {is}: {said}");
         ensure!(said.contains("Starting My Box…") && said.contains("Stopping My Box…"), "{said}");
         ensure!(said.contains("asked to shut down") == asks, "{more:?}: {said}");
     }
