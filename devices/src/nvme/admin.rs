@@ -70,7 +70,7 @@ pub(super) fn execute(controller: &mut Controller, command: &Command) -> Option<
         CREATE_COMPLETION => create_completion(controller, command),
         IDENTIFY => identify(controller, command),
         ABORT => Ok(abort(controller, command)),
-        SET_FEATURES => controller.set_feature(command),
+        SET_FEATURES => return controller.set_feature(command),
         GET_FEATURES => controller.features.get(&controller.shared, command),
         EVENT_REQUEST => match controller.events.request(command.id()) {
             Ok(()) => return None,

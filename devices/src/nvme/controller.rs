@@ -60,6 +60,7 @@ pub(super) struct Frozen {
     writes: Counter,
     /// Of the disk, in bytes; 0 at power-on.
     size: u64,
+    flushing: Vec<u16>,
 }
 
 /// What the controller's thread works on.
@@ -75,6 +76,8 @@ pub(super) struct Controller {
     waker: Arc<Waker>,
     admin: Option<Admin>,
     commands: Vec<Command>,
+    /// Admin commands that wait for a flush, which waited for room when the device was parked.
+    flushing: Vec<u16>,
 }
 
 impl Controller {
@@ -109,6 +112,7 @@ impl Controller {
             waker,
             admin: frozen.admin,
             commands: Vec::new(),
+            flushing: frozen.flushing,
         };
         if let Some(Admin { submission, completion, .. }) = &controller.admin {
             completion.resume(bells, &controller.waker);
@@ -158,6 +162,7 @@ impl Controller {
             reads: shared.reads.copy(),
             writes: shared.writes.copy(),
             size: shared.size(),
+            flushing: self.flushing,
         }
     }
 
@@ -172,8 +177,14 @@ impl Controller {
         if cc & ENABLE != 0 && !ready && !shared.is_fatal() {
             self.enable();
         }
-        if cc & SHUTDOWN != 0 && shutdown == 0 {
+        // Also one that was under way when the device was parked.
+        if cc & SHUTDOWN != 0 && shutdown != COMPLETE {
             self.shut_down();
+        }
+        for id in std::mem::take(&mut self.flushing) {
+            if let Some(answer) = self.empty_cache(id) {
+                self.answer(id, answer);
+            }
         }
         self.notice();
         if !shared.is_fatal() && self.serve().is_err() {
@@ -219,6 +230,7 @@ impl Controller {
         bells.set_mask(|_| 0);
         bells.settle();
         (self.features, self.events, self.shadow) = Default::default();
+        self.flushing.clear();
         shared.cache.store(true, Ordering::SeqCst);
         shared.fatal.store(false, Ordering::SeqCst);
         let mut registers = shared.registers();
@@ -228,19 +240,36 @@ impl Controller {
     /// CC.SHN: what was answered must survive.
     fn shut_down(&self) {
         self.shared.registers().shutdown = UNDER_WAY;
-        if let Err(error) = self.flush() {
-            tracing::error!(
+        match self.flush() {
+            Ok(true) => {}
+            // Nothing is said to survive yet: it goes on when the device runs again.
+            Ok(false) => return,
+            Err(error) => tracing::error!(
                 "the guest shut its NVMe disk down, which could not be flushed: {error:#}"
-            );
+            ),
         }
         self.shared.registers().shutdown = COMPLETE;
     }
 
-    /// Writes what is in the cache.
-    fn flush(&self) -> anyhow::Result<()> {
+    /// Flushes, and gives the answer to the command that asked for it: later, if the device is
+    /// parked meanwhile.
+    fn empty_cache(&mut self, id: u16) -> Option<Answer> {
+        match self.flush() {
+            Ok(true) => Some(Ok(0)),
+            Ok(false) => {
+                self.flushing.push(id);
+                None
+            }
+            Err(_) => Some(Err(Status::INTERNAL)),
+        }
+    }
+
+    /// Writes what is in the cache. False when it is not done: it waits for room, and the device is
+    /// to be parked, which does not wait for that.
+    fn flush(&self) -> anyhow::Result<bool> {
         let shared = &self.shared;
         if shared.read_only {
-            return Ok(());
+            return Ok(true);
         }
         let mut channel = shared.image.channel(&shared.memory).context("a channel to the disk")?;
         let (operation, pieces) = (Operation::Flush, Vec::new());
@@ -251,7 +280,10 @@ impl Controller {
             channel.reap(&mut done);
             if let Some(done) = done.pop() {
                 let fault = done.result.err();
-                return fault.map_or(Ok(()), |fault| bail!("the disk is {fault:?}"));
+                return fault.map_or(Ok(true), |fault| bail!("the disk is {fault:?}"));
+            }
+            if shared.parks.load(Ordering::SeqCst) && !channel.withdraw().is_empty() {
+                return Ok(false);
             }
             disk::wait(channel.as_ref());
         }
@@ -334,16 +366,16 @@ impl Controller {
         }
     }
 
-    /// Set Features.
-    pub(super) fn set_feature(&mut self, command: &Command) -> Answer {
-        let answer = self.features.set(&self.shared, command, !self.servers.is_empty())?;
-        if features::ends_cache(command) && self.flush().is_err() {
-            return Err(Status::INTERNAL);
-        }
-        if self.features.tells_of_temperature() {
+    /// Set Features; nothing when it is answered later.
+    pub(super) fn set_feature(&mut self, command: &Command) -> Option<Answer> {
+        let answer = self.features.set(&self.shared, command, !self.servers.is_empty());
+        if answer.is_ok() && self.features.tells_of_temperature() {
             self.events.raise(Event::TEMPERATURE);
         }
-        Ok(answer)
+        if answer.is_ok() && features::ends_cache(command) {
+            return self.empty_cache(command.id());
+        }
+        Some(answer)
     }
 
     /// The server of a submission queue.
@@ -408,7 +440,7 @@ fn doorbell(queue: u16) -> (u64, u32) {
 impl Frozen {
     /// A saved state may be damaged: what it could break is refused.
     fn check(&self, shared: &Shared) -> anyhow::Result<()> {
-        let Self { admin, groups, features, events, health, .. } = self;
+        let Self { admin, groups, features, events, health, flushing, .. } = self;
         if let Some(Admin { submission, completion, page }) = admin {
             let fits =
                 submission.is_valid(0, ADMIN_ENTRIES) && completion.is_valid(0, ADMIN_ENTRIES);
@@ -416,7 +448,10 @@ impl Frozen {
             ensure!(*page <= LARGEST_PAGE, "pages of 2^{} bytes", 12 + u64::from(*page));
         }
         let limited = features.is_valid(shared) && events.is_valid() && health.is_valid();
-        ensure!(limited, "more is kept than there can be");
+        ensure!(
+            limited && flushing.len() <= ADMIN_ENTRIES as usize,
+            "more is kept than there can be"
+        );
         let block = u64::from(shared.block);
         ensure!(self.size.is_multiple_of(block), "a disk of {} bytes", self.size);
         if let Some(Shadow { doorbell, event }) = self.shadow {

@@ -175,6 +175,8 @@ struct Shared {
     cache: AtomicBool,
     /// CSTS.CFS
     fatal: AtomicBool,
+    /// The device is to be parked: what waits for room is not waited for.
+    parks: AtomicBool,
     fixed: Fixed,
 }
 
@@ -228,6 +230,7 @@ impl Shared {
             page: AtomicU32::new(4096),
             cache: AtomicBool::new(true),
             fatal: AtomicBool::new(false),
+            parks: AtomicBool::new(false),
             fixed,
         })
     }
@@ -396,6 +399,7 @@ impl Device for Nvme {
     fn park(&mut self) -> Saved {
         let Some(worker) = self.worker.take() else { return Saved::default() };
         self.drive.watch(None);
+        self.shared.parks.store(true, Ordering::SeqCst);
         let frozen = worker.stop().freeze();
         self.shared.bells.kick.read().ok();
         Saved::of(&frozen)
@@ -403,6 +407,7 @@ impl Device for Nvme {
 
     fn run(&mut self, saved: Saved) -> anyhow::Result<()> {
         let frozen: Frozen = saved.take()?;
+        self.shared.parks.store(false, Ordering::SeqCst);
         let controller = Controller::thaw(&self.shared, &self.window, frozen)?;
         let bells = vec![self.shared.bells.kick.clone()];
         let step = |controller: &mut Controller, _| controller.step();

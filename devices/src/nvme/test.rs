@@ -1117,6 +1117,79 @@ fn what_waits_for_room_is_parked_and_pushed_again() {
     assert_eq!(driver.data::<512>(DATA + 4096), pattern(9, 512)[..]);
 }
 
+/// Parks while a flush waits for room, which nobody makes.
+fn park_in_flush(driver: &Driver) -> Vec<(String, Saved)> {
+    let (disk, board) = (&driver.disk, &driver.bench.board);
+    std::thread::scope(|scope| {
+        let parking = scope.spawn(|| board.park());
+        let start = Instant::now();
+        while !parking.is_finished() {
+            if start.elapsed() > Duration::from_secs(20) {
+                disk.set(GO);
+                panic!("the device waits for room before it is parked");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        parking.join().unwrap()
+    })
+}
+
+#[test]
+fn a_shutdown_that_waits_for_room_is_parked_and_flushes_afterwards() {
+    let mut driver = Driver::ready(16);
+    driver.disk.set(WAIT);
+    driver.disk.seen();
+    driver.set(CC, 0x0046_0001 | 1 << 14);
+    driver.wait("the flush", || !driver.disk.seen.lock().unwrap().is_empty());
+    let saved = park_in_flush(&driver);
+    driver.bench.board.run(saved.clone()).unwrap();
+    driver.wait("the flush again", || driver.disk.seen.lock().unwrap().len() == 2);
+    assert_eq!(driver.get(CSTS), 0b0101, "it is not done");
+    let again = park_in_flush(&driver);
+    assert_eq!(again, saved, "nothing has happened");
+    driver.disk.set(GO);
+    driver.bench.board.run(again).unwrap();
+    driver.wait("the shutdown", || driver.get(CSTS) == 0b1001);
+    assert_eq!(driver.disk.seen(), [Operation::Flush; 3]);
+    // And a machine that is reset meanwhile has another one.
+    driver.disable();
+    driver.enable();
+    driver.disk.set(WAIT);
+    driver.set(CC, 0x0046_0001 | 1 << 14);
+    driver.wait("the flush", || !driver.disk.seen.lock().unwrap().is_empty());
+    park_in_flush(&driver);
+    driver.bench.board.run(Vec::new()).unwrap();
+    driver.place();
+    assert_eq!(driver.get(CSTS), 0);
+    driver.disk.set(GO);
+    driver.enable();
+}
+
+#[test]
+fn a_cache_that_is_emptied_without_room_is_parked_and_answered_afterwards() {
+    let mut driver = Driver::ready(16);
+    driver.disk.set(WAIT);
+    driver.disk.seen();
+    let asked = driver.submit(0, with(command(9, 0), &[(10, 6)]));
+    let after = driver.submit(0, with(command(10, 0), &[(10, 6)]));
+    driver.wait("the flush", || !driver.disk.seen.lock().unwrap().is_empty());
+    let saved = park_in_flush(&driver);
+    let answers: Vec<u16> = std::iter::from_fn(|| driver.poll(0)).map(|it| it.id).collect();
+    assert!(!answers.contains(&asked), "nothing is durable yet");
+    driver.disk.set(GO);
+    driver.bench.board.run(saved).unwrap();
+    driver.free(0);
+    let mut ids = answers;
+    while ids.len() < 2 {
+        let cqe = driver.next(0);
+        assert_eq!(cqe.status, 0);
+        ids.push(cqe.id);
+    }
+    assert!(ids.contains(&asked) && ids.contains(&after), "{ids:?}");
+    assert_eq!(driver.disk.seen(), [Operation::Flush; 2]);
+    assert_eq!(driver.read_feature(6, 0).result, 0);
+}
+
 #[test]
 fn a_disk_that_grows_is_told_of_at_once() {
     let mut driver = Driver::enabled();
