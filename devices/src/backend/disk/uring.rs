@@ -315,9 +315,6 @@ impl Ring {
                 self.free.push(number);
                 let Request { tag, pieces, .. } = slot.request;
                 done.push(Done { tag, result: answer, pieces });
-                if let Some(next) = self.waiting.pop_front() {
-                    self.begin(next);
-                }
             }
             Err(Next::Again) => {
                 self.slots[usize::from(number)] = Some(slot);
@@ -452,6 +449,12 @@ impl Channel for Ring {
             self.aside.count -= done.len() - before;
             self.watch();
         }
+        // What goes aside leaves a slot, too.
+        while !self.free.is_empty()
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.begin(next);
+        }
         self.submit();
     }
 
@@ -523,6 +526,23 @@ mod test {
                 assert_eq!(read, [number.to_le_bytes()[0]; 512], "{direct:?} {number}");
             }
         }
+    }
+
+    #[test]
+    fn goes_on_with_what_waits_when_all_before_it_goes_aside() {
+        let Some((folder, image)) = disk(Direct::Off) else { return };
+        let mut driver = Driver::new(&image);
+        let count = usize::from(DEPTH) * 3;
+        // The kernel reads nothing of a file that was cut off.
+        File::options().write(true).open(folder.path().join("disk")).unwrap().set_len(0).unwrap();
+        for number in 0..count as u64 {
+            driver.push(Operation::Read, (number * 512, 512), &[piece(number * 512, 512)]);
+        }
+        driver.channel.submit();
+        let mut tags: Vec<u64> = driver.wait(count).iter().map(|it| it.tag).collect();
+        tags.sort_unstable();
+        tags.dedup();
+        assert_eq!(tags.len(), count);
     }
 
     #[test]
