@@ -123,10 +123,11 @@ fn wait(event: &OwnedFd, tell: Body) -> Body {
             Err(Errno::INTR) => continue,
             Err(_) => return tell,
         }
-        let came = |slot: u32| u64::from_ne_bytes(number) >> (8 * slot) & 0xff != 0;
-        let signal = ENDING.iter().zip(0..).find(|(_, slot)| came(*slot));
-        let heard = signal.is_none_or(|(signal, _)| tell(*signal));
-        if came(REST) || !heard {
+        let times = |slot: u32| u64::from_ne_bytes(number) >> (8 * slot) & 0xff;
+        // All that came since the last look: the second of them means more than the first.
+        let mut came = ENDING.iter().zip(0..).flat_map(|(it, slot)| (0..times(slot)).map(|_| *it));
+        let heard = came.all(&tell);
+        if times(REST) > 0 || !heard {
             return tell;
         }
     }
@@ -158,4 +159,25 @@ fn end_at_last(signal: i32, grace: Duration) {
 #[expect(clippy::exit, reason = "the one that should return from main does not come back")]
 fn leave(status: u8) {
     std::process::exit(status.into());
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn all_signals_of_one_moment_are_told() {
+        let (told, heard) = mpsc::channel();
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        for (signal, times) in [(libc::SIGTERM, 1), (libc::SIGHUP, 2), (libc::SIGINT, 1)] {
+            let number: u64 = times << (8 * slot(signal));
+            rustix::io::write(&event, &number.to_ne_bytes()).unwrap();
+        }
+        rustix::io::write(&event, &(1_u64 << (8 * REST)).to_ne_bytes()).unwrap();
+        drop(wait(&event, Box::new(move |signal| told.send(signal).is_ok())));
+        let heard: Vec<i32> = heard.iter().collect();
+        assert_eq!(heard, [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGHUP]);
+    }
 }
