@@ -1,12 +1,14 @@
 //! Files on volumes, where others write too: nothing that they put there leads a write elsewhere,
 //! keeps the pod waiting, or fills its memory.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, OFlags, flock};
 use tempfile::NamedTempFile;
 
 /// No file of a few words is longer.
@@ -96,15 +98,34 @@ fn beside(
     fill: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<NamedTempFile> {
     let folder = path.parent().ok_or(ErrorKind::InvalidInput)?;
-    let mut made = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+    let mut prefix = OsString::from(".");
+    prefix.push(path.file_name().ok_or(ErrorKind::InvalidInput)?);
+    prefix.push(".new-");
+    sweep(folder, &prefix);
+    let mut made = tempfile::Builder::new().prefix(&prefix).tempfile_in(folder)?;
+    // Nobody sweeps it away while it is open. Where a file system has no locks, nothing is swept.
+    flock(&made, FlockOperation::NonBlockingLockExclusive).ok();
     fill(made.as_file_mut())?;
     made.as_file().sync_all()?;
     Ok(made)
 }
 
+/// Removes what those began who were stopped before it was whole: nobody holds its lock.
+fn sweep(folder: &Path, prefix: &OsStr) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_name().as_bytes().starts_with(prefix.as_bytes()) {
+            continue;
+        }
+        let Ok(file) = open_itself(&entry.path(), File::options().write(true)) else { continue };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            // What cannot be removed is in nobody's way.
+            fs::remove_file(entry.path()).ok();
+        }
+    }
+}
+
 #[cfg(test)]
 mod test {
-    use std::fs;
     use std::io::Write as _;
     use std::os::unix::fs::{MetadataExt as _, symlink};
 
@@ -146,5 +167,27 @@ mod test {
         let count = all();
         write(&place("made"), |_| Err(ErrorKind::StorageFull.into())).unwrap_err();
         assert_eq!((all(), read(&place("made")).unwrap().as_str()), (count, "new"));
+    }
+
+    #[test]
+    fn what_a_stop_left_half_is_removed_and_what_others_make_now_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let text = |file: &mut File| file.write_all(b"new");
+        let living = beside(&place("made"), text).unwrap();
+        for name in [".made.new-000000", ".other.new-000000", "theirs"] {
+            fs::write(place(name), "half").unwrap();
+        }
+        symlink(place("theirs"), place(".made.new-link")).unwrap();
+        make(&place("made"), text).unwrap();
+        let names = fs::read_dir(folder.path()).unwrap();
+        let mut names: Vec<_> = names.map(|it| it.unwrap().file_name()).collect();
+        names.sort();
+        let mut left =
+            [".made.new-link", ".other.new-000000", "made", "theirs"].map(OsString::from).to_vec();
+        left.push(living.path().file_name().unwrap().to_owned());
+        left.sort();
+        assert_eq!(names, left);
+        assert_eq!(read(&place("theirs")).unwrap(), "half");
     }
 }
