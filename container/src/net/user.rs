@@ -24,6 +24,8 @@ pub mod service;
 pub mod tcp;
 
 use std::fs;
+use std::io;
+use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -31,7 +33,7 @@ use std::rc::Rc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
@@ -49,7 +51,7 @@ use crate::settings::words::Ports;
 
 /// How often the guest is told of its IPv6 router: well before it forgets.
 const ADVERTISE: Duration = Duration::from_secs(1800);
-/// A pause after a client that could not be accepted, as there are no files left.
+/// A pause after somebody who could not be accepted, as there are no files left.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The network, as long as it is there.
@@ -60,7 +62,6 @@ pub struct User {
     said: String,
     /// Dropped to end it.
     stop: Option<oneshot::Sender<()>>,
-    broken: oneshot::Receiver<anyhow::Error>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -90,7 +91,12 @@ impl User {
         let ports = doors::ports(settings);
         let doors = Doors::open(&ports);
         let socket = folder.join("network.sock");
-        let listener = listen(&socket)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let entered = runtime.enter();
+        let listener = tokio::net::UnixListener::from_std(listen(&socket)?)?;
+        let tcp = doors.tcp.into_iter().map(tokio::net::TcpListener::from_std);
+        let doors = (tcp.collect::<io::Result<Vec<_>>>()?, doors.udp);
+        drop(entered);
         let mtu = lan.mtu;
         let said = format!(
             "user mode: the guest is {}, its gateway and name server {}; forwarded: {}",
@@ -99,26 +105,21 @@ impl User {
             Ports(ports).show(),
         );
         let (stop, stopped) = oneshot::channel();
-        let (tell, broken) = oneshot::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = Builder::new().name("network".into()).spawn(move || {
             // What the guest sends is read by who has no rights.
             jail::serve();
             let network = Rc::new(Network::new(lan, relay, files()));
             let serve = async {
                 tokio::select! {
-                    outcome = serve(&network, listener, doors) => outcome.err(),
+                    () = serve(&network, listener, doors) => {}
                     // The other end is dropped when it is to end.
-                    _ = stopped => None,
+                    _ = stopped => {}
                 }
             };
             let tasks = LocalSet::new();
-            if let Some(error) = runtime.block_on(tasks.run_until(serve)) {
-                // Nobody may want to know any more.
-                tell.send(error).ok();
-            }
+            runtime.block_on(tasks.run_until(serve));
         })?;
-        Ok(Self { socket, mtu, said, stop: Some(stop), broken, thread: Some(thread) })
+        Ok(Self { socket, mtu, said, stop: Some(stop), thread: Some(thread) })
     }
 
     /// The socket, for `vmm run --device virtio-net,to=passt:SOCKET,mtu=MTU`.
@@ -137,12 +138,6 @@ impl User {
     #[must_use]
     pub fn said(&self) -> &str {
         &self.said
-    }
-
-    /// Waits until it breaks, which it does not by itself; says why.
-    pub async fn broken(&mut self) -> anyhow::Error {
-        let error = (&mut self.broken).await;
-        error.unwrap_or_else(|_| anyhow!("the network's thread has ended"))
     }
 
     /// Ends it: connections break off, and ports and socket are free.
@@ -175,7 +170,7 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
         let listener = UnixListener::bind(path)?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
-        std::io::Result::Ok(listener)
+        io::Result::Ok(listener)
     };
     bind().with_context(|| path.display().to_string())
 }
@@ -186,13 +181,16 @@ fn files() -> usize {
     usize::try_from(most).unwrap_or(usize::MAX)
 }
 
-/// Serves one guest after another.
-async fn serve(network: &Rc<Network>, listener: UnixListener, doors: Doors) -> anyhow::Result<()> {
-    for listener in doors.tcp {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
+/// Serves one guest after another, for ever.
+async fn serve(
+    network: &Rc<Network>,
+    listener: tokio::net::UnixListener,
+    (tcp, udp): (Vec<tokio::net::TcpListener>, Vec<UdpSocket>),
+) {
+    for listener in tcp {
         spawn_local(accept(network.clone(), listener));
     }
-    for socket in doors.udp {
+    for socket in udp {
         let network = network.clone();
         spawn_local(async move { network.datagrams.serve(&network, socket).await });
     }
@@ -205,9 +203,9 @@ async fn serve(network: &Rc<Network>, listener: UnixListener, doors: Doors) -> a
             }
         });
     }
-    let listener = tokio::net::UnixListener::from_std(listener)?;
     loop {
-        let (socket, _) = listener.accept().await.context("the socket to vmm")?;
+        let say = |error| network.say("vmm", || format!("the socket to vmm: {error}"));
+        let (socket, _) = next(async || listener.accept().await, say).await;
         network.plug();
         let outcome = tokio::select! {
             outcome = link::read(&socket, |frame| network.hear(frame)) => outcome,
@@ -224,12 +222,37 @@ async fn serve(network: &Rc<Network>, listener: UnixListener, doors: Doors) -> a
 async fn accept(network: Rc<Network>, listener: tokio::net::TcpListener) {
     let Ok(address) = listener.local_addr() else { return };
     loop {
-        match listener.accept().await {
-            Ok((stream, from)) => network.accept(stream, from, address.port()),
-            Err(error) => {
-                network.say("accept", || format!("port {}: {error}", address.port()));
-                tokio::time::sleep(PAUSE).await;
-            }
+        let say = |error| network.say("accept", || format!("port {}: {error}", address.port()));
+        let (stream, from) = next(async || listener.accept().await, say).await;
+        network.accept(stream, from, address.port());
+    }
+}
+
+/// The next who comes. What cannot be now is tried again after a pause.
+async fn next<T>(accept: impl AsyncFn() -> io::Result<T>, say: impl Fn(io::Error)) -> T {
+    loop {
+        match accept().await {
+            Ok(came) => return came,
+            Err(error) => say(error),
         }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_cannot_be_accepted_now_is_accepted_later() {
+        let (asked, said) = (Cell::new(0), RefCell::new(Vec::new()));
+        let accept = async || match asked.replace(asked.get() + 1) {
+            0 | 1 => Err(io::Error::other("no files")),
+            _ => Ok("somebody"),
+        };
+        let came = next(accept, |error| said.borrow_mut().push(error.to_string())).await;
+        assert_eq!((came, said.into_inner()), ("somebody", vec!["no files".to_owned(); 2]));
     }
 }
