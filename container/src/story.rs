@@ -177,7 +177,12 @@ impl Story {
             told.count += 1;
             told.count
         };
-        self.scene.send_modify(|scene| scene.lines = count);
+        self.publish(count);
+    }
+
+    /// So many lines were said. Who counted first may come last.
+    fn publish(&self, count: u64) {
+        self.scene.send_modify(|scene| scene.lines = scene.lines.max(count));
     }
 
     /// The lines after the first so many, as far as they are kept, and how many there were.
@@ -209,6 +214,15 @@ mod test {
         let last: Vec<_> = story.lines(2998).0.into_iter().map(|it| it.text).collect();
         assert_eq!(last, ["2998", "2999"]);
         assert_eq!(story.lines(9999), (Vec::new(), 3000));
+    }
+
+    #[test]
+    fn the_number_of_lines_never_goes_back() {
+        let story = Story::new();
+        for (count, shown) in [(1, 1), (3, 3), (2, 3), (4, 4)] {
+            story.publish(count);
+            assert_eq!(story.scene().borrow().lines, shown);
+        }
     }
 
     #[test]
