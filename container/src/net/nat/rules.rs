@@ -173,7 +173,7 @@ fn list(ports: &BTreeSet<u16>) -> Option<String> {
 
 /// Who takes the table away, however we end: a program that has heard what to do, and does it when
 /// its input ends. So we need no right for it, and a pod that is killed leaves no rules behind.
-pub(super) struct Table(Child);
+pub(super) struct Table(Option<Child>);
 
 impl Table {
     /// Starts it. It keeps the socket that says whose the network is until it is done.
@@ -189,12 +189,21 @@ impl Table {
         let mut child = started.map_err(|_| anyhow::anyhow!("a thread for nft"))??;
         let input = child.stdin.as_mut().context("the input of nft")?;
         input.write_all(REPLACE.as_bytes()).context("the input of nft")?;
-        Ok(Self(child))
+        Ok(Self(Some(child)))
     }
 
     /// Lets it do it.
-    pub(super) fn remove(self) -> anyhow::Result<()> {
-        finish(self.0)
+    pub(super) fn remove(mut self) -> anyhow::Result<()> {
+        self.0.take().map_or(Ok(()), finish)
+    }
+}
+
+impl Drop for Table {
+    /// The same for a network that was not finished: why is told already.
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.take().map(finish) {
+            tracing::debug!("{error:#}");
+        }
     }
 }
 
@@ -237,4 +246,24 @@ fn finish(child: Child) -> anyhow::Result<()> {
         bail!("nftables: {said}: add --cap-add NET_ADMIN, or say NETWORK=user");
     }
     bail!("nftables refuses the rules: {said}: the host needs nft_nat, nft_masq and nft_fib")
+}
+
+#[cfg(test)]
+mod test {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn who_takes_the_table_away_is_waited_for_however_that_comes() {
+        for end in [|table: Table| drop(table), |table: Table| table.remove().unwrap()] {
+            // It ends when its input does, too.
+            let mut program = Command::new("cat");
+            program.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+            let child = program.spawn().unwrap();
+            let place = format!("/proc/{}", child.id());
+            end(Table(Some(child)));
+            assert!(!Path::new(&place).exists(), "{place} is left");
+        }
+    }
 }
