@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use devices::device::Claim;
 use devices::registry::KINDS;
-use devices::testutil::Bench;
 use devices::testutil::hostile::{Guest, Noise};
+use devices::testutil::{Bench, in_time};
 
 const ACCESSES: u32 = 1_000_000;
 /// Accesses between two looks at what piled up on the host's side.
@@ -26,6 +26,11 @@ fn resident() -> u64 {
 /// The one test of this process: it counts threads.
 #[test]
 fn a_million_accesses_reach_all_and_leave_no_thread_and_no_memory_behind() {
+    in_time(Duration::from_secs(10), format_args!("{ROUND} accesses"), || (a_million(), ()));
+}
+
+/// How long the slowest of the rounds took.
+fn a_million() -> Duration {
     let folder = tempfile::tempdir().unwrap();
     let mut bench = Bench::new(1 << 20);
     for kind in KINDS {
@@ -37,7 +42,7 @@ fn a_million_accesses_reach_all_and_leave_no_thread_and_no_memory_behind() {
     let windows: Vec<_> = bench.board.claims().flat_map(|(_, claims)| claims).collect();
     let is_placed = |claim: &&Claim| matches!(claim, Claim::Window(it) if it.at().is_some());
     let mut placed = vec![false; windows.len()];
-    let mut warm = 0;
+    let (mut warm, mut slowest) = (0, Duration::ZERO);
     for round in 0..ACCESSES / ROUND {
         let start = Instant::now();
         for access in 0..ROUND {
@@ -46,8 +51,7 @@ fn a_million_accesses_reach_all_and_leave_no_thread_and_no_memory_behind() {
                 placed.iter_mut().zip(&windows).for_each(|(seen, it)| *seen |= is_placed(it));
             }
         }
-        let took = start.elapsed();
-        assert!(took < Duration::from_secs(10), "{ROUND} accesses took {took:?}");
+        slowest = slowest.max(start.elapsed());
         bench.events.lock().unwrap().clear();
         bench.host.sent.lock().unwrap().clear();
         if round == ACCESSES / ROUND / 4 {
@@ -66,4 +70,5 @@ fn a_million_accesses_reach_all_and_leave_no_thread_and_no_memory_behind() {
     assert!(grown < 16 << 20, "{grown} bytes more than after a quarter of the accesses");
     drop(bench);
     assert_eq!(threads(), before);
+    slowest
 }

