@@ -240,6 +240,13 @@ impl<'a> Driver<'a> {
         Some(event)
     }
 
+    /// Whether there is an event of this type in the ring, where it stays.
+    #[must_use]
+    pub fn holds(&self, kind: u32) -> bool {
+        let control = |at| u32::from_le_bytes(self.read(EVENTS + 16 * at + 12));
+        (0..BLOCKS).any(|at| control(at) >> 10 & 0x3f == kind)
+    }
+
     /// Waits for an event of this type; others are dropped.
     ///
     /// # Panics
