@@ -137,14 +137,13 @@ mod test {
         [0x32, 9, 8, 7, 4, 2, 0].map(|index| read(bench, index))
     }
 
-    /// Waits for edges of the clock's pin; how long it took.
-    fn wait(bench: &Bench, edges: u32) -> Duration {
+    /// Waits for edges of the clock's pin.
+    fn wait(bench: &Bench, edges: u32) {
         let began = Instant::now();
         while bench.host.pins.edges(8) < edges {
             assert!(began.elapsed() < Duration::from_secs(5), "no interrupt came");
             std::thread::sleep(Duration::from_millis(1));
         }
-        began.elapsed()
     }
 
     #[test]
@@ -176,11 +175,14 @@ mod test {
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(read(&bench, 0), 0x59, "it stands still");
         write(&bench, 0x0b, 0x02);
+        let before = Instant::now();
         write(&bench, 0x0a, 0x26);
-        assert_eq!(time(&bench), [0x19, 0x99, 0x12, 0x31, 0x23, 0x59, 0x59]);
-        assert_eq!(bench.host.pins.edges(8), 0);
-        // The first second after the divider starts is half a second.
         let released = Instant::now();
+        // The first second after the divider starts is half a second.
+        let shown = time(&bench);
+        let is_over = before.elapsed() >= Duration::from_millis(500);
+        assert!(is_over || shown == [0x19, 0x99, 0x12, 0x31, 0x23, 0x59, 0x59], "{shown:x?}");
+        assert_eq!(bench.host.pins.edges(8), 0);
         let saved = bench.board.park();
         bench.board.run(saved).unwrap();
         std::thread::sleep(Duration::from_millis(510).saturating_sub(released.elapsed()));
@@ -232,6 +234,7 @@ mod test {
 
     #[test]
     fn the_alarm_and_the_update_interrupt_ring() {
+        let began = Instant::now();
         let bench = bench("2026-01-01T11:59:59.900Z");
         for (index, byte) in [(1, 0x00), (3, 0x00), (5, 0x12), (0x0b, 0x22)] {
             write(&bench, index, byte);
@@ -241,8 +244,9 @@ mod test {
         assert_eq!(read(&bench, 0x0c) & 0xb0, 0xb0, "IRQF, AF and UF");
         assert!(!bench.host.pins.is_high(8));
         write(&bench, 0x0b, 0x12);
-        let took = wait(&bench, 2);
-        assert!(took > Duration::from_millis(300), "{took:?}");
+        wait(&bench, 2);
+        // An update is one second after the alarm, or more of them.
+        assert!(began.elapsed() > Duration::from_millis(1100), "{:?}", began.elapsed());
         assert_eq!(read(&bench, 0x0c) & 0xb0, 0x90);
     }
 

@@ -236,15 +236,20 @@ fn what_the_client_does_not_read_stays_with_the_guest_through_a_park() {
     // One buffer of odd length after the other, until they stay.
     let pattern: Vec<u8> = (0..=255).cycle().take(50_001).collect();
     let (at, length, _) = put(&mut driver, &pattern);
-    let (mut offered, mut used) = (0, 0);
-    while offered - used < 8 {
+    let offer = |driver: &mut Driver<'_>| {
         driver.offer(OUTPUT, &[(at, 101, false), (at + 101, length - 101, false)]);
         driver.kick(OUTPUT);
+    };
+    // Some of it has room.
+    offer(&mut driver);
+    driver.wait(OUTPUT);
+    let (mut offered, mut used) = (1, 1);
+    while offered - used < 8 {
+        offer(&mut driver);
         offered += 1;
         std::thread::sleep(Duration::from_millis(20));
         used += std::iter::from_fn(|| driver.take(OUTPUT)).count();
     }
-    assert!(used > 0, "some of it had room");
     // Control messages are answered all the same.
     say(&mut driver, DEVICE_READY, 1);
     assert_eq!(hear(&mut driver), message(1, DEVICE_ADD, 1));
@@ -281,7 +286,8 @@ fn a_console_that_nobody_reads_stops_no_guest() {
         driver.wait(1);
     }
     let took = start.elapsed();
-    assert!(took >= PATIENCE && took < 20 * PATIENCE, "{took:?}");
+    // With patience for each of them it would be twice as long.
+    assert!(took >= PATIENCE && took < 50 * PATIENCE, "{took:?}");
     // What had room is still there, and then what came when there was room again.
     client.set_nonblocking(true).unwrap();
     let mut got = 0;
