@@ -7,6 +7,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Wire;
 use super::picture::{Area, Move};
+use super::security::{Door, Doors};
+
+/// Shows that so many guesses were counted, and closes the door for so long that it is still closed
+/// to whoever comes next, however busy the host is.
+pub(crate) fn lock_out(doors: &Doors, door: Door, guesses: u32) {
+    assert_eq!(doors.failed(door), guesses + 1);
+    while doors.failed(door) < 8 {}
+}
 
 /// Memory of a display, written by a test.
 pub(crate) struct Fake {
