@@ -58,10 +58,14 @@ impl Log {
 
     /// Waits until all is written; if nobody reads, not for long.
     pub fn end(&self) {
+        self.end_within(LAST);
+    }
+
+    fn end_within(&self, time: Duration) {
         let Shared { changed, .. } = &*self.0;
         let waits = |left: &mut Left| left.busy || !left.bytes.is_empty();
         // What was not written by now is not wanted.
-        drop(changed.wait_timeout_while(self.0.left(), LAST, waits));
+        drop(changed.wait_timeout_while(self.0.left(), time, waits));
     }
 
     fn leave(&self, line: &[u8]) {
@@ -267,7 +271,7 @@ mod test {
         for number in 0..count {
             log.leave(format!("{number}\n").as_bytes());
         }
-        log.end();
+        log.end_within(MINUTE);
         assert!(log.0.left().bytes.is_empty() && !log.0.left().busy);
         assert_eq!(read.join().unwrap(), count);
         let line: serde_json::Value = serde_json::from_str(&log.0.missing(7)).unwrap();
