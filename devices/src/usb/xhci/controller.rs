@@ -305,7 +305,8 @@ impl Serve for Controller {
             did |= self.transfers();
         }
         self.flush();
-        did
+        // Nobody rings for a system error, which stops it in the next round.
+        did || self.running != self.shared.registers().may_run()
     }
 
     fn listen(&mut self) -> bool {

@@ -282,9 +282,14 @@ impl Registers {
         true
     }
 
+    /// Whether it is told to run, and can.
+    pub(super) fn may_run(&self) -> bool {
+        self.runs() && self.status & SYSTEM_ERROR == 0
+    }
+
     /// What is to be done now. Nothing that makes events is, while events wait.
     pub(super) fn orders(&mut self) -> Orders {
-        let run = self.runs() && self.status & SYSTEM_ERROR == 0;
+        let run = self.may_run();
         let hears = run && !self.is_blocked();
         let mut bells = Vec::new();
         if hears {
