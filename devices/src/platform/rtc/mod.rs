@@ -154,10 +154,15 @@ mod test {
         write(&bench, 0x8a, 0x26);
         write(&bench, 0x8b, 0x02);
         assert_eq!(read(&bench, 0x0b), 0x02);
-        assert_eq!(time(&bench), [0x20, 0x26, 0x03, 0x29, 0x23, 0x58, 0x07]);
+        // It goes on meanwhile.
+        let [date @ .., second] = time(&bench);
+        assert_eq!(date, [0x20, 0x26, 0x03, 0x29, 0x23, 0x58]);
+        assert!(second >= 0x07, "{second:#x}");
         assert_eq!(read(&bench, 6), 1, "a Sunday");
         write(&bench, 0x0b, 0x04);
-        assert_eq!(time(&bench), [20, 26, 3, 29, 0x80 | 11, 58, 7], "binary, 12 hours");
+        let [date @ .., second] = time(&bench);
+        assert_eq!(date, [20, 26, 3, 29, 0x80 | 11, 58], "binary, 12 hours");
+        assert!(second >= 7, "{second}");
         assert_eq!(bench.read(Kind::Port, 0x71), [0xff, 0xff]);
         assert_eq!(read(&bench, 0x8a) & 0x7f, 0x26);
     }
