@@ -56,19 +56,28 @@ impl Block {
 const OWNER: &str = "transom/nat";
 
 /// So long the rules of a killed predecessor may take to be gone.
-const PREDECESSOR: Duration = Duration::from_secs(3);
+const PREDECESSOR: Duration = Duration::from_secs(20);
+/// They are gone within so long, unless the host is busy: then it is said what is waited for.
+const BUSY: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// One of us at a time has the pod's network. The kernel forgets this name when its owner dies, and
 /// with a predecessor that was killed who takes its rules away.
 pub(super) async fn own() -> anyhow::Result<UnixListener> {
     let name = SocketAddr::from_abstract_name(OWNER).context("the name of the owner")?;
-    let end = Instant::now() + PREDECESSOR;
+    let (start, mut told) = (Instant::now(), false);
     loop {
         if let Ok(owner) = UnixListener::bind_addr(&name) {
             return Ok(owner);
         }
-        if Instant::now() >= end {
+        let waited = start.elapsed();
+        if waited >= BUSY && !told {
+            told = true;
+            tracing::info!(
+                "the pod's network has another Transom, which may end within {PREDECESSOR:?}"
+            );
+        }
+        if waited >= PREDECESSOR {
             return Err(Failure::new(
                 Status::Network,
                 "the pod's network has another Transom already: give each a pod of its own, or \
