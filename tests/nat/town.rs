@@ -124,7 +124,7 @@ impl Town {
         }
         let resolv = "nameserver 10.77.0.99\nnameserver 10.77.0.1\n\
                       search win.svc.cluster.local svc.cluster.local\n\
-                      options ndots:5 timeout:1 attempts:1\n";
+                      options ndots:5 timeout:1 attempts:3\n";
         fs::write(folder.join("resolv.conf"), resolv)?;
         fs::write(folder.join("hosts"), "127.0.0.1 localhost\n10.77.0.55 files share.example\n")?;
         town.add(&town.ns())?;
@@ -312,14 +312,16 @@ impl Town {
         done.map(|()| said)
     }
 
-    /// Whether a datagram from outside to a port of the pod comes back from the guest.
-    pub(crate) fn echo(&self, pod: &Pod<'_>, port: u16) -> anyhow::Result<bool> {
+    /// Sends a datagram from outside to a port of the pod, which is to come back from the guest, or
+    /// not to be heard there.
+    pub(crate) fn echo(&self, pod: &Pod<'_>, port: u16, heard: bool) -> anyhow::Result<()> {
+        let patience = if heard { SOON } else { Duration::from_secs(2) };
         let socket = |space: String, at: String| {
             let inside = move || {
                 let file = File::open(Path::new("/run/netns").join(space))?;
                 move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
                 let socket = UdpSocket::bind(at)?;
-                socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+                socket.set_read_timeout(Some(patience))?;
                 anyhow::Ok(socket)
             };
             thread::spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -328,11 +330,13 @@ impl Town {
         let outside = socket(self.ns(), "10.77.0.1:0".into())?;
         outside.send_to(b"hello", format!("10.77.0.{}:{port}", pod.last))?;
         let mut word = [0; 16];
-        let Ok((length, from)) = guest.recv_from(&mut word) else { return Ok(false) };
+        let came = guest.recv_from(&mut word);
+        ensure!(came.is_ok() == heard, "a datagram to port {port}: {came:?}");
+        let Ok((length, from)) = came else { return Ok(()) };
         guest.send_to(&word[..length], from)?;
         let (length, from) = outside.recv_from(&mut word).context("no datagram comes back")?;
         ensure!(&word[..length] == b"hello" && from.port() == port, "{from} says {word:?}");
-        Ok(true)
+        Ok(())
     }
 }
 
