@@ -47,6 +47,7 @@ fn every_way_to_reset_restarts_in_the_same_process() {
         return;
     }
     for way in ["then=reset", "then=triple"] {
+        let start = Instant::now();
         let mut it = Controlled::new(&["--cmdline", way]);
         let pid = it.machine.pid().as_raw_nonzero().get();
         it.machine.says(LAST, 4).expect("four runs");
@@ -58,8 +59,9 @@ fn every_way_to_reset_restarts_in_the_same_process() {
         // Each run was whole, and found nothing wrong.
         let output = it.machine.stdout.text();
         assert!(!output.contains("\nfail") && !output.contains("\"ok\":false"), "{output}");
-        // A guest that resets all the time does not fill the log.
-        assert_eq!(it.machine.stderr.text().lines().count(), 1, "{}", it.machine.stderr.text());
+        // A guest that resets all the time does not fill the log: a line every ten seconds.
+        let (said, most) = (it.machine.stderr.text(), 1 + start.elapsed().as_secs() / 10);
+        assert!((1..=most).contains(&(said.lines().count() as u64)), "{said}");
     }
 }
 
@@ -245,9 +247,9 @@ fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
     let words = ["run", "--grace", "100", "--memory", "4G,prealloc", "--control", &path];
     for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let mut machine = Running::vmm(&words).expect("vmm");
-        // It is made just before.
+        // It is made just before, and signals are heard by then. Whoever waited any longer might
+        // find all memory set aside.
         connect(&socket).expect("the control socket");
-        thread::sleep(Duration::from_millis(100));
         machine.signal(signal).expect("a process");
         // The host takes a while for gigabytes that it gets back, but not as long as a guest has.
         assert_eq!(machine.wait(Duration::from_secs(30)).expect("an end"), status);

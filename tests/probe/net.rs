@@ -107,7 +107,7 @@ fn a_frame_that_is_lost_or_that_nobody_sent_is_found() {
     if !runs_here("a_frame_that_is_lost_or_that_nobody_sent_is_found") {
         return;
     }
-    let words = "net=echo,count=500,patience=1";
+    let words = "net=echo,count=500,patience=10";
     let (report, count) = run_with(words, |number, _| number != 123).expect("a report");
     let found = findings(&report, "net")[0];
     assert_eq!((&report["ok"], &found["verdict"]), (&false.into(), &"fail".into()));
