@@ -26,6 +26,8 @@ const DIVIDE_BY_1: u32 = 0xb;
 const TICKS: u32 = 10;
 const PERIOD_US: u64 = 2000;
 const PATIENCE_US: u64 = 1_000_000;
+/// So often it is tried at most.
+const SERIES: u32 = 3;
 
 /// Switches the local APIC on. False when it is not where (or not as) it should be.
 pub(crate) fn enable(session: &mut Session) -> bool {
@@ -73,20 +75,55 @@ pub(crate) fn stop() {
     write32(LOCAL_APIC + INITIAL_COUNT, 0);
 }
 
-/// Runs the timer, first while ring 3 computes, then while the processor is halted.
+/// How a timer ticked.
+struct Series {
+    ticks: u64,
+    elapsed_us: u64,
+    running_us: u64,
+    halts: u32,
+}
+
+impl Series {
+    /// A busy host delays ticks, or delivers some of them at once; it never makes them early.
+    fn is_right(&self) -> bool {
+        let due = self.ticks * PERIOD_US;
+        self.halts == TICKS && (due * 85 / 100..due * 5).contains(&self.elapsed_us)
+    }
+}
+
+/// Runs the timer, first while ring 3 computes, then while the processor is halted. A host that is
+/// busier than that now is not each time; a timer that is slow is.
 pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
     let hz = frequency(cpu);
-    let count = u32::try_from(hz * PERIOD_US / 1_000_000).unwrap_or(u32::MAX);
+    let count = u32::try_from(hz * PERIOD_US / 1_000_000).unwrap_or(u32::MAX).max(1);
+    let mut series = run(cpu, count);
+    for _ in 1..SERIES {
+        if !series.is_right() {
+            series = run(cpu, count);
+        }
+    }
+    session.add(
+        Finding::check("timer", series.is_right())
+            .number("hz", hz)
+            .number("period_us", PERIOD_US)
+            .number("ticks", series.ticks)
+            .number("elapsed_us", series.elapsed_us)
+            .number("running_us", series.running_us)
+            .number("halts", series.halts.into()),
+    );
+}
+
+fn run(cpu: &Cpu, count: u32) -> Series {
     let before = timer_interrupts();
     let arrived = || timer_interrupts().wrapping_sub(before);
     write32(LOCAL_APIC + LVT_TIMER, PERIODIC | u32::from(TIMER_VECTOR));
     set_interrupts(true);
     let start = tsc();
-    write32(LOCAL_APIC + INITIAL_COUNT, count.max(1));
+    write32(LOCAL_APIC + INITIAL_COUNT, count);
     while arrived() < TICKS && tsc() - start < cpu.counts(PATIENCE_US) {
         spin_loop();
     }
-    let running = cpu.nanoseconds(tsc() - start) / 1000;
+    let running_us = cpu.nanoseconds(tsc() - start) / 1000;
     let ticks = arrived();
     let mut halts = 0;
     // A halt without a timer would be for ever.
@@ -94,22 +131,11 @@ pub(crate) fn check(session: &mut Session, cpu: &Cpu) {
         halt_once();
         halts += 1;
     }
-    let all = u64::from(arrived());
-    let elapsed = cpu.nanoseconds(tsc() - start) / 1000;
+    let ticks = u64::from(arrived());
+    let elapsed_us = cpu.nanoseconds(tsc() - start) / 1000;
     set_interrupts(false);
     stop();
-    // A busy host delays ticks, or delivers some of them at once; it never makes them early.
-    let due = all * PERIOD_US;
-    let right = (due * 85 / 100..due * 5).contains(&elapsed);
-    session.add(
-        Finding::check("timer", ticks >= TICKS && right)
-            .number("hz", hz)
-            .number("period_us", PERIOD_US)
-            .number("ticks", all)
-            .number("elapsed_us", elapsed)
-            .number("running_us", running)
-            .number("halts", halts.into()),
-    );
+    Series { ticks, elapsed_us, running_us, halts }
 }
 
 fn frequency(cpu: &Cpu) -> u64 {

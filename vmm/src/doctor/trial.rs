@@ -1,5 +1,7 @@
 //! A trial: the probe, in a machine of its own, works a device of this host, and tells how it went.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -165,6 +167,8 @@ struct Machine {
     child: Child,
     lines: Receiver<String>,
     log: Option<thread::JoinHandle<String>>,
+    /// The nanoseconds of its threads, as they were last seen.
+    used: BTreeMap<OsString, u64>,
 }
 
 impl Machine {
@@ -188,7 +192,7 @@ impl Machine {
             stderr.read_to_end(&mut log).ok();
             String::from_utf8_lossy(&log).into_owned()
         });
-        Ok(Self { child, lines, log: Some(log) })
+        Ok(Self { child, lines, log: Some(log), used: BTreeMap::new() })
     }
 
     /// The next line; none when there will be no more.
@@ -202,19 +206,22 @@ impl Machine {
         }
     }
 
-    /// Processor time of its threads but those that are the guest's processors.
-    fn processor(&self) -> Duration {
+    /// Processor time of its threads but those that are the guest's processors, with what those
+    /// had used who have ended since.
+    fn processor(&mut self) -> Duration {
         let folder = format!("/proc/{}/task", self.child.id());
-        let tasks = fs::read_dir(folder).into_iter().flatten().flatten();
-        let used = tasks.map(|task| {
+        for task in fs::read_dir(folder).into_iter().flatten().flatten() {
             // A thread may end while it is looked at.
             let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
-            let mine = !read("comm").starts_with("cpu");
-            let text = read("schedstat");
-            let first = text.split_ascii_whitespace().next().filter(|_| mine);
-            first.and_then(|it| it.parse().ok()).unwrap_or(0)
-        });
-        Duration::from_nanos(used.sum())
+            let (name, text) = (read("comm"), read("schedstat"));
+            let first = text.split_ascii_whitespace().next().and_then(|it| it.parse().ok());
+            if let Some(nanoseconds) =
+                first.filter(|_| !name.is_empty() && !name.starts_with("cpu"))
+            {
+                self.used.insert(task.file_name(), nanoseconds);
+            }
+        }
+        Duration::from_nanos(self.used.values().sum())
     }
 
     /// Waits for its end; what it logged.
