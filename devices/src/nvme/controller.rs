@@ -231,6 +231,7 @@ impl Controller {
         bells.settle();
         (self.features, self.events, self.shadow) = Default::default();
         self.flushing.clear();
+        self.commands.clear();
         shared.cache.store(true, Ordering::SeqCst);
         shared.fatal.store(false, Ordering::SeqCst);
         let mut registers = shared.registers();

@@ -960,6 +960,15 @@ fn what_cannot_be_enabled_is_a_fatal_status_until_the_next_reset() {
     driver.set(DOORBELLS, 1);
     driver.wait("the fatal status", || driver.get(CSTS) == 3);
     driver.disable();
+    // One that is memory in part: what was read of it is not for the next.
+    driver.set(AQA, 127 * 0x1_0001);
+    driver.set(ASQ, low(RAM as u64 - 4096));
+    driver.set(0x2c, 0);
+    driver.set(CC, 0x0046_0001);
+    driver.wait("readiness", || driver.get(CSTS) & 1 == 1);
+    driver.set(DOORBELLS, 80);
+    driver.wait("the fatal status", || driver.get(CSTS) == 3);
+    driver.disable();
     driver.enable();
     driver.create(1, 16);
     // A function that may not use memory does not.
