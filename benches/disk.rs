@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Controller, Disk, Equipment, Rival, rivals};
-use transom_benches::table::{Samples, print, rows_table};
+use transom_benches::table::{Samples, measured, print, rows_table};
 
 const ROUNDS: usize = 5;
 const SPAN_MIB: usize = 256;
@@ -103,10 +103,16 @@ fn compare(way: Way, all: &[&Rival], disk: &Path) -> Result<()> {
     let mut samples = WORKS.map(|_| vec![[Samples::new(), Samples::new()]; rows.len()]);
     for round in 0..=ROUNDS {
         for (index, (name, _)) in rows.iter().enumerate() {
+            let mut cells: Vec<_> = samples.iter_mut().flat_map(|it| &mut it[index]).collect();
+            if cells.iter().any(|samples| samples.has_failed()) {
+                continue;
+            }
             let figures = match all.get(index) {
-                Some(rival) => run(rival, way, disk).context(*name)?,
-                None => WORKS.iter().map(|work| host(work, way, disk)).collect::<Result<_>>()?,
+                Some(rival) => run(rival, way, disk),
+                None => WORKS.iter().map(|work| host(work, way, disk)).collect(),
             };
+            let figures: Vec<Figures> =
+                measured(name, cells.drain(..), figures)?.unwrap_or_default();
             // The first round warms up caches.
             for (samples, it) in samples.iter_mut().zip(figures).filter(|_| round > 0) {
                 samples[index][0].push(it.each);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Rival, rivals};
-use transom_benches::table::{print, table};
+use transom_benches::table::{Samples, measured, print, table};
 
 const ROUNDS: usize = 5;
 /// Nobody of us is in `exit-cpuid`: it is the kernel's share of the others.
@@ -16,10 +16,15 @@ fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
     // Where firmware comes first a round takes seconds, and exits are those of the other QEMU.
     let all = rivals(&folder, &["qemu q35"])?;
-    let mut samples = BTreeMap::from(KINDS.map(|kind| (kind, vec![Vec::new(); all.len()])));
+    let mut samples = BTreeMap::from(KINDS.map(|kind| (kind, vec![Samples::new(); all.len()])));
     for _ in 0..ROUNDS {
         for (index, rival) in all.iter().enumerate() {
-            for (kind, cost) in exits(rival).context(rival.name)? {
+            let mut rows: Vec<_> = samples.values_mut().map(|rows| &mut rows[index]).collect();
+            if rows.iter().any(|samples| samples.has_failed()) {
+                continue;
+            }
+            let costs = measured(rival.name, rows.drain(..), exits(rival))?;
+            for (kind, cost) in costs.into_iter().flatten() {
                 samples.get_mut(kind).context(kind)?[index].push(cost);
             }
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Controller, Disk, Equipment, Rival, rivals};
-use transom_benches::table::{Samples, print, rows_table};
+use transom_benches::table::{Samples, measured, print, rows_table};
 use transom_benches::tap::{HOST, NAME, Tap};
 
 const ROUNDS: usize = 3;
@@ -31,14 +31,18 @@ fn main() -> Result<()> {
     let mut samples = vec![Samples::new(); all.len()];
     for _ in 0..ROUNDS {
         for (rival, samples) in all.iter().zip(&mut samples) {
-            samples.push(idle(rival, &disks, &tap).context(rival.name)?);
+            if samples.has_failed() {
+                continue;
+            }
+            let used = measured(rival.name, [&mut *samples], idle(rival, &disks, &tap))?;
+            used.into_iter().for_each(|used| samples.push(used));
         }
     }
     let title = format!("idle guest with two disks and a network, over {} s", IDLE.as_secs());
     let note = |it: &Rival| if it.has(Controller::Nvme, false) { "" } else { "no NVMe" };
     let rows: Vec<_> = all.iter().map(|rival| (rival.name, note(rival))).collect();
     print(&rows_table(&title, "us of processor time a second", &rows, &samples));
-    let most = samples[0].iter().copied().fold(0.0, f64::max);
+    let most = samples[0].values().iter().copied().fold(0.0, f64::max);
     ensure!(most < MOST, "our idle machine took {most:.0} us a second");
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Equipment, Rival, rivals};
-use transom_benches::table::{Samples, print, rows_table};
+use transom_benches::table::{Samples, measured, print, rows_table};
 use transom_benches::tap::{HOST, NAME, Tap};
 
 const ROUNDS: usize = 5;
@@ -50,7 +50,12 @@ fn main() -> Result<()> {
     let mut samples = WORKS.map(|_| vec![[const { Samples::new() }; 3]; entries.len()]);
     for round in 0..=ROUNDS {
         for (index, entry) in entries.iter().enumerate() {
-            let figures = run(entry, &rivals[entry.rival], &tap).context(entry.name)?;
+            let mut rows: Vec<_> = samples.iter_mut().flat_map(|it| &mut it[index]).collect();
+            if rows.iter().any(|samples| samples.has_failed()) {
+                continue;
+            }
+            let figures = run(entry, &rivals[entry.rival], &tap);
+            let figures = measured(entry.name, rows.drain(..), figures)?.unwrap_or_default();
             // The first round warms up caches.
             for (samples, figures) in samples.iter_mut().zip(figures).filter(|_| round > 0) {
                 samples[index].iter_mut().zip(figures).for_each(|(to, figure)| to.push(figure));

@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     print(&rows_table("pod: exec to", "ms", &rows, &[page, guest]));
     let rows = memory(&programs, folder.path())?;
     let names: Vec<_> = rows.iter().map(|(name, _)| (name.as_str(), "")).collect();
-    let values: Vec<_> = rows.iter().map(|(_, value)| vec![*value]).collect();
+    let values: Vec<_> = rows.iter().map(|(_, value)| Samples::from(vec![*value])).collect();
     print(&format!("\n{}", rows_table("pod: PSS beyond the guest's RAM", "MiB", &names, &values)));
     match engine() {
         Ok(podman) => contained(&podman, &folder),

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use transom_benches::machine::Machine;
 use transom_benches::pictures::Picture;
 use transom_benches::rival::{MEMORY, Rival, rivals};
-use transom_benches::table::{Samples, Spread, print, rows_table};
+use transom_benches::table::{Samples, Spread, measured, print, rows_table};
 use transom_benches::viewer::{Viewer, WISHES, Wish};
 
 use self::stage::{Scene, Stage};
@@ -233,7 +233,11 @@ fn latency(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
     let mut samples = vec![[Samples::new(), Samples::new()]; all.len()];
     for _ in 0..ROUNDS {
         for (rival, samples) in all.iter().zip(&mut samples) {
-            answers(rival, places, scene, samples).context(rival.name)?;
+            if samples[0].has_failed() {
+                continue;
+            }
+            let answered = answers(rival, places, scene, samples);
+            measured(rival.name, samples, answered)?;
         }
     }
     let rows: Vec<_> = all.iter().map(|rival| (rival.name, rival.note)).collect();
@@ -292,14 +296,16 @@ fn idle(all: &[Rival], places: &Places, scene: &Scene) -> Result<()> {
     ];
     let mut samples = titles.map(|_| vec![Samples::new(); all.len()]);
     for (at, rival) in all.iter().enumerate() {
-        let figures = rest(rival, places, scene).context(rival.name)?;
+        let cells = samples.iter_mut().map(|samples| &mut samples[at]);
+        let figures = measured(rival.name, cells, rest(rival, places, scene))?;
+        let Some(figures) = figures else { continue };
         samples.iter_mut().zip(figures).for_each(|(samples, it)| samples[at].push(it));
     }
     let rows: Vec<_> = all.iter().map(|rival| (rival.name, rival.note)).collect();
     for ((title, unit), samples) in titles.iter().zip(&samples) {
         print(&format!("{}\n", rows_table(title, unit, &rows, samples)));
     }
-    let [_, watched, bytes, _] = samples.map(|it| it[0][0]);
+    let [_, watched, bytes, _] = samples.map(|it| it[0].values()[0]);
     ensure!(watched < MOST && bytes == 0.0, "a still screen: {watched:.3} %, {bytes} bytes");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! From exec to the first byte that the guest writes to its serial port.
 #![forbid(unsafe_code)]
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use transom_benches::machine::Machine;
 use transom_benches::rival::{Rival, rivals};
 use transom_benches::table::{interleave, print, table};
@@ -27,7 +27,5 @@ fn main() -> Result<()> {
 
 fn start(rival: &Rival) -> Result<f64> {
     let mut machine = Machine::start(&mut rival.command("then=halt checks=none")?)?;
-    let (words, at) = machine.hear()?;
-    ensure!(words.starts_with('t'), "its first words are not the probe's: {words}");
-    Ok(at.as_secs_f64() * 1e3)
+    Ok(machine.first_words()?.as_secs_f64() * 1e3)
 }

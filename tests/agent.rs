@@ -325,7 +325,7 @@ fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
     ensure!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     ensure!(follows.wait(PATIENCE)? == 0);
     let said = follows.stdout.text();
-    ensure!(said.contains("Stopping Windows…"), "{said}");
+    ensure!(said.contains("Stopping the probe…"), "{said}");
     let (status, _, err) = says(&Command::new(transom()?).args(["exec", "true"]).output()?);
     ensure!(status == Some(1) && err.contains("no pod runs here"), "{status:?} {err}");
     Ok(())
@@ -344,7 +344,7 @@ fn tools_for_the_reference_image_hear_what_they_know() -> Result<()> {
     let mut audio = audio;
     ensure!(audio.wait(PATIENCE)? != 0 && audio.stderr.text().contains("404"));
     pod.ask()?;
-    seen.says("s: Stopping Windows…", 1)?;
+    seen.says("s: Stopping the probe…", 1)?;
     ensure!(pod.running.wait(PATIENCE)? == 143);
     Ok(())
 }
@@ -366,6 +366,6 @@ fn the_status_is_for_those_who_may_see_nothing_else() -> Result<()> {
     seen.says("s: The probe runs", 1)?;
     let kill = "kill -9 $(pidof vmm)";
     pod.inside(&["sh", "-c", kill]).status()?;
-    seen.says("e: Windows was ended by signal 9", 1)?;
+    seen.says("e: the probe was ended by signal 9", 1)?;
     Ok(())
 }

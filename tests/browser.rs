@@ -4,6 +4,8 @@
 
 #[path = "browser/door.rs"]
 mod door;
+#[path = "browser/failed.rs"]
+mod failed;
 #[path = "browser/look.rs"]
 mod look;
 #[path = "browser/proxy.rs"]

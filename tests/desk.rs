@@ -37,14 +37,12 @@ fn main() -> ExitCode {
     };
     let name = "linux_is_used_through_a_viewer_and_a_browser";
     let cd = "an_install_cd_is_seen_through_the_pod";
-    let mut tests = vec![
+    let tests = vec![
         firmware("13"),
         Test::new(name, linux_is_used),
         Test::new(cd, install::is_seen_in_a_browser),
+        firmware("12").thorough(),
     ];
-    if lab::everything() {
-        tests.push(firmware("12"));
-    }
     Suite { lab: LAB, tests }.main_outside()
 }
 
@@ -59,6 +57,9 @@ fn guest() -> Guest {
 const LETTERS: [&str; 4] =
     ["abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789", ".,()-:/_[]<"];
 const PROMPT: &str = "Shell> ";
+/// Letters that firmware remembers for a shell that is slow to draw. EDK2 has a queue of 32 entries
+/// for a USB keyboard, of which a capital takes two, and drops the oldest one when it is full.
+const AT_ONCE: usize = 8;
 
 /// Whether a row is `Shell> ` and the cursor, and nothing more, although no letter is known yet.
 fn is_prompt(row: &[Glyph]) -> bool {
@@ -88,7 +89,8 @@ fn learn(sitter: &mut dyn Sitter) -> anyhow::Result<Font> {
     let row = until_last(sitter, &font, "desk-prompt", BOOT, is_prompt)?;
     font.learn(&row[..row.len() - 1], PROMPT)?;
     let mut typed = PROMPT.to_owned();
-    for letters in LETTERS {
+    for letters in LETTERS.iter().flat_map(|it| it.as_bytes().chunks(AT_ONCE)) {
+        let letters = str::from_utf8(letters)?;
         sitter.type_text(letters)?;
         typed.push_str(letters);
         let wanted = typed.len() + 1;

@@ -45,9 +45,7 @@ fn main() -> ExitCode {
     tests.extend(both("remembers_a_variable", remembers_a_variable));
     let says = "comes_back_after_each_reset";
     tests.push(test("13", says, comes_back_after_each_reset));
-    if lab::everything() {
-        tests.push(test("12", says, comes_back_after_each_reset));
-    }
+    tests.push(test("12", says, comes_back_after_each_reset).thorough());
     let nvme = |stock: &Stock| boots_from("nvme", stock);
     let virtio = |stock: &Stock| boots_from("virtio-blk", stock);
     let scsi = |stock: &Stock| boots_from("virtio-scsi", stock);
@@ -55,17 +53,13 @@ fn main() -> ExitCode {
     tests.push(test("12", "boots_from_nvme_and_keeps_the_order", nvme));
     tests.push(test("13", "boots_from_virtio_and_keeps_the_order", virtio));
     tests.push(test("13", "boots_from_virtio_scsi_and_keeps_the_order", scsi));
-    if lab::everything() {
-        tests.push(test("13", "boots_from_nvme_and_keeps_the_order", nvme));
-        tests.push(test("12", "boots_from_virtio_and_keeps_the_order", virtio));
-    }
+    tests.push(test("13", "boots_from_nvme_and_keeps_the_order", nvme).thorough());
+    tests.push(test("12", "boots_from_virtio_and_keeps_the_order", virtio).thorough());
     tests.extend(both("asks_disks_in_the_order_that_was_said", asks_in_order));
     // What is signed starts in the suite `pods`.
     tests.push(test("12", "starts_nothing_that_is_not_signed", starts_nothing_unsigned));
     let says = "has_a_usable_store_whenever_it_was_killed";
-    if lab::everything() {
-        tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed));
-    }
+    tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed).thorough());
     tests.push(test("13", says, has_a_usable_store_whenever_it_was_killed));
     Suite { lab: Lab { mib: 2048, seconds: 1500, assets: ASSETS }, tests }.main()
 }

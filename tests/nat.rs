@@ -142,7 +142,8 @@ fn reaches_outside() -> anyhow::Result<()> {
 
 fn is_reached() -> anyhow::Result<()> {
     let town = Town::new()?;
-    let mut pod = town.pod(9, &[("HOST_PORTS", "7149,7150/udp"), ("USER_PORTS", "2222")])?;
+    let mut pod = town
+        .pod(9, &[("HOST_PORTS", "7149,7150/udp"), ("USER_PORTS", "2222"), ("VNC_PORT", "5900")])?;
     pod.lease()?;
     for port in [3389, 2222, 8006, 5900, 7149, 443] {
         town.serve(&pod.guest_ns(), &format!("0.0.0.0:{port}"), "guest")?;

@@ -20,6 +20,7 @@ use transom_tests::idle;
 use transom_tests::lab::{self, Lab};
 use transom_tests::linux::{Booted, Linux};
 use transom_tests::network::{Service, Took, Way, in_namespace, ip, noise, tool};
+use transom_tests::program::not_run_in_part;
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use vmm::control::{Command, Plug};
@@ -220,7 +221,7 @@ impl Lan {
         let kernel = dhcp(folder.path(), "kernel", "52:54:00:00:00:04", &KERNEL)?;
         let vhost = File::open("/dev/vhost-net").is_ok();
         if !vhost {
-            say!("not run here: through vhost-net: there is no /dev/vhost-net");
+            not_run_in_part("through vhost-net", "there is no /dev/vhost-net");
         }
         Ok(Self { folder, booted, passt: Some(passt), vhost, _dhcp: [fast, plain, kernel] })
     }

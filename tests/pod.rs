@@ -135,10 +135,49 @@ fn a_guest_that_switches_itself_off_ends_the_pod_with_0() -> Result<()> {
     let engine = Engine::get()?;
     let pod = Pod::start(engine, "off", &["--env", "VERSION=probe"])?;
     pod.until("/readyz", 200)?;
+    for (text, status, words) in [
+        ("Grüße", 422, r#""characters":["ü","ß"]"#),
+        (r#"no\ttabs","skip":"yes"#, 422, ""),
+        ("typed", 200, r#"{"skipped":[],"typed":5}"#),
+    ] {
+        let answer = pod.post("/api/v1/type", &format!(r#"{{"text":"{text}"}}"#))?;
+        ensure!(answer.status == status && answer.body.contains(words), "{text}: {answer:?}");
+    }
     let answer = pod.post("/api/v1/power", r#"{"action":"shutdown"}"#)?;
     ensure!(answer.status == 200, "{answer:?}");
     let status = pod.wait()?;
     ensure!(status == 0, "{status}\n{}", pod.logs()?);
+    // Whoever waits for that within the container is told before the container ends.
+    let pod = Pod::start(engine, "waits", &["--env", "VERSION=probe", "--env", "DISPLAY=none"])?;
+    pod.until("/readyz", 200)?;
+    let (ended, said) = pod.run(&["/usr/bin/transom", "shutdown", "--wait", "60"])?;
+    ensure!(ended == 0, "{ended}: {said}");
+    let status = pod.wait()?;
+    ensure!(status == 0, "{status}\n{}", pod.logs()?);
+    Ok(())
+}
+
+/// As `docker compose up` of deploy/compose.yaml does it, whose engine starts it again at once.
+#[test]
+fn a_failure_is_seen_and_is_not_started_again_at_once() -> Result<()> {
+    if !runs_here("a failing pod that is started again") {
+        return Ok(());
+    }
+    let engine = Engine::get()?;
+    let words = ["--env", "VERSION=11", "--env", "ERROR_HOLD=", "--restart", "always"];
+    let start = Instant::now();
+    let pod = Pod::start(engine, "fails", &words)?;
+    let page = pod.until("/msg.html", 200)?;
+    ensure!(page.body.contains("mount its ISO as /custom.iso"), "{page:?}");
+    ensure!(pod.get("/")?.body.contains("status.js"), "no page");
+    thread::sleep(Duration::from_secs(10));
+    let lived = start.elapsed().as_secs();
+    let restarts = pod.restarts()?;
+    ensure!(u64::from(restarts) <= lived / 30, "{restarts} times in {lived} s");
+    let said = pod.logs()?;
+    ensure!(said.contains("shows this for 30 s (ERROR_HOLD); then the pod ends with status 68"));
+    let status = pod.stop(30)?;
+    ensure!(status == 68, "{status}\n{}", pod.logs()?);
     Ok(())
 }
 
@@ -153,6 +192,14 @@ fn the_same_sources_make_the_same_image() -> Result<()> {
     engine.build()?;
     ensure!(engine.image()? == first, "another image came of the same sources");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let about = engine.about()?;
+    let label = |name: &str| about["Labels"][format!("org.opencontainers.image.{name}")].as_str();
+    let created = about["Created"].as_str().context("no time")?;
+    ensure!(label("version") == Some(env!("CARGO_PKG_VERSION")), "{about}");
+    ensure!(label("licenses") == Some("Apache-2.0"), "{about}");
+    // That of the commit, in the same words.
+    ensure!(label("created").is_some_and(|it| created.starts_with(it.trim_end_matches('Z'))));
+    ensure!(label("title").is_some() && label("description").is_some(), "{about}");
     let lock = fs::read_to_string(root.join("Cargo.lock"))?;
     let list = engine.file("/usr/share/doc/transom/sbom.spdx.json")?;
     let list: serde_json::Value = serde_json::from_slice(&list)?;

@@ -51,6 +51,7 @@ const RESTRICTED: Profile = Profile {
         "NETWORK=user",
         "HOST=ADA",
         "USER_PORTS=2222,8443,5000/udp,5900,7149,8006",
+        "VNC_PORT=5900",
         agent::HEARS,
     ],
 };
@@ -63,7 +64,7 @@ const TAP: Profile = Profile {
     privileged: false,
     tun: true,
     medium: false,
-    words: &["HOST=BOB", "DISK_TYPE=blk", "BOOT_MODE=windows_secure"],
+    words: &["VNC_PORT=5900", "HOST=BOB", "DISK_TYPE=blk", "BOOT_MODE=windows_secure"],
 };
 /// The first, with a CD that something is installed from.
 const MEDIUM: Profile =
@@ -77,7 +78,7 @@ const COMPATIBLE: Profile = Profile {
     privileged: true,
     tun: true,
     medium: false,
-    words: &["HOST=EVE", "DISK_TYPE=nvme", agent::HEARS],
+    words: &["VNC_PORT=5900", "HOST=EVE", "DISK_TYPE=nvme", agent::HEARS],
 };
 
 fn side_by_side() -> anyhow::Result<()> {

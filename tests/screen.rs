@@ -39,18 +39,14 @@ fn main() -> ExitCode {
         let name = format!("ovmf_{release}_shows_its_shell_in_{size}");
         Test::new(name, move || shows_its_shell(release, size))
     };
-    let mut tests = vec![
+    let tests = vec![
         Test::new("linux_draws_with_its_own_driver", linux_draws),
         shell("12", "1728x1117"),
         shell("13", "1920x1080"),
+        shell("12", "1920x1080").thorough(),
+        shell("13", "1728x1117").thorough(),
+        Test::new("ovmf_has_larger_modes_than_it_prefers", has_larger_modes).thorough(),
     ];
-    if lab::everything() {
-        tests.extend([
-            shell("12", "1920x1080"),
-            shell("13", "1728x1117"),
-            Test::new("ovmf_has_larger_modes_than_it_prefers", has_larger_modes),
-        ]);
-    }
     Suite { lab: Lab { mib: 2048, seconds: 900, assets: ASSETS }, tests }.main()
 }
 

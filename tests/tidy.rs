@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 
 use tree::{File, Finding, Tree};
 
+#[path = "tidy/c.rs"]
+mod c;
 #[path = "tidy/direction.rs"]
 mod direction;
 #[path = "tidy/limits.rs"]
@@ -75,13 +77,31 @@ rules! {
     lines_fit_the_width: limits::columns,
         refuses [
             rust(format!("// {}", "é".repeat(98))),
+            file("tests/x.c", format!("/* {} */", "x".repeat(95))),
             file("tests/run", format!("#!/bin/sh\n# {}", "x".repeat(119))),
         ],
         accepts [
             rust(format!("// {}", "é".repeat(97))),
+            file("tests/x.c", format!("/* {} */", "x".repeat(94))),
             rust(format!("// https://{}", "x".repeat(98))),
             file("list.txt", "x".repeat(101)),
         ];
+    c_files_are_short: c::files,
+        refuses [file("tests/x.c", "//\n".repeat(601)), file("tests/x.S", "nop\n".repeat(601))],
+        accepts [file("tests/x.h", "//\n".repeat(600)), file("tests/x.txt", "x\n".repeat(601))];
+    c_functions_are_short: c::functions,
+        refuses [
+            file("tests/x.c", c_function(61)),
+            file("tests/x.c", format!("{}{}", c_function(1), c_function(61))),
+        ],
+        accepts [
+            file("tests/x.c", c_function(60).repeat(2)),
+            file("tests/x.h", format!("{}struct s {{\n    int x;\n}};\n", "int x;\n".repeat(61))),
+            file("tests/x.c", c_function(60).replace("{\n", "{\n    /* a\n     * b */\n\n")),
+        ];
+    c_files_say_what_they_are: c::heads,
+        refuses [file("tests/x.c", "int x;\n"), file("tests/x.h", "# 1\n")],
+        accepts [file("tests/x.h", "/* x */\n"), file("tests/x.S", "# x\nnop\n")];
     dependencies_are_few: limits::crates,
         refuses [file("Cargo.lock", "source = \"x\"\n".repeat(162))],
         accepts [file("Cargo.lock", "source = \"x\"\n".repeat(161))];
@@ -132,6 +152,16 @@ rules! {
             rust("mod test { #[test] #[ignore = \"slow\"] fn f() {} }"),
         ],
         accepts [rust("#[test] fn f() {}")];
+    skips_are_counted: words::skips,
+        refuses [
+            rust("fn f() { eprintln!(\"not run: f: no x\"); }"),
+            rust("fn f() { say(&format!(\"{test}: not run: no x\")); }"),
+            rust("fn f() { log(\"not run here: f: no x\"); }"),
+        ],
+        accepts [
+            rust("fn f() { skip::not_run(\"f\", \"there is no x\"); }"),
+            file("tests/skip/src/lib.rs", "fn f() { log(\"not run here: f: no x\"); }"),
+        ];
     names_say_what_it_is: words::names,
         refuses [
             file("vmm/src/device_manager.rs", ""),
@@ -352,6 +382,10 @@ fn rust(text: impl Into<String>) -> File {
 
 fn function(lines: usize) -> String {
     format!("fn f() {{\n{}}}\n", "x();\n".repeat(lines))
+}
+
+fn c_function(lines: usize) -> String {
+    format!("int f(void)\n{{\n{}}}\n", "    x();\n".repeat(lines))
 }
 
 fn build(lines: usize) -> String {

@@ -1,21 +1,31 @@
 //! A machine that runs: its words with the moments at which they came, and its memory.
 
-use std::fs;
-use std::io::{Read, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::fs::{self, File};
+use std::io::{Read, Seek as _, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 /// The end of the probe's report.
 pub const REPORTED: &str = "]}\n";
 
+/// The first line of the probe.
+const FIRST_LINE: &str = "transom probe";
+
+/// A machine that is silent for longer has failed: some tests of disks take minutes.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// A process with a guest; it is killed when this is dropped.
 pub struct Machine {
     child: Child,
     stdin: Option<ChildStdin>,
-    stdout: ChildStdout,
+    /// What it wrote, and when: read by a thread, so that a silent machine can be given up.
+    chunks: Receiver<(Vec<u8>, Duration)>,
+    stderr: File,
     started: Instant,
     /// All that the guest has said.
     pub said: String,
@@ -41,12 +51,14 @@ impl Machine {
     }
 
     fn launch(command: &mut Command) -> Result<Self> {
-        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let stderr = tempfile::tempfile().context("a file for standard error")?;
+        command.stdout(Stdio::piped()).stderr(stderr.try_clone()?);
         let started = Instant::now();
         let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
         let stdout = child.stdout.take().context("a pipe")?;
         let stdin = child.stdin.take();
-        Ok(Self { child, stdin, stdout, started, said: String::new() })
+        let chunks = read_in_thread(stdout, started);
+        Ok(Self { child, stdin, chunks, stderr, started, said: String::new() })
     }
 
     /// Says something to the guest's serial port.
@@ -65,13 +77,40 @@ impl Machine {
     ///
     /// When there will be none.
     pub fn hear(&mut self) -> Result<(String, Duration)> {
-        let mut buffer = [0; 4096];
-        let count = self.stdout.read(&mut buffer).context("standard output")?;
-        let at = self.started.elapsed();
-        ensure!(count > 0, "the machine ended early; it said:\n{}", self.said);
-        let words = String::from_utf8_lossy(&buffer[..count]).into_owned();
+        let (bytes, at) = match self.chunks.recv_timeout(PATIENCE) {
+            Ok(chunk) => chunk,
+            Err(RecvTimeoutError::Timeout) => bail!("nothing came for {} s", PATIENCE.as_secs()),
+            Err(RecvTimeoutError::Disconnected) => bail!("{}", self.why_ended()),
+        };
+        let words = String::from_utf8_lossy(&bytes).into_owned();
         self.said.push_str(&words);
         Ok((words, at))
+    }
+
+    /// The status of a machine that ended early, and the last line that it wrote.
+    fn why_ended(&mut self) -> String {
+        let status = self.child.wait().map_or_else(|it| it.to_string(), |it| it.to_string());
+        let mut errors = String::new();
+        // What cannot be read is not shown.
+        self.stderr.rewind().and_then(|()| self.stderr.read_to_string(&mut errors)).ok();
+        let mut lines = self.said.lines().chain(errors.lines());
+        let last = lines.rfind(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing");
+        format!("ended early ({status}): {last}")
+    }
+
+    /// Waits for the first words of the guest, and tells when they came. Lines that the program
+    /// itself prints before do not count.
+    ///
+    /// # Errors
+    ///
+    /// When there will be none.
+    pub fn first_words(&mut self) -> Result<Duration> {
+        loop {
+            let (_, at) = self.hear()?;
+            if has_guest(&self.said) {
+                return Ok(at);
+            }
+        }
     }
 
     /// Waits until all that was said has `text` in it so many times; tells when that was, at the
@@ -204,9 +243,60 @@ impl Machine {
     }
 }
 
+/// Whether a line is the probe's first one, or its beginning: it may come byte by byte.
+fn has_guest(said: &str) -> bool {
+    let is_first = |line: &str| line.starts_with(FIRST_LINE) || FIRST_LINE.starts_with(line);
+    said.lines().map(str::trim_end).any(|line| !line.is_empty() && is_first(line))
+}
+
+fn read_in_thread(
+    mut from: impl Read + Send + 'static,
+    started: Instant,
+) -> Receiver<(Vec<u8>, Duration)> {
+    let (sender, chunks) = mpsc::channel();
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            // Nobody hears it once the machine is dropped.
+            sender.send((buffer[..count].to_vec(), started.elapsed())).ok();
+        }
+    });
+    chunks
+}
+
 impl Drop for Machine {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn machine(script: &str) -> Machine {
+        Machine::start(Command::new("sh").args(["-c", script])).unwrap()
+    }
+
+    #[test]
+    fn lines_of_the_program_before_the_guests_do_not_count() {
+        let mut rival = machine("echo 2026 Running Rival v1; sleep 0.2; printf 't'; sleep 9");
+        let at = rival.first_words().unwrap();
+        assert!(at >= Duration::from_millis(200), "{at:?}");
+        assert!(rival.said.starts_with("2026 Running Rival v1\nt"), "{}", rival.said);
+    }
+
+    #[test]
+    fn a_report_is_found_behind_lines_of_the_program() {
+        let line = r#"echo Running; echo transom probe; echo '{"probe":1,"findings":[]}'"#;
+        assert_eq!(machine(line).report().unwrap()["probe"], 1);
+    }
+
+    #[test]
+    fn a_machine_that_ends_early_says_why() {
+        let mut rival = machine("echo Running; echo no such kernel >&2; exit 3");
+        let error = rival.first_words().unwrap_err().to_string();
+        assert_eq!(error, "ended early (exit status: 3): no such kernel");
     }
 }

@@ -9,6 +9,9 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tempfile::TempDir;
 
+/// What the tables call ours.
+pub const OURS: &str = "vmm";
+
 /// MiB of guest memory.
 pub const MEMORY: u64 = 512;
 
@@ -99,7 +102,7 @@ impl Rival {
 type Known = (&'static str, &'static str, &'static str, Make);
 
 const KNOWN: &[Known] = &[
-    ("vmm", "vmm", "", ours),
+    (OURS, "vmm", "", ours),
     ("cloud-hypervisor", "cloud-hypervisor", "", cloud_hypervisor),
     ("firecracker", "firecracker", "", firecracker),
     ("qemu microvm", "qemu-system-x86_64", "qboot", qemu_microvm),
@@ -112,7 +115,8 @@ const KNOWN: &[Known] = &[
 ];
 
 /// The programs that are here, ours first; says which are not. `but` leaves some out. A program is
-/// where its variable says (`TRANSOM_CLOUD_HYPERVISOR`, …), or else in `PATH`.
+/// where its variable says (`TRANSOM_CLOUD_HYPERVISOR`, …), where `benches/peers` has put it, or
+/// else in `PATH`.
 ///
 /// # Errors
 ///
@@ -128,10 +132,12 @@ pub fn rivals(folder: &TempDir, but: &[&str]) -> Result<Vec<Rival>> {
         let found_program = match env::var_os(&variable) {
             Some(path) => Some(PathBuf::from(path)),
             None if *program == "vmm" => Some(build()?),
-            None => in_path(program),
+            None => built(program)?.or_else(|| in_path(program)),
         };
         let Some(program) = found_program else {
-            eprintln!("not compared: {name} is neither in {variable} nor in PATH");
+            eprintln!(
+                "not compared: {name}: set {variable}, build it (benches/peers) or install it"
+            );
             continue;
         };
         let places = Places { program, folder: folder.path().to_owned() };
@@ -143,6 +149,18 @@ pub fn rivals(folder: &TempDir, but: &[&str]) -> Result<Vec<Rival>> {
 fn in_path(program: &str) -> Option<PathBuf> {
     let paths = env::var_os("PATH")?;
     env::split_paths(&paths).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// The program that `benches/peers` has built.
+fn built(program: &str) -> Result<Option<PathBuf>> {
+    let path = target()?.join("peers").join(program);
+    Ok(path.is_file().then_some(path))
+}
+
+/// The target folder: a benchmark is `target/release/deps/BENCH`.
+fn target() -> Result<PathBuf> {
+    let bench = env::current_exe()?;
+    Ok(bench.ancestors().nth(3).context("a benchmark in a target folder")?.to_owned())
 }
 
 fn build() -> Result<PathBuf> {
@@ -168,10 +186,7 @@ pub fn release(packages: &[&str]) -> Result<PathBuf> {
         }
     }
     ensure!(cargo.status().context("cargo")?.success(), "{} cannot be built", packages.join(", "));
-    // target/release/deps/BENCH
-    let bench = env::current_exe()?;
-    let target = bench.ancestors().nth(3).context("a benchmark in a target folder")?;
-    Ok(target.join("release"))
+    Ok(target()?.join("release"))
 }
 
 fn on(yes: bool) -> &'static str {
@@ -212,7 +227,8 @@ fn cloud_hypervisor(places: &Places, words: &str, equipment: &Equipment<'_>) -> 
     Ok(command)
 }
 
-/// Its devices are on PCI where it is told so, and its disks are io_uring's.
+/// Its devices are on PCI where it is told so, and its disks are io_uring's. Its log would come
+/// between the words of the guest.
 fn firecracker(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<Command> {
     let path = places.folder.join("firecracker.json");
     let drive = |(number, disk): (usize, &Disk<'_>)| {
@@ -235,7 +251,7 @@ fn firecracker(places: &Places, words: &str, equipment: &Equipment<'_>) -> Resul
     });
     fs::write(&path, config.to_string()).context("a configuration for firecracker")?;
     let mut command = Command::new(&places.program);
-    command.args(["--no-api", "--config-file"]).arg(path);
+    command.args(["--no-api", "--log-path", "/dev/null", "--config-file"]).arg(path);
     if !equipment.disks.is_empty() || equipment.tap.is_some() {
         command.arg("--enable-pci");
     }
@@ -284,15 +300,23 @@ fn qemu_q35(places: &Places, words: &str, equipment: &Equipment<'_>) -> Result<C
 }
 
 #[cfg(test)]
+impl Rival {
+    /// The rival of this name, started by another program.
+    pub(crate) fn known(name: &str, program: &str, folder: &Path) -> Self {
+        let (name, _, note, make) = *KNOWN.iter().find(|it| it.0 == name).expect("a known rival");
+        let places = Places { program: program.into(), folder: folder.to_owned() };
+        Self { name, note, make, places }
+    }
+}
+
+#[cfg(test)]
 mod test {
     use super::*;
 
     /// All that a program is told, in its arguments and in its file.
     fn told(name: &str, equipment: &Equipment<'_>) -> String {
         let folder = tempfile::tempdir().unwrap();
-        let (name, program, note, make) = *KNOWN.iter().find(|it| it.0 == name).unwrap();
-        let places = Places { program: program.into(), folder: folder.path().to_owned() };
-        let rival = Rival { name, note, make, places };
+        let rival = Rival::known(name, name, folder.path());
         let command = rival.equipped("then=halt", equipment).unwrap();
         let arguments = command.get_args().map(|it| it.to_str().unwrap().to_owned());
         let file = fs::read_to_string(folder.path().join("firecracker.json")).unwrap_or_default();

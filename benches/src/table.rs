@@ -3,12 +3,75 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 
-use crate::rival::Rival;
+use crate::rival::{OURS, Rival};
 
-/// What was measured of one program, in the order of the rounds.
-pub type Samples = Vec<f64>;
+/// Longer reasons of a failure are cut.
+const MAX_REASON: usize = 100;
+
+/// What was measured of one program, in the order of the rounds; or why it could not be.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    values: Vec<f64>,
+    failure: Option<String>,
+}
+
+impl Samples {
+    /// None so far.
+    pub const fn new() -> Self {
+        Self { values: Vec::new(), failure: None }
+    }
+
+    /// Adds the sample of a round.
+    pub fn push(&mut self, sample: f64) {
+        self.values.push(sample);
+    }
+
+    /// All samples, in the order of the rounds.
+    pub fn values(&self) -> &[f64] {
+        &self.values
+    }
+
+    /// Whether the program failed: it is not measured again.
+    pub fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
+    /// Notes why the program failed, in a sentence that fits a row.
+    fn fail(&mut self, error: &Error) {
+        let reason = format!("{error:#}");
+        let reason = reason.lines().next().unwrap_or_default();
+        self.failure = Some(reason.chars().take(MAX_REASON).collect());
+    }
+}
+
+impl From<Vec<f64>> for Samples {
+    fn from(values: Vec<f64>) -> Self {
+        Self { values, failure: None }
+    }
+}
+
+/// What was measured of the program `name`. A rival's failure goes into its rows and is nothing;
+/// the others go on.
+///
+/// # Errors
+///
+/// When it is ours that failed: there is nothing to compare with.
+pub fn measured<'a, T>(
+    name: &str,
+    rows: impl IntoIterator<Item = &'a mut Samples>,
+    result: Result<T>,
+) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if name == OURS => Err(error.context(OURS)),
+        Err(error) => {
+            rows.into_iter().for_each(|samples| samples.fail(&error));
+            Ok(None)
+        }
+    }
+}
 
 /// The middle one, and the ends.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +105,7 @@ impl Spread {
 ///
 /// # Errors
 ///
-/// When a measurement fails.
+/// When a measurement of ours fails.
 pub fn interleave(
     rivals: &[Rival],
     rounds: usize,
@@ -51,9 +114,12 @@ pub fn interleave(
     let mut all = vec![Samples::new(); rivals.len()];
     for round in 0..=rounds {
         for (rival, samples) in rivals.iter().zip(&mut all) {
-            let sample = measure(rival).map_err(|it| it.context(rival.name))?;
+            if samples.has_failed() {
+                continue;
+            }
+            let sample = measured(rival.name, [&mut *samples], measure(rival))?;
             // The first round warms up caches.
-            if round > 0 {
+            if let Some(sample) = sample.filter(|_| round > 0) {
                 samples.push(sample);
             }
         }
@@ -67,9 +133,9 @@ pub fn table(title: &str, unit: &str, rivals: &[Rival], all: &[Samples]) -> Stri
     rows_table(title, unit, &rows, all)
 }
 
-/// The same of rows that have names and notes.
+/// The same of rows that have names and notes. A program that failed has a row with the reason.
 pub fn rows_table(title: &str, unit: &str, rows: &[(&str, &str)], all: &[Samples]) -> String {
-    let rounds = all.first().map_or(0, Vec::len);
+    let rounds = all.first().map_or(0, |samples| samples.values.len());
     let mut text = format!("{title} ({unit}, {rounds} rounds in turn)\n");
     let mut line = |name: &str, cells: [String; 5], note: &str| {
         write!(text, "  {name:<18}").expect("a string takes all");
@@ -77,9 +143,17 @@ pub fn rows_table(title: &str, unit: &str, rows: &[(&str, &str)], all: &[Samples
         writeln!(text, "  {note}").expect("a string takes all");
     };
     line("", ["median", "min", "p90", "max", "x ours"].map(str::to_owned), "");
-    let ours = all.first().map_or(1.0, |samples| Spread::of(samples).median);
-    for ((name, note), samples) in rows.iter().zip(all).filter(|(_, samples)| !samples.is_empty()) {
-        let it = Spread::of(samples);
+    let ours = all.first().filter(|samples| !samples.values.is_empty());
+    let ours = ours.map_or(1.0, |samples| Spread::of(&samples.values).median);
+    for ((name, note), samples) in rows.iter().zip(all) {
+        if let Some(reason) = &samples.failure {
+            line(name, [const { String::new() }; 5], &format!("failed: {reason}"));
+            continue;
+        }
+        if samples.values.is_empty() {
+            continue;
+        }
+        let it = Spread::of(&samples.values);
         let cells = [it.median, it.least, it.ninth, it.most, it.median / ours];
         // Of nothing there is no multiple.
         let text =
@@ -96,11 +170,41 @@ pub fn print(text: &str) {
 
 #[cfg(test)]
 mod test {
+    use anyhow::bail;
+
     use super::*;
 
     #[test]
     fn a_spread_is_of_sorted_samples() {
         let it = Spread::of(&[5.0, 1.0, 3.0, 2.0, 4.0]);
         assert_eq!([it.median, it.least, it.ninth, it.most], [3.0, 1.0, 4.0, 5.0]);
+    }
+
+    #[test]
+    fn a_rival_that_fails_is_a_row_and_the_others_go_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["vmm", "firecracker", "qemu microvm"];
+        let rivals = names.map(|name| Rival::known(name, "true", folder.path()));
+        let mut asked = 0;
+        let samples = interleave(&rivals, 3, |rival| {
+            if rival.name == "firecracker" {
+                asked += 1;
+                bail!("no such device\nand more");
+            }
+            Ok(2.0)
+        });
+        let text = table("start", "ms", &rivals, &samples.unwrap());
+        assert_eq!(asked, 1, "it is not measured again");
+        let row = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name));
+        assert!(row("firecracker").unwrap().ends_with("failed: no such device"), "{text}");
+        assert!(row("qemu microvm").unwrap().contains("2.00"), "{text}");
+    }
+
+    #[test]
+    fn our_own_failure_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let rivals = [Rival::known("vmm", "true", folder.path())];
+        let error = interleave(&rivals, 3, |_| bail!("no kernel")).unwrap_err();
+        assert_eq!(format!("{error:#}"), "vmm: no kernel");
     }
 }

@@ -28,6 +28,7 @@ use tokio::time::timeout;
 
 use self::guest::Guest;
 use self::line::Hearing;
+use crate::log::Few;
 use crate::story::Story;
 
 /// The port's name, by which the agent in the guest finds it.
@@ -46,6 +47,8 @@ const SHORT: usize = 1 << 20;
 const LONG: usize = 48 << 20;
 /// What is read at once.
 const PIECE: usize = 16 << 10;
+/// So often a minute it is logged that it comes or goes.
+const LINES: u32 = 10;
 /// Between two looks whether an agent is there, while it is not, and while it is.
 const AWAY: Duration = Duration::from_secs(2);
 const HERE: Duration = Duration::from_secs(10);
@@ -155,13 +158,16 @@ impl Agent {
     pub async fn keep(self: Arc<Self>, story: Arc<Story>) {
         // What was told: others may find out first.
         let (mut was, mut changes) = (false, self.answers.subscribe());
+        let mut lines = Few::new(LINES);
         loop {
             let is = self.turn().await.is_ok();
-            if is && !was {
+            // An agent may come and go as it likes.
+            let news = is != was && lines.take(Instant::now());
+            if news && is {
                 let system = self.guest().await.system;
                 let system = system.map_or(String::new(), |name| format!(": it is {name}"));
                 story.tell(&format!("the guest's agent answers{system}"));
-            } else if was && !is {
+            } else if news {
                 story.tell("the guest's agent answers no more");
             }
             was = is;

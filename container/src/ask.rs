@@ -2,7 +2,8 @@
 
 pub mod exec;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::mem::forget;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -22,14 +23,14 @@ use crate::status::{Failure, Status};
 use crate::story::Line;
 use crate::web::Health;
 
-/// How long `shutdown --wait` waits between two looks.
-const LOOK: Duration = Duration::from_millis(200);
-
 /// An answer comes within: the longest wait of the pod's own, and some.
 const ANSWER: Duration = Duration::from_secs(120);
 const LEAST: Duration = Duration::from_millis(1);
 /// And is no longer.
 const LONGEST: u64 = 64 << 20;
+/// Also what a pod has not opened yet that could not start, and shows why.
+const NO_POD: &str = "no pod runs here: `transom pod` has not been started, or could not start, \
+                      which the container's log explains";
 /// What is before an answer, and after it.
 const YES: &[u8] = b"{\"ok\":";
 const END: &[u8] = b"}\n";
@@ -45,9 +46,8 @@ struct No {
 
 impl Pod {
     fn find() -> anyhow::Result<Self> {
-        let none = "no pod runs here: `transom pod` has not been started";
-        let room = Room::find().context(none)?;
-        let stream = UnixStream::connect(room.pod()).context(none)?;
+        let room = Room::find().context(NO_POD)?;
+        let stream = UnixStream::connect(room.pod()).context(NO_POD)?;
         stream.set_read_timeout(Some(ANSWER))?;
         stream.set_write_timeout(Some(ANSWER))?;
         Ok(Self(BufReader::new(stream)))
@@ -98,16 +98,30 @@ pub fn status() -> anyhow::Result<String> {
 ///
 /// When it cannot be asked, or is not off in time.
 pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
-    Pod::find()?.ask(&Question::Shutdown)?;
+    let mut pod = Pod::find()?;
+    pod.ask(&Question::Shutdown { wait: wait.is_some() })?;
     let Some(wait) = wait else { return Ok(()) };
     let start = Instant::now();
-    while start.elapsed() < wait {
-        if machine().is_err() {
+    loop {
+        let left = wait.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            bail!("the guest is not off after {} s", wait.as_secs());
+        }
+        pod.within(Some(left))?;
+        let answer = pod.ask(&Question::Off);
+        let off = match answer {
+            Ok(answer) => answer == b"true",
+            Err(refused) if refused.is::<Failure>() => return Err(refused),
+            // A pod that is gone has no machine; one that is late may have one.
+            Err(_) => start.elapsed() < wait,
+        };
+        if off {
+            // The pod ends, and all in its container with it, once we have left: that is when the
+            // kernel closes this, which is after our status is known.
+            forget(pod);
             return Ok(());
         }
-        std::thread::sleep(LOOK);
     }
-    bail!("the guest is not off after {} s", wait.as_secs())
 }
 
 /// A connection to the machine of the pod.
@@ -187,14 +201,48 @@ pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
     Err(doctor.exec()).with_context(|| program.display().to_string())
 }
 
-/// The password of the screen.
+/// The password of the screen, and in a second line that of VNC viewers, if the pod listens for
+/// them.
 ///
 /// # Errors
 ///
-/// When the screen asks for none.
+/// Why there is none.
 pub fn password() -> anyhow::Result<String> {
-    let file = Room::find().map(|room| room.password());
-    let text = file.as_ref().and_then(|path: &PathBuf| std::fs::read_to_string(path).ok());
-    let text = text.context("no pod runs here, or its screen asks for no password")?;
-    Ok(format!("{text}\n"))
+    password_of(Room::find().as_ref())
+}
+
+fn password_of(room: Option<&Room>) -> anyhow::Result<String> {
+    let room = room.context(NO_POD)?;
+    let read = |path: PathBuf| match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        text => text.map(Some).with_context(|| path.display().to_string()),
+    };
+    let Some(text) = read(room.password())? else {
+        match read(room.open())? {
+            Some(why) => bail!("the screen asks for no password: {why}"),
+            None => bail!("the pod has not come so far: ask it again in a second"),
+        }
+    };
+    let vnc = read(room.vnc_password())?.map(|vnc| format!("VNC: {vnc}\n"));
+    Ok(format!("{text}\n{}", vnc.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn who_asks_for_a_password_is_told_why_there_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let room = Room::within(folder.path());
+        let no = |room| password_of(room).unwrap_err().to_string();
+        assert!(no(None).starts_with("no pod runs here"));
+        assert!(no(Some(&room)).starts_with("the pod has not come so far"));
+        room.keep(room.open(), "PROTECT=N lets everybody in").unwrap();
+        assert!(no(Some(&room)).contains("no password: PROTECT=N"));
+        room.keep(room.password(), "hush").unwrap();
+        assert_eq!(password_of(Some(&room)).unwrap(), "hush\n");
+        room.keep(room.vnc_password(), "other").unwrap();
+        assert_eq!(password_of(Some(&room)).unwrap(), "hush\nVNC: other\n");
+    }
 }

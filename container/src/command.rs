@@ -10,8 +10,8 @@ use serde_json::json;
 
 use crate::ask::exec;
 use crate::plan::Plan;
-use crate::settings::Settings;
 use crate::settings::environment::{self, Environment};
+use crate::settings::{Settings, near};
 use crate::status::{Failure, Status};
 use crate::{ask, help, plan, pod};
 
@@ -91,7 +91,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "password",
         usage: "",
-        help: "Prints the password of the screen.",
+        help: "Prints the password of the screen, and in a second line that of VNC viewers, if the \
+               pod listens for them; else says why there is none.",
         run: show_password,
     },
     Verb {
@@ -122,7 +123,12 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
         name => name.to_owned(),
     };
     let Some(verb) = VERBS.iter().find(|verb| verb.name == name) else {
-        return Err(usage(format!("there is no command {name}: `transom help` lists them")));
+        let known: Vec<_> = VERBS.iter().map(|verb| verb.name).collect();
+        let out = match near::nearest(&name, &known) {
+            Some(near) => format!("did you mean {near}?"),
+            None => "`transom help` lists them".to_owned(),
+        };
+        return Err(usage(format!("there is no command {name}: {out}")));
     };
     // What follows a program is for that.
     let own = if verb.name == "exec" { words.len().min(1) } else { words.len() };
@@ -268,9 +274,10 @@ fn show_plan(words: &[String]) -> anyhow::Result<u8> {
     };
     let environment: Environment = std::env::vars_os().collect();
     let plan = Plan::make(&environment, Path::new("/"));
-    print(&if json { plan::json(&plan) } else { plan::text(&plan) })?;
+    let kvm = Path::new("/dev/kvm");
+    print(&if json { plan::json(&plan, kvm) } else { plan::text(&plan) })?;
     match plan {
-        Ok(plan) => plan.missing().map_or(Ok(0), Err),
+        Ok(plan) => plan.missing().or_else(|| plan.unfit(kvm)).map_or(Ok(0), Err),
         Err(error) => Err(error),
     }
 }

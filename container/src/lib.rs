@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod ask;
 pub mod command;
+pub mod descriptors;
 pub mod disks;
 pub mod files;
 pub mod firmware;

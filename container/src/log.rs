@@ -3,20 +3,27 @@
 //! A reader that stalls would stop whoever says something, signals included, so that a thread of
 //! its own writes what others leave. What finds no room is left out, and how much that was is said
 //! where it is missing.
+//!
+//! Whatever others make us say is bounded, as a last resort even here: each level has a
+//! [`Bucket`], which none of our own messages empties.
+
+pub mod bucket;
 
 use std::io::{self, Write};
 use std::mem;
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use serde_json::json;
+use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 
+use self::bucket::{Bucket, PROGRAM};
 use crate::jail;
 
 /// Bytes that wait for a reader.
@@ -37,10 +44,14 @@ struct Shared {
     changed: Condvar,
 }
 
+/// The log of this process.
+static OWN: OnceLock<Log> = OnceLock::new();
+
 /// What was left to be written.
-#[derive(Default)]
 struct Left {
     bytes: Vec<u8>,
+    /// Lines that may come, by their level: the first is the gravest.
+    buckets: [Bucket; 5],
     /// Lines that found no room after these bytes.
     lost: u64,
     /// There is a thread that writes.
@@ -49,11 +60,29 @@ struct Left {
     busy: bool,
 }
 
+/// The place of a level among the buckets.
+fn place(level: Level) -> usize {
+    match level {
+        Level::ERROR => 0,
+        Level::WARN => 1,
+        Level::INFO => 2,
+        Level::DEBUG => 3,
+        Level::TRACE => 4,
+    }
+}
+
 impl Log {
     /// To be written there, in lines of text or of JSON. The first line starts the thread.
     pub fn new(out: BorrowedFd<'static>, json: bool) -> Self {
-        let (left, changed) = Default::default();
+        let buckets = [(); 5].map(|()| Bucket::new(PROGRAM));
+        let left = Left { bytes: Vec::new(), buckets, lost: 0, served: false, busy: false };
+        let (left, changed) = (Mutex::new(left), Condvar::new());
         Self(Arc::new(Shared { out, json, left, changed }))
+    }
+
+    /// From now on this is the log of this process.
+    pub fn own(&self) {
+        OWN.get_or_init(|| self.clone());
     }
 
     /// Waits until all is written; if nobody reads, not for long.
@@ -62,14 +91,32 @@ impl Log {
     }
 
     fn end_within(&self, time: Duration) {
+        self.tell_missing();
         let Shared { changed, .. } = &*self.0;
         let waits = |left: &mut Left| left.busy || !left.bytes.is_empty();
         // What was not written by now is not wanted.
         drop(changed.wait_timeout_while(self.0.left(), time, waits));
     }
 
-    fn leave(&self, line: &[u8]) {
+    /// Says of each level how many lines were left out and not told of yet.
+    fn tell_missing(&self) {
         let mut left = self.0.left();
+        if !left.served {
+            return;
+        }
+        for level in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
+            let count = left.buckets[place(level)].missing();
+            self.0.left_out(&mut left, count, level);
+        }
+        self.0.changed.notify_all();
+    }
+
+    fn leave(&self, level: Level, line: &[u8]) {
+        let mut left = self.0.left();
+        let Some(before) = left.buckets[place(level)].take(line.len(), Instant::now()) else {
+            return;
+        };
+        self.0.left_out(&mut left, before, level);
         if !left.served {
             let shared = self.0.clone();
             let body = move || shared.serve();
@@ -91,6 +138,14 @@ impl Shared {
     fn left(&self) -> MutexGuard<'_, Left> {
         // What a thread that panicked left is lines, and whole ones.
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says how many lines of a level were left out, if there were some.
+    fn left_out(&self, left: &mut Left, count: u64, level: Level) {
+        if count > 0 {
+            let missing = self.line(&format!("{count} lines of {level} are left out here"));
+            left.bytes.extend(missing.as_bytes());
+        }
     }
 
     /// Writes whatever is left, for ever.
@@ -115,8 +170,11 @@ impl Shared {
 
     /// A line in the place of so many.
     fn missing(&self, lost: u64) -> String {
-        let text = format!("{lost} lines of the log are missing here: nobody read it");
-        if self.json { object("WARN", &text) } else { format!(" WARN {text}\n") }
+        self.line(&format!("{lost} lines of the log are missing here: nobody read it"))
+    }
+
+    fn line(&self, text: &str) -> String {
+        if self.json { object("WARN", text) } else { format!(" WARN {text}\n") }
     }
 }
 
@@ -140,10 +198,13 @@ fn write(out: BorrowedFd<'_>, mut bytes: &[u8]) {
     }
 }
 
+/// Writes lines of one level.
+pub struct Leveled<'a>(&'a Log, Level);
+
 /// A line comes as a whole.
-impl Write for &Log {
+impl Write for Leveled<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.leave(line);
+        self.0.leave(self.1, line);
         Ok(line.len())
     }
 
@@ -153,10 +214,14 @@ impl Write for &Log {
 }
 
 impl<'a> MakeWriter<'a> for Log {
-    type Writer = &'a Self;
+    type Writer = Leveled<'a>;
 
-    fn make_writer(&'a self) -> &'a Self {
-        self
+    fn make_writer(&'a self) -> Leveled<'a> {
+        Leveled(self, Level::INFO)
+    }
+
+    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Leveled<'a> {
+        Leveled(self, *about.level())
     }
 }
 
@@ -170,7 +235,7 @@ pub struct Few {
 
 impl Few {
     /// None were said yet.
-    pub fn new(most: u32) -> Self {
+    pub const fn new(most: u32) -> Self {
         Self { most, left: most, since: None }
     }
 
@@ -185,9 +250,13 @@ impl Few {
     }
 }
 
-/// Says why the program ends, on standard error, in text or an object of JSON; if nobody reads
-/// there, not for long.
-pub fn last_word(sentence: &str, json: bool) {
+/// Says why the program ends, on standard error, in text or an object of JSON, after all that was
+/// logged; if nobody reads there, not for long.
+pub fn last_word(sentence: &str) {
+    let json = OWN.get().is_some_and(|log| {
+        log.end();
+        log.0.json
+    });
     let line = if json { object("ERROR", sentence) } else { format!("transom: {sentence}\n") };
     let say = |line: &str| {
         // It may be closed, and then nobody wants to know.
@@ -212,6 +281,8 @@ mod test {
 
     use super::*;
 
+    const LEVELS: [Level; 4] = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG];
+
     /// A log, and its reader.
     fn log(json: bool) -> (Log, BufReader<io::PipeReader>) {
         let (reader, writer) = io::pipe().unwrap();
@@ -231,7 +302,7 @@ mod test {
         let pad = "x".repeat(1000);
         let all = 4 * MOST / pad.len();
         for number in 0..all {
-            log.leave(format!("{number} {pad}\n").as_bytes());
+            log.leave(LEVELS[number % 4], format!("{number} {pad}\n").as_bytes());
         }
         let (mut next, mut gaps) = (0, 0);
         // There are two gaps where the thread that writes came late.
@@ -248,9 +319,45 @@ mod test {
         }
         assert!(next == all && (1..=2).contains(&gaps), "{gaps} gaps, {next} lines");
         // And it goes on.
-        log.leave(b"more\n");
+        log.leave(Level::INFO, b"more\n");
         assert_eq!(line(&mut reader), "more");
         log.end();
+    }
+
+    #[test]
+    fn a_flood_of_one_level_leaves_the_others_their_room() {
+        let (log, reader) = log(false);
+        let read = std::thread::spawn(move || {
+            let lines = reader.lines().map(Result::unwrap);
+            lines.take_while(|line| line != "end").map(|line| line.len()).sum::<usize>()
+        });
+        let line = [b"x".repeat(99), b"\n".to_vec()].concat();
+        for number in 0..500_000 {
+            log.leave(Level::TRACE, &line);
+            if number % 10_000 == 0 {
+                // The reader keeps up.
+                log.end_within(MINUTE);
+            }
+        }
+        log.leave(Level::INFO, b"end\n");
+        log.end_within(MINUTE);
+        let bytes = read.join().unwrap();
+        assert!((1 << 20..6 << 20).contains(&bytes), "{bytes} bytes of 50 MB");
+    }
+
+    #[test]
+    fn the_end_of_a_flood_is_told_of() {
+        let (log, reader) = log(false);
+        let read = std::thread::spawn(move || {
+            let told = reader.lines().map(Result::unwrap).find(|it| it.contains("left out"));
+            told.unwrap_or_default()
+        });
+        let line = [b"x".repeat(99), b"\n".to_vec()].concat();
+        (0..50_000).for_each(|_| log.leave(Level::TRACE, &line));
+        // Nothing more comes of this level.
+        log.end_within(MINUTE);
+        let told = read.join().unwrap();
+        assert!(told.contains("lines of TRACE are left out here"), "{told}");
     }
 
     #[test]
@@ -269,7 +376,7 @@ mod test {
         let count = 5000;
         let read = std::thread::spawn(move || reader.lines().take(count).count());
         for number in 0..count {
-            log.leave(format!("{number}\n").as_bytes());
+            log.leave(Level::INFO, format!("{number}\n").as_bytes());
         }
         log.end_within(MINUTE);
         assert!(log.0.left().bytes.is_empty() && !log.0.left().busy);

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use container::command;
 use container::log::{Log, last_word};
 use container::settings::value::{strip, switch};
-use container::status::Failure;
+use container::status::{self, Failure};
 use container::story::ear::Ear;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::layer;
@@ -17,12 +17,13 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 fn main() -> ExitCode {
     let json = said("LOG_FORMAT").eq_ignore_ascii_case("json");
     let log = log_to_stdout(json);
+    log.own();
     let obeyed = command::obey(std::env::args_os().skip(1).collect());
     log.end();
     match obeyed {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            last_word(&format!("{error:#}"), json);
+            status::sentences(&error).iter().for_each(|sentence| last_word(sentence));
             ExitCode::from(Failure::status(&error).code())
         }
     }

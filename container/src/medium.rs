@@ -1,13 +1,38 @@
-//! Install media, as far as the start of a CD tells who made it (ISO 9660, ECMA-119).
+//! Install media, as far as the start of a CD tells whether it is one and who made it (ISO 9660,
+//! ECMA-119; UDF, ECMA-167).
+//!
+//! Threats: a file on the volume may be anything, and what it says of itself is not believed but
+//! compared with its length. Only its start is read.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use crate::files;
+use crate::settings::value::{MIB, Size, Value as _};
+use crate::status::{Failure, Status};
 
+const SECTOR_BYTES: usize = 2048;
+const SECTOR: u64 = SECTOR_BYTES as u64;
 /// The first volume descriptor, which is the primary one (ECMA-119 6.7.1, 8.4).
-const PRIMARY: u64 = 16 * 2048;
+const PRIMARY: u64 = 16 * SECTOR;
+/// Where its name is in a descriptor, of ISO 9660 and of UDF (ECMA-167 2/9.1).
+const NAMES: [&[u8]; 4] = [b"CD001", b"BEA01", b"NSR02", b"NSR03"];
+/// Descriptors that are looked at: a CD with both file systems has UDF's after the others.
+const DESCRIPTORS: u64 = 16;
+/// The number of sectors, in a primary volume descriptor (ECMA-119 8.4.8).
+const SECTORS: usize = 80;
+/// UDF's anchor (ECMA-167 3/10.2), and where it names the sequence of descriptors.
+const ANCHOR: u64 = 256;
+const SEQUENCE: usize = 20;
+/// Descriptors of the sequence that are looked at.
+const PARTS: u64 = 32;
+/// Tags of an anchor and of a partition (ECMA-167 3/7.2.1), and where that says where it is.
+const TAGS: [u16; 2] = [2, 5];
+const PARTITION: usize = 188;
+/// Programs that copy CDs leave out some of what fills it up at the end.
+const PADDING: u64 = MIB;
 /// As far as the names of those who made it go.
 const LENGTH: usize = 702;
 /// How it begins: its type, what it is, its version.
@@ -16,6 +41,117 @@ const MAGIC: &[u8] = b"\x01CD001\x01";
 const MAKERS: [usize; 2] = [318, 446];
 /// And that of the program.
 const PROGRAM: usize = 574;
+
+/// Looks whether it is an ISO image, and all of it is there, as far as that can be seen.
+///
+/// # Errors
+///
+/// When it is something else, or cannot be read.
+pub fn check(path: &Path) -> anyhow::Result<()> {
+    let fail = |why: &str| {
+        let sentence = format!("{} is not an ISO image: {why}", path.display());
+        Failure::new(Status::Iso, sentence)
+    };
+    let file = files::open(path, File::options().read(true));
+    let file = file.map_err(|error| {
+        Failure::new(Status::Iso, format!("{}: {error}: give an ISO image", path.display()))
+    })?;
+    // Of a device it says nothing.
+    let told = file.metadata()?;
+    let length = if told.is_file() { told.len() } else { u64::MAX };
+    match kind(&file, length).map_err(|error| fail(&error.to_string()))? {
+        None => Err(fail(&strange(&file, length)?)),
+        Some(whole) if whole > length.saturating_add(PADDING) => {
+            let [length, whole] = [length, whole].map(|bytes| Size(bytes >> 10 << 10).show());
+            let why = format!(
+                "{} is cut off: {length} of {whole} are there: download it again",
+                path.display()
+            );
+            Err(Failure::new(Status::Iso, why))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// How many bytes a CD says that it has; nothing if it is none.
+fn kind(file: &File, length: u64) -> io::Result<Option<u64>> {
+    let mut whole = None;
+    for number in 0..DESCRIPTORS {
+        let Some(bytes) = sector(file, PRIMARY / SECTOR + number)? else { break };
+        if NAMES.iter().any(|name| bytes[1..].starts_with(name)) {
+            let sectors = if bytes.starts_with(MAGIC) { u32_at(&bytes, SECTORS) } else { 0 };
+            whole = Some(whole.unwrap_or(0).max(u64::from(sectors) * SECTOR));
+        }
+    }
+    match whole {
+        Some(whole) if length > ANCHOR * SECTOR => Ok(Some(whole.max(udf(file)?))),
+        whole => Ok(whole),
+    }
+}
+
+/// Where the last partition of UDF ends; 0 without UDF.
+fn udf(file: &File) -> io::Result<u64> {
+    let tag = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
+    let Some(anchor) = sector(file, ANCHOR)?.filter(|it| tag(it) == TAGS[0]) else { return Ok(0) };
+    let first = u64::from(u32_at(&anchor, SEQUENCE));
+    let mut end = 0;
+    for number in first..first + PARTS {
+        let Some(part) = sector(file, number)?.filter(|it| tag(it) != 0) else { break };
+        if tag(&part) == TAGS[1] {
+            let [start, count] = [PARTITION, PARTITION + 4].map(|at| u64::from(u32_at(&part, at)));
+            end = end.max((start + count) * SECTOR);
+        }
+    }
+    Ok(end)
+}
+
+/// A sector, if the file has all of it.
+fn sector(file: &File, number: u64) -> io::Result<Option<[u8; SECTOR_BYTES]>> {
+    let mut bytes = [0; SECTOR_BYTES];
+    match file.read_exact_at(&mut bytes, number * SECTOR) {
+        Ok(()) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut number = [0; 4];
+    number.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(number)
+}
+
+/// How files begin that people take for an ISO image: in small letters, and what to do.
+const OTHERS: [(&[u8], &str); 8] = [
+    (b"<", "it is a web page: download the image itself"),
+    (b"{", "it is an answer of a web server: download the image itself"),
+    (b"pk\x03\x04", "it is a ZIP archive: unpack it"),
+    (b"7z\xbc\xaf", "it is a 7z archive: unpack it"),
+    (b"rar!", "it is a RAR archive: unpack it"),
+    (b"\x1f\x8b", "it is compressed with gzip: unpack it"),
+    (b"mswim", "it is a WIM or ESD image: make an ISO image of it"),
+    (b"qfi\xfb", "it is a disk in the format qcow2: put it onto the volume as data.qcow2"),
+];
+
+/// What a file is that is no ISO image.
+fn strange(file: &File, length: u64) -> io::Result<String> {
+    let again = "download it again";
+    let mut start = [0; 64];
+    let count = file.read_at(&mut start, 0)?;
+    if count == 0 {
+        return Ok(format!("it is empty: {again}"));
+    }
+    // A page may begin with a mark of its coding, and empty lines.
+    let start = start[..count].to_ascii_lowercase();
+    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&start).trim_ascii_start();
+    if let Some((_, what)) = OTHERS.iter().find(|(begins, _)| start.starts_with(begins)) {
+        return Ok((*what).to_owned());
+    }
+    if length <= PRIMARY + SECTOR {
+        return Ok(format!("it has {length} bytes alone: {again}"));
+    }
+    Ok(format!("nothing in it says CD001 or BEA01: {again}"))
+}
 
 /// Whether it is one of Microsoft's, or made with their program: such a CD asks for a key before it
 /// starts. What cannot be read is none.
@@ -43,11 +179,107 @@ pub fn of_microsoft() -> Vec<u8> {
     bytes
 }
 
+/// A CD of nobody's.
+#[cfg(test)]
+pub fn of_nobody() -> Vec<u8> {
+    let mut bytes = of_microsoft();
+    let at = usize::try_from(PRIMARY).unwrap();
+    bytes[at + MAKERS[0]..][..21].fill(b' ');
+    bytes
+}
+
 #[cfg(test)]
 mod test {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn what_is_no_iso_is_told_with_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.iso");
+        let of = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            check(&path).map_err(|error| {
+                assert_eq!(Failure::status(&error), Status::Iso);
+                error.to_string()
+            })
+        };
+        for (bytes, words) in [
+            (&b""[..], "it is empty: download it again"),
+            (b"\n\n<!DOCTYPE html><html>", "it is a web page"),
+            (b"{\"error\": 404}", "an answer of a web server"),
+            (b"PK\x03\x04xyz", "unpack it"),
+            (b"QFI\xfb\0\0\0\x03", "data.qcow2"),
+            (b"GRUB", "4 bytes alone: download it again"),
+            (&[0; 1 << 20], "nothing in it says CD001"),
+        ] {
+            let said = of(bytes).unwrap_err();
+            assert!(
+                said.contains("/a.iso is not an ISO image: ") && said.contains(words),
+                "{said}"
+            );
+        }
+        assert_eq!(of(&of_nobody()), Ok(()));
+        assert_eq!(of(&of_microsoft()), Ok(()));
+        assert!(check(folder.path()).is_err() && check(&folder.path().join("gone")).is_err());
+    }
+
+    #[test]
+    fn a_download_that_broke_off_is_no_medium() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.iso");
+        let of = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            check(&path).map_err(|error| error.to_string())
+        };
+        let at = usize::try_from(PRIMARY).unwrap();
+        let mut cd = of_nobody();
+        cd[at + SECTORS..][..4].copy_from_slice(&4096_u32.to_le_bytes());
+        cd.resize(2 << 20, 0);
+        let said = of(&cd).unwrap_err();
+        assert!(said.contains("cut off: 2M of 8M are there: download it again"), "{said}");
+        cd.resize(8 << 20, 0);
+        assert_eq!(of(&cd), Ok(()));
+        // Without what fills it up.
+        cd.resize((8 << 20) - 300_000, 0);
+        assert_eq!(of(&cd), Ok(()));
+
+        // One of UDF alone, whose sequence is in sector 32.
+        let mut cd = vec![0; 1 << 20];
+        for (number, name) in (16..).zip(["BEA01", "NSR02", "TEA01"]) {
+            cd[number * 2048 + 1..][..5].copy_from_slice(name.as_bytes());
+        }
+        let mut put = |number: usize, place: usize, bytes: &[u8]| {
+            cd[number * 2048 + place..][..bytes.len()].copy_from_slice(bytes);
+        };
+        put(256, 0, &2_u16.to_le_bytes());
+        put(256, SEQUENCE, &32_u32.to_le_bytes());
+        put(32, 0, &1_u16.to_le_bytes());
+        put(33, 0, &5_u16.to_le_bytes());
+        put(33, PARTITION, &257_u32.to_le_bytes());
+        put(33, PARTITION + 4, &2048_u32.to_le_bytes());
+        let said = of(&cd).unwrap_err();
+        assert!(said.contains("is cut off: 1M of "), "{said}");
+        cd.resize((257 + 2048) * 2048, 0);
+        assert_eq!(of(&cd), Ok(()));
+    }
+
+    #[test]
+    fn whatever_a_medium_says_it_is_read_in_bounds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.iso");
+        let mut cd = of_nobody();
+        cd.resize(2 << 20, 0xff);
+        let at = usize::try_from(ANCHOR * SECTOR).unwrap();
+        cd[at..][..2].copy_from_slice(&2_u16.to_le_bytes());
+        fs::write(&path, &cd).unwrap();
+        check(&path).unwrap();
+        let at = usize::try_from(PRIMARY).unwrap();
+        cd[at + SECTORS..][..4].fill(0xff);
+        fs::write(&path, &cd).unwrap();
+        assert!(check(&path).unwrap_err().to_string().contains("is cut off"));
+    }
 
     #[test]
     fn a_cd_says_who_made_it() {

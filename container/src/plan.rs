@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use crate::disks::{self, Disk, Found, below};
 use crate::firmware;
-use crate::pod::machine;
+use crate::medium;
+use crate::pod::{kvm, machine};
 use crate::settings::Settings;
 use crate::settings::environment::{self, Environment, Said};
 use crate::settings::host::Host;
@@ -18,7 +19,7 @@ use crate::settings::list;
 use crate::settings::settle::{Sizes, settle};
 use crate::settings::value::{self, MIB, Size, Value as _};
 use crate::settings::version::Version;
-use crate::status::{Failure, Status};
+use crate::status::{self, Failure, Status};
 
 /// What the pod would do.
 #[derive(Debug)]
@@ -67,8 +68,16 @@ impl Plan {
             let found = disks::find(number, &said.settings, root)?.filter(|found| found.own);
             *room = room.map(|room| room + found.map_or(0, |found| found.disk.taken()));
         }
-        let (sizes, notes) = settle(&said, &host)?;
-        let source = source(&said.settings, root, disk)?;
+        let settled = settle(&said, &host);
+        let source = source(&said.settings, root, disk);
+        let ((sizes, notes), source) = match (settled, source) {
+            (Ok(settled), Ok(source)) => (settled, source),
+            (settled, source) => {
+                let mistakes = settled.err().into_iter().chain(source.err());
+                return Err(status::all(mistakes.collect()).expect_err("one of them is none"));
+            }
+        };
+        check_media(&source, root, &volume)?;
         firmware::suit(&mut said, &source);
         let mut warnings = said.warnings.clone();
         warnings.extend(notes);
@@ -76,6 +85,34 @@ impl Plan {
         let plan = Self { said, sizes, source, warnings };
         machine::check(&plan)?;
         Ok(plan)
+    }
+
+    /// What people call what runs: APP, but for the probe if that is not said.
+    pub fn name(&self) -> String {
+        match self.source {
+            Source::Probe if !self.said.names.contains("APP") => "the probe".to_owned(),
+            _ => self.said.settings.pod.app.0.clone(),
+        }
+    }
+
+    /// The words for what it runs.
+    pub fn runs(&self) -> String {
+        match &self.source {
+            Source::Probe => "the probe".into(),
+            Source::Disk(path) => {
+                // What was installed before goes on, and nothing tells which version that is.
+                let said = self.said.names.contains("VERSION");
+                let whatever = if said { ", whatever VERSION says" } else { "" };
+                format!("the disk {}{whatever}", path.show())
+            }
+            Source::Medium(path) => format!("the medium {}", path.show()),
+            Source::Download(version) => format!("{}, after a download", version.name()),
+        }
+    }
+
+    /// Why this host cannot run it, as far as its KVM is there to look at.
+    pub fn unfit(&self, device: &Path) -> Option<anyhow::Error> {
+        device.exists().then(|| kvm::check(device, &self.source).err()).flatten()
     }
 
     /// What is missing to do it, if something is.
@@ -91,6 +128,17 @@ impl Plan {
             ),
         ))
     }
+}
+
+/// Whether the CDs of a machine are ISO images, before anything is made for it.
+fn check_media(source: &Source, root: &Path, volume: &Path) -> anyhow::Result<()> {
+    if *source == Source::Probe {
+        return Ok(());
+    }
+    let first = if let Source::Medium(medium) = source { Some(medium.clone()) } else { None };
+    let further = machine::further_media(root, volume).into_iter();
+    let all = first.into_iter().chain(machine::rescue(root, volume)).chain(further);
+    status::all(all.filter_map(|medium| medium::check(&medium).err()).collect())
 }
 
 /// What there is to run: the probe, the disk that has Windows, a medium, or nothing yet.
@@ -168,16 +216,6 @@ fn changed(said: &Said) -> Vec<(&'static str, String)> {
     changed
 }
 
-/// The words for a source.
-fn runs(source: &Source) -> String {
-    match source {
-        Source::Probe => "the probe".into(),
-        Source::Disk(path) => format!("the disk {}", path.show()),
-        Source::Medium(path) => format!("the medium {}", path.show()),
-        Source::Download(version) => format!("{}, after a download", version.name()),
-    }
-}
-
 /// The plan for people; an error is told elsewhere.
 pub fn text(plan: &anyhow::Result<Plan>) -> String {
     let Ok(plan) = plan else { return String::new() };
@@ -194,15 +232,15 @@ pub fn text(plan: &anyhow::Result<Plan>) -> String {
     let (memory, disk) = (of(memory), if disk == 0 { "no".into() } else { of(disk) });
     writeln!(text, "machine: {processors}, {memory} of memory, {disk} disk")
         .expect("a string takes all");
-    writeln!(text, "runs: {}", runs(&plan.source)).expect("a string takes all");
+    writeln!(text, "runs: {}", plan.runs()).expect("a string takes all");
     for warning in &plan.warnings {
         writeln!(text, "warning: {warning}").expect("a string takes all");
     }
     text
 }
 
-/// The plan for programs, or the error.
-pub fn json(plan: &anyhow::Result<Plan>) -> String {
+/// The plan for programs, or the error; with what this KVM lacks for it.
+pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
     let value = match plan {
         Ok(plan) => {
             let changed = changed(&plan.said).into_iter();
@@ -214,20 +252,22 @@ pub fn json(plan: &anyhow::Result<Plan>) -> String {
                 Source::Medium(_) => "medium",
                 Source::Download(_) => "download",
             };
-            let missing = plan.missing().map(|error| format!("{error:#}"));
+            let missing =
+                plan.missing().or_else(|| plan.unfit(kvm)).map(|error| format!("{error:#}"));
             json!({
                 "settings": settings,
                 "processors": plan.sizes.processors,
                 "memory": plan.sizes.memory,
                 "disk": plan.sizes.disk,
                 "more_disks": plan.sizes.more,
-                "source": { "kind": kind, "is": runs(&plan.source) },
+                "source": { "kind": kind, "is": plan.runs() },
                 "warnings": plan.warnings,
                 "missing": missing,
             })
         }
         Err(error) => json!({
             "error": format!("{error:#}"),
+            "errors": status::sentences(error),
             "status": Failure::status(error).code(),
         }),
     };
@@ -253,6 +293,9 @@ mod test {
         for file in files {
             match file.strip_suffix('/') {
                 Some(folder) => fs::create_dir_all(root.path().join(folder)).unwrap(),
+                None if file.to_lowercase().ends_with(".iso") => {
+                    fs::write(root.path().join(file), medium::of_nobody()).unwrap();
+                }
                 None => fs::write(root.path().join(file), "x").unwrap(),
             }
         }
@@ -329,6 +372,40 @@ mod test {
     }
 
     #[test]
+    fn what_is_no_medium_is_told_before_anything_is_made() {
+        let files = ["storage/", "custom.iso"];
+        for (words, file) in [(&[][..], "custom.iso"), (&[("VERSION", "a.iso")], "storage/a.iso")] {
+            let root = tempfile::tempdir().unwrap();
+            fs::create_dir(root.path().join("storage")).unwrap();
+            fs::write(root.path().join(file), "<html>").unwrap();
+            let words = words.iter().chain(&[("RAM_CHECK", "N")]);
+            let words = words.map(|(name, text)| (name.into(), text.into())).collect();
+            let error = Plan::make(&words, root.path()).unwrap_err();
+            assert_eq!(Failure::status(&error), Status::Iso, "{error:#}");
+            let sentence = error.to_string();
+            assert!(sentence.contains("iso is not an ISO image: it is a web page"), "{sentence}");
+        }
+        // A rescue CD, too, and all that are none.
+        let root = tempfile::tempdir().unwrap();
+        for name in files.map(|it| it.trim_end_matches('/')).into_iter().chain(["start.iso"]) {
+            match name {
+                "storage" => fs::create_dir(root.path().join(name)).unwrap(),
+                name => fs::write(root.path().join(name), "").unwrap(),
+            }
+        }
+        let words = [("RAM_CHECK".into(), "N".into())].into();
+        let error = Plan::make(&words, root.path()).unwrap_err();
+        assert_eq!(status::sentences(&error).len(), 2, "{error:#}");
+    }
+
+    #[test]
+    fn a_version_beside_an_installed_disk_is_told() {
+        let installed = ["storage/data.img", "storage/windows.boot"];
+        let plan = plan(&[("VERSION", "10")], &installed);
+        assert!(text(&plan).contains("data.img, whatever VERSION says\n"), "{}", text(&plan));
+    }
+
+    #[test]
     fn a_mark_without_its_disk_marks_nothing() {
         let gone = ["storage/windows.boot", "custom.iso"];
         assert_eq!(end(&plan(&[], &gone).unwrap().source), "custom.iso");
@@ -381,10 +458,10 @@ mod test {
         assert_eq!(
             shown,
             "VERSION=probe\nKEY=***\nPASSWORD=***\nCPU_CORES=3\nRAM_SIZE=8G\nmachine: 3 \
-             processors, 8G of memory, 64G disk\nruns: the probe\nwarning: GPU has no effect: no \
+             processors, 8G of memory, no disk\nruns: the probe\nwarning: GPU has no effect: no \
              graphics card is lent to the guest: leave it out\n"
         );
-        let json: Value = serde_json::from_str(&json(&plan)).unwrap();
+        let json: Value = serde_json::from_str(&json(&plan, Path::new("/none"))).unwrap();
         assert_eq!(json["settings"]["PASSWORD"], "***");
         assert_eq!(json["memory"], 8_u64 << 30);
         assert!(!format!("{json} {plan:?}").to_lowercase().contains("hush"));
@@ -393,7 +470,7 @@ mod test {
     #[test]
     fn an_error_has_its_status_in_json_too() {
         let wrong = plan(&[("CPU_CORES", "x")], &[]);
-        let json: Value = serde_json::from_str(&json(&wrong)).unwrap();
+        let json: Value = serde_json::from_str(&json(&wrong, Path::new("/none"))).unwrap();
         assert_eq!(json["status"], 15);
         assert!(json["error"].as_str().unwrap().starts_with("CPU_CORES=x: "));
         assert_eq!(text(&wrong), "");

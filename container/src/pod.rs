@@ -6,7 +6,10 @@ pub mod balloon;
 pub mod child;
 pub mod console;
 pub mod guard;
+pub mod heard;
+pub mod hold;
 pub mod inquiry;
+pub mod kvm;
 pub mod machine;
 pub mod network;
 pub mod room;
@@ -14,8 +17,6 @@ pub mod stop;
 mod tpm;
 pub mod volume;
 
-use std::io::ErrorKind;
-use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -34,6 +35,8 @@ use self::balloon::Balloon;
 use self::child::{Child, Manner, News};
 use self::console::{On, Told};
 use self::guard::Guard;
+use self::heard::Repeats;
+use self::inquiry::Farewell;
 use self::machine::Parts;
 use self::network::{Network, Place};
 use self::room::Room;
@@ -41,21 +44,22 @@ use self::stop::{Budget, Signals};
 use self::tpm::Tpm;
 use self::volume::Volume;
 use crate::agent::Agent;
+use crate::descriptors;
 use crate::firmware;
 use crate::jail::{self, Rights};
 use crate::plan::{Plan, Source};
+use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, Load};
-use crate::settings::translate::{Display, Serial};
-use crate::settings::{Boot, Settings};
+use crate::settings::translate::Serial;
 use crate::status::{Failure, Status};
 use crate::story::{Phase, Story, ear};
 use crate::web::{self, Front};
 
 /// Firmware that has started nothing after so long is worth a look.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Those who look hear why it ends.
-const LAST_WORD: Duration = Duration::from_millis(200);
+/// Commands that wait for the end of the machine hear of it within.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// What viewers and other tasks may still say at the end.
 const PARTING: Duration = Duration::from_secs(1);
 
@@ -65,6 +69,7 @@ const PARTING: Duration = Duration::from_secs(1);
 ///
 /// One sentence: what is missing or wrong, and the way out.
 pub fn run(environment: &Environment) -> anyhow::Result<u8> {
+    descriptors::raise();
     // One thread has rights, and gives them up as a whole; whoever helps it has none at all.
     let runtime = Builder::new_current_thread()
         .thread_keep_alive(Duration::from_secs(5))
@@ -76,10 +81,10 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
     let story = Story::new();
     ear::hear(&story);
     let status = runtime.block_on(async {
-        let status = live(environment, &story).await;
-        let failed = status.as_ref().is_err_and(|error| story.fail(&format!("{error:#}")));
-        sleep(if failed { LAST_WORD } else { Duration::ZERO }).await;
-        status
+        let mut signals = Signals::catch()?;
+        let mut shown = false;
+        let lived = live(environment, &story, &mut signals, &mut shown).await;
+        hold::hold(lived, environment, (&story, shown), &mut signals).await
     });
     runtime.shutdown_timeout(PARTING);
     status
@@ -103,8 +108,14 @@ struct Pod {
     kills: u64,
 }
 
-async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u8> {
-    let mut signals = Signals::catch()?;
+/// The pod until it ends, or fails. `shown` when its web port is open, which serves on until the
+/// runtime ends.
+async fn live(
+    environment: &Environment,
+    story: &Arc<Story>,
+    signals: &mut Signals,
+    shown: &mut bool,
+) -> anyhow::Result<u8> {
     let plan = Plan::make(environment, Path::new("/"))?;
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
@@ -113,14 +124,15 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
     if let Some(missing) = plan.missing() {
         return Err(missing);
     }
-    check_kvm(Path::new("/dev/kvm"))?;
+    kvm::check(Path::new("/dev/kvm"), &plan.source)?;
     let plan = Arc::new(plan);
     let place = plan.clone();
     let (room, volume) = tokio::select! {
         both = apart("place", move || self::place(&place)) => both?,
         status = signals.peek() => return Ok(status),
     };
-    let storage = volume.as_ref().map(|_| plan.said.settings.storage.folder.as_path());
+    // The probe has none of its own; what lies there can be attached to it all the same.
+    let storage = Some(plan.said.settings.storage.folder.as_path()).filter(|it| it.is_dir());
     jail::build(&[Some(room.folder()), storage].into_iter().flatten().collect::<Vec<_>>());
     let guard = Guard::of(&plan, volume.as_ref(), &room)?;
     let rescue = machine::rescue(Path::new("/"), &plan.said.settings.storage.folder);
@@ -131,14 +143,21 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
     let front = Arc::new(front);
     let (story, kills) = (story.clone(), host::kills(Path::new("/")));
     let pod = Arc::new(Pod { plan, volume, room, guard, asks, story, guest, agent, kills });
-    let served = web::open(&pod.plan.said.settings, &pod.guard, &front)?.map(tokio::spawn);
-    let asked = inquiry::open(&pod.room.pod(), front).map(tokio::spawn)?;
+    if let Some(served) = web::open(&pod.plan.said.settings, &pod.guard, &front)? {
+        tokio::spawn(served);
+    }
+    *shown = true;
+    if let Some(line) = web::line(&pod.plan.said, &pod.guard) {
+        pod.story.tell(&line);
+    }
+    let farewell = Farewell::default();
+    inquiry::open(&pod.room.pod(), front, farewell.clone()).map(tokio::spawn)?;
     let network = Mutex::new(Network::None);
     let status = tokio::select! {
         started = pod.start(&network) => match started {
             Ok(both) => {
                 let kept = tokio::spawn(pod.agent.clone().keep(pod.story.clone()));
-                let status = pod.watch(both, &mut signals).await;
+                let status = pod.watch(both, signals).await;
                 kept.abort();
                 status
             }
@@ -153,10 +172,7 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
         } => Ok(status),
     };
     network.into_inner().end().await;
-    if let Some(served) = served {
-        served.abort();
-    }
-    asked.abort();
+    farewell.say(FAREWELL).await;
     status
 }
 
@@ -165,59 +181,11 @@ async fn live(environment: &Environment, story: &Arc<Story>) -> anyhow::Result<u
 fn place(plan: &Plan) -> anyhow::Result<(Room, Option<Volume>)> {
     let settings = &plan.said.settings;
     let room = Room::make()?;
-    // Not before: until then the machine of a pod that was killed may have it.
-    check_vnc(settings)?;
     let volume = match plan.source {
         Source::Probe => None,
         _ => Some(Volume::open(settings, &plan.source)?),
     };
     Ok((room, volume))
-}
-
-/// Says at once what else is only found out at the end of all preparations.
-fn check_kvm(path: &Path) -> anyhow::Result<()> {
-    let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
-    let Err(error) = opened else { return Ok(()) };
-    let out = match error.kind() {
-        ErrorKind::NotFound => "switch virtualization on in the host's firmware, load its module \
-                                (kvm_intel or kvm_amd), and lend the device to the container with \
-                                --device /dev/kvm"
-            .to_owned(),
-        ErrorKind::PermissionDenied => {
-            let group = std::fs::metadata(path).map_or(0, |it| it.gid());
-            let in_it = let_in(group, Path::new("/"));
-            format!("lend it to the container with --device /dev/kvm, and let the process {in_it}")
-        }
-        _ => "see whether the host's processor can virtualize, and whether this host is a \
-              virtual machine itself without nested virtualization"
-            .to_owned(),
-    };
-    Err(Failure::new(Status::NoKvm, format!("{}: {error}: {out}", path.display())))
-}
-
-/// What a process is let to have the group of a file.
-fn let_in(group: u32, root: &Path) -> String {
-    let nobodys = std::fs::read_to_string(root.join("proc/sys/kernel/overflowgid"));
-    // It stands for all groups that this container does not have: those of a rootless user.
-    if nobodys.is_ok_and(|it| it.trim().parse() == Ok(group)) {
-        return "keep the groups of its user (--group-add keep-groups, with crun)".to_owned();
-    }
-    format!("into group {group} (--group-add {group}, or supplementalGroups)")
-}
-
-/// The machine would say it in its own words, when all else is ready.
-fn check_vnc(settings: &Settings) -> anyhow::Result<()> {
-    if !matches!(settings.screen.display.is, Display::Web | Display::Vnc) {
-        return Ok(());
-    }
-    let port = u16::try_from(settings.screen.vnc_port.0)?;
-    let Err(error) = TcpListener::bind(("::", port)) else { return Ok(()) };
-    if error.kind() != ErrorKind::AddrInUse {
-        // Of a pod without IPv6 it says nothing.
-        return Ok(());
-    }
-    let sentence = format!("VNC_PORT={port}: {error}: end the program that has it, or set another");
-    Err(Failure::new(Status::Failed, sentence))
 }
 
 impl Pod {
@@ -233,13 +201,13 @@ impl Pod {
         let tpm = self.tpm()?;
         parts.tpm = tpm.is_some().then(|| self.room.tpm());
         let mut network = place.lock().await;
-        *network = Network::make(settings, processors, &self.room, &self.story).await?;
+        *network = Network::make(&self.plan.said, processors, &self.room, &self.story).await?;
         parts.cable = network.cable(settings)?;
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
         }
         let config = machine::config(&self.plan, &parts)?;
-        self.story.enter(Phase::Booting, &format!("Starting {}…", settings.pod.app.0));
+        self.story.enter(Phase::Booting, &format!("Starting {}…", self.plan.name()));
         let level = match (settings.pod.trace, settings.pod.debug) {
             (true, _) => "trace",
             (_, true) => "debug",
@@ -250,7 +218,11 @@ impl Pod {
         let manner = Manner {
             level,
             zone: if utc { Some("UTC") } else { zone },
-            quiet: settings.machine.serial.is == Serial::None,
+            repeats: match (&self.plan.source, &settings.machine.serial.is) {
+                (_, Serial::None) => Repeats::Nothing,
+                (Source::Probe, _) => Repeats::Probe,
+                _ => Repeats::Lines,
+            },
         };
         let (mut child, news) = Child::start(self.room.control(), &self.story, manner)?;
         network.handed_over();
@@ -271,7 +243,8 @@ impl Pod {
         Tpm::start(memory, &self.room.tpm()).map(Some)
     }
 
-    /// What the end needs, and writing on the volume until then.
+    /// What the end needs; and, until the guest has started from its disk for the first time,
+    /// writing that down on a volume of another user.
     fn rights(&self) -> Rights {
         let us = rustix::process::geteuid();
         let mut rights = Rights::empty();
@@ -283,7 +256,8 @@ impl Pod {
         let folder = &settings.storage.folder;
         let foreign = |told: std::fs::Metadata| told.uid() != us.as_raw();
         let foreign = std::fs::metadata(folder).is_ok_and(foreign);
-        rights.set(Rights::DAC_OVERRIDE, us.is_root() && self.volume.is_some() && foreign);
+        let marks = self.volume.as_ref().is_some_and(|it| !it.has_booted());
+        rights.set(Rights::DAC_OVERRIDE, us.is_root() && marks && foreign);
         rights
     }
 
@@ -293,7 +267,7 @@ impl Pod {
         let mut parts = Parts {
             control: self.room.control(),
             agent: self.room.agent(),
-            doors: self.guard.doors(settings, &self.room),
+            doors: vec![Guard::door(settings, &self.room)],
             ..Parts::default()
         };
         if let Some(volume) = &self.volume {
@@ -306,6 +280,7 @@ impl Pod {
     fn store(&self, volume: &Volume, parts: &mut Parts) -> anyhow::Result<()> {
         let settings = &self.plan.said.settings;
         let boot = settings.machine.boot;
+        parts.uuid = volume.uuid()?;
         let (code, template) = firmware::find(boot, Path::new("/"))?;
         let vars = volume.vars(boot, &template, settings.machine.clear)?;
         volume.remember(boot)?;
@@ -333,7 +308,7 @@ impl Pod {
         (mut child, mut news): (Child, News),
         signals: &mut Signals,
     ) -> anyhow::Result<u8> {
-        let app = &self.plan.said.settings.pod.app.0;
+        let app = self.plan.name();
         let mut patience = std::pin::pin!(sleep(PATIENCE));
         // The probe has no firmware that would tell.
         let mut started = self.volume.is_none();
@@ -348,7 +323,7 @@ impl Pod {
         let mut balloon = Balloon::steer(settings, self.plan.sizes.memory, &self.room.control());
         loop {
             tokio::select! {
-                ended = child.end() => return self.ended(ended?),
+                ended = child.end() => return self.ended(ended?, child.mistake().await),
                 Some((told, last)) = news.recv() => {
                     let waits = again.hear(&told);
                     match told {
@@ -401,6 +376,10 @@ impl Pod {
                     tracing::warn!("it cannot be remembered that {app} started: {error:#}");
                 }
             }
+            // Nothing else is written on the volume from here.
+            if let Err(error) = jail::give_up(Rights::DAC_OVERRIDE) {
+                tracing::warn!("the pod keeps the right to write any file: {error:#}");
+            }
         }
         self.story.enter(Phase::Running, &format!("{} starts", name.trim()));
         let settings = &self.plan.said.settings;
@@ -414,8 +393,8 @@ impl Pod {
     }
 
     /// The machine is off: an exit status for it.
-    fn ended(&self, ended: ExitStatus) -> anyhow::Result<u8> {
-        let app = &self.plan.said.settings.pod.app.0;
+    fn ended(&self, ended: ExitStatus, mistake: Option<String>) -> anyhow::Result<u8> {
+        let app = &self.plan.name();
         if let Some(signal) = ended.signal() {
             let root = Path::new("/");
             let starved = signal == Signal::KILL.as_raw() && host::kills(root) > self.kills;
@@ -423,8 +402,11 @@ impl Pod {
             return Err(cut_off(app, signal, starved.then_some(limited)));
         }
         let code = ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
-        if code == 0 {
-            tracing::info!("{app} is off");
+        match mistake {
+            _ if code == 0 => tracing::info!("{app} is off"),
+            // The log has it.
+            Some(mistake) => self.story.failed(&mistake),
+            None => self.story.fail(&[format!("the machine ended with status {code}")]),
         }
         Ok(code)
     }
@@ -488,25 +470,6 @@ fn nothing_starts(source: &Source, boot: Boot, mark: Option<&Path>, last: &str) 
 #[cfg(test)]
 mod test {
     use super::*;
-
-    #[test]
-    fn without_kvm_the_way_out_is_said() {
-        let folder = tempfile::tempdir().unwrap();
-        let error = check_kvm(&folder.path().join("kvm")).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::NoKvm);
-        assert!(format!("{error:#}").contains("--device /dev/kvm"));
-        assert!(check_kvm(Path::new("/dev/null")).is_ok());
-    }
-
-    #[test]
-    fn a_group_that_the_container_does_not_have_is_kept() {
-        let root = tempfile::tempdir().unwrap();
-        assert!(let_in(65534, root.path()).contains("--group-add 65534"));
-        std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
-        std::fs::write(root.path().join("proc/sys/kernel/overflowgid"), "65534\n").unwrap();
-        assert!(let_in(65534, root.path()).contains("--group-add keep-groups"));
-        assert!(let_in(993, root.path()).contains("--group-add 993"));
-    }
 
     #[test]
     fn a_machine_without_memory_is_told_from_one_that_somebody_ended() {

@@ -9,7 +9,7 @@ pub mod environment;
 pub mod host;
 pub mod language;
 pub mod list;
-mod near;
+pub(crate) mod near;
 pub mod settle;
 pub mod translate;
 pub mod trust;
@@ -20,6 +20,9 @@ pub mod words;
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use vmm::web::stage::{Layout, LayoutName};
 
 use self::language::{Culture, Keyboard, Language};
 use self::translate::arguments::Arguments;
@@ -36,6 +39,9 @@ use self::words::{
     Domain, Edition, FileName, HostName, Interface, Mac, Mask, Ports, ProductKey, UserName, Uuid,
     Workgroup, Zone,
 };
+
+/// Where VNC viewers look (RFC 6143 9).
+const VNC_PORT: u16 = 5900;
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,6 +73,25 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The name of what runs, for pages: APP, unless the probe runs and nobody chose a name.
+    pub fn title(&self) -> &str {
+        let app = &*self.pod.app.0;
+        let usual = list::find("APP").is_some_and(|variable| variable.default == app);
+        match self.windows.version {
+            Version::Probe if usual => "Transom probe",
+            _ => app,
+        }
+    }
+
+    /// The keyboard that the guest expects.
+    pub fn layout(&self) -> Arc<Layout> {
+        let windows = &self.windows;
+        let name = windows.keyboard.as_ref().map_or_else(|| windows.language.show(), Value::show);
+        // A layout that viewers' symbols cannot be led back to leaves the usual one.
+        let layout = Layout::named(&name).or_else(|_| LayoutName::default().layout());
+        layout.expect("the usual layout is in the table")
+    }
+
     /// What is so when nobody sets anything: the defaults of the list.
     pub fn unsaid() -> Self {
         let mut settings = Self::default();
@@ -75,6 +100,15 @@ impl Settings {
             (slot.store)(&mut settings, variable.default).expect("a test reads every default");
         }
         settings
+    }
+
+    /// The port for VNC viewers, if the pod listens for them.
+    pub fn vnc(&self) -> Option<u16> {
+        let is = self.screen.display.is;
+        let usual = is == Display::Vnc || self.pod.compat == Compat::Dockur;
+        let usual = usual.then_some(VNC_PORT);
+        let said = self.screen.vnc_port.and_then(|it| u16::try_from(it.0).ok());
+        said.or(usual).filter(|_| matches!(is, Display::Web | Display::Vnc))
     }
 }
 
@@ -295,8 +329,8 @@ pub struct Picture {
     pub display: Words<Display>,
     /// What the guest sees.
     pub adapter: Words<Screen>,
-    /// For VNC viewers.
-    pub vnc_port: Within<5900, 65535>,
+    /// For VNC viewers, where they are asked for.
+    pub vnc_port: Option<Within<5900, 65535>>,
     /// Browsers are served.
     pub web: bool,
     /// For browsers.
@@ -404,6 +438,8 @@ pub struct Pod {
     pub timeout: Within<1, 86400>,
     /// The same by its old name.
     pub timeout_old: Option<Within<1, 86400>>,
+    /// Seconds for which a failure is shown.
+    pub hold: Within<0, 86400>,
     /// Whose ways.
     pub compat: Compat,
     /// How messages are written.

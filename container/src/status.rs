@@ -85,9 +85,49 @@ impl Failure {
     /// The status of an error: its own, or `Failed`.
     pub fn status(error: &anyhow::Error) -> Status {
         let own = error.chain().find_map(|it| it.downcast_ref::<Self>());
-        own.map_or(Status::Failed, |it| it.status)
+        let first = || error.downcast_ref::<Several>().and_then(|several| several.0.first());
+        own.map_or_else(|| first().map_or(Status::Failed, Self::status), |it| it.status)
     }
 }
+
+/// Mistakes that were found together. Their status is that of the first.
+#[derive(Debug)]
+struct Several(Vec<anyhow::Error>);
+
+/// All of these errors as one, or none.
+///
+/// # Errors
+///
+/// When there is one.
+pub fn all(errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
+    let each = |error: anyhow::Error| match error.downcast::<Several>() {
+        Ok(several) => several.0,
+        Err(error) => vec![error],
+    };
+    let mut errors: Vec<_> = errors.into_iter().flat_map(each).collect();
+    match errors.len() {
+        0 => Ok(()),
+        1 => Err(errors.remove(0)),
+        _ => Err(Several(errors).into()),
+    }
+}
+
+/// What there is to say of an error: a sentence for each mistake.
+pub fn sentences(error: &anyhow::Error) -> Vec<String> {
+    match error.downcast_ref::<Several>() {
+        Some(several) => several.0.iter().map(|error| format!("{error:#}")).collect(),
+        None => vec![format!("{error:#}")],
+    }
+}
+
+impl fmt::Display for Several {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sentences: Vec<_> = self.0.iter().map(|error| format!("{error:#}")).collect();
+        f.write_str(&sentences.join("\n"))
+    }
+}
+
+impl std::error::Error for Several {}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

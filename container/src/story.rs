@@ -149,10 +149,24 @@ impl Story {
         }
     }
 
-    /// The pod ends with this sentence. Whether anybody hears it.
-    pub fn fail(&self, why: &str) -> bool {
-        self.keep(Level::ERROR, why);
+    /// The pod ends with these sentences, which the log has not yet.
+    pub fn fail(&self, sentences: &[String]) {
+        sentences.iter().for_each(|why| self.keep(Level::ERROR, why));
+        self.failed(&sentences.join("\n"));
+    }
+
+    /// The pod ends with this sentence, which the log has already.
+    pub fn failed(&self, why: &str) {
         self.scene.send_modify(|scene| scene.failed = Some(why.into()));
+    }
+
+    /// Whether it has failed.
+    pub fn has_failed(&self) -> bool {
+        self.scene.borrow().failed.is_some()
+    }
+
+    /// Whether anybody hears of it.
+    pub fn is_heard(&self) -> bool {
         self.scene.receiver_count() > 0
     }
 
@@ -160,6 +174,12 @@ impl Story {
     pub fn tell(&self, line: &str) {
         tracing::info!(target: ear::KEPT, "{line}");
         self.keep(Level::INFO, line);
+    }
+
+    /// The same of what may go wrong, or is not as it was asked for.
+    pub fn warn(&self, line: &str) {
+        tracing::warn!(target: ear::KEPT, "{line}");
+        self.keep(Level::WARN, line);
     }
 
     /// A line that the log has already.

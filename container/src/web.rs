@@ -3,11 +3,14 @@
 //! The gate, the viewer and its WebSocket are those of `vmm`; what is behind them here is the
 //! machine in its own process, and what the pod itself has to say.
 
+mod address;
 mod api;
 mod compat;
+mod lent;
 mod metrics;
 mod page;
 mod ready;
+mod vnc;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
@@ -19,15 +22,18 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::response::Response;
 use axum::routing::{get, post};
+use futures_util::future::OptionFuture;
 use serde_json::{Value, json};
-use tokio::io::copy_bidirectional;
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use vmm::web::listen::Listener;
-use vmm::web::stage::{Crowd, Doors, More, Stage, Viewer};
+use vmm::web::stage::{self, About, Button, Crowd, Doors, Layout, More, Stage, Viewer};
+use vmm::web::viewers::{announce, carry};
 use vmm::web::{self, Config, Words};
 
+pub use self::address::{address, line};
+use self::lent::Lender;
 pub use self::ready::Health;
 use self::ready::Ready;
 use crate::agent::Agent;
@@ -55,7 +61,8 @@ pub struct Front {
     machine: asked::Status,
     /// Whoever has it takes a picture of the screen.
     picture: Arc<Mutex<()>>,
-    doors: Doors,
+    /// Where wrong passwords are counted, of browsers and of VNC viewers.
+    doors: Arc<Doors>,
     ready: Ready,
     agent: Arc<Agent>,
     /// Who may be told at once what happens.
@@ -64,8 +71,10 @@ pub struct Front {
     name: String,
     /// There is a screen.
     seen: bool,
-    /// Where files lie that may be lent to the machine.
-    volume: PathBuf,
+    /// Files that may be attached to the machine.
+    lender: Lender,
+    /// The keyboard that the guest expects.
+    keyboard: Arc<Layout>,
 }
 
 impl Front {
@@ -77,19 +86,32 @@ impl Front {
         guest: Arc<OnceLock<Place>>,
         agent: Arc<Agent>,
     ) -> Self {
-        let settings = &plan.said.settings;
+        let ready = Ready { runs: plan.source == Source::Probe, guest, agent };
+        Self::of(story, room, &plan.said.settings, ready)
+    }
+
+    /// Of a pod that has failed before it had any of this.
+    fn failed(story: Arc<Story>, settings: &Settings) -> Self {
+        let room = Room::nowhere();
+        let agent = Arc::new(Agent::new(room.agent()));
+        let ready = Ready { runs: false, guest: Arc::default(), agent };
+        Self::of(story, room, settings, ready)
+    }
+
+    fn of(story: Arc<Story>, room: Room, settings: &Settings, ready: Ready) -> Self {
         Self {
             story,
             machine: asked::Status::new(room.control()),
             picture: Arc::default(),
             room,
-            doors: Doors::default(),
-            ready: Ready { runs: plan.source == Source::Probe, guest, agent: agent.clone() },
-            agent,
+            doors: Arc::default(),
+            agent: ready.agent.clone(),
+            ready,
             listeners: Crowd::new(LISTENERS, NEIGHBOURS),
-            name: settings.pod.app.0.clone(),
+            name: settings.title().to_owned(),
             seen: settings.screen.display.is == Display::Web,
-            volume: settings.storage.folder.clone(),
+            lender: Lender::new(settings),
+            keyboard: settings.layout(),
         }
     }
 
@@ -131,7 +153,7 @@ impl Stage for Front {
         &self.doors
     }
 
-    fn show(self: Arc<Self>, mut viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    fn show(self: Arc<Self>, viewer: Viewer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
             let mut machine = match UnixStream::connect(self.room.screen()).await {
                 Ok(machine) => machine,
@@ -140,43 +162,105 @@ impl Stage for Front {
                     return tracing::debug!("web: {} sees nothing: {error}", viewer.peer);
                 }
             };
-            // How it ends is no news: browsers leave as they like.
-            copy_bidirectional(&mut viewer.line, &mut machine).await.ok();
+            announce(&mut machine, &format!("{} (web)", viewer.peer)).await.ok();
+            carry(viewer.line, machine).await;
         })
     }
 
     fn instead(&self) -> Option<Response> {
-        let shown = self.seen && matches!(self.story.phase(), Phase::Booting | Phase::Running);
+        let phase = matches!(self.story.phase(), Phase::Booting | Phase::Running);
+        let shown = self.seen && phase && !self.story.has_failed();
         (!shown).then(|| page::page(&self.name, self.seen))
+    }
+
+    fn about(&self) -> About {
+        About {
+            keyboard: self.keyboard.clone(),
+            // Texts go to the machine's screen, which has no agent.
+            clipboard: false,
+            login: "The name is USERNAME of the container, or Docker. The password is its \
+                    PASSWORD; the command “transom password” in the container prints it.",
+            again: "To start it again, start its container, as with “docker start”.",
+        }
+    }
+
+    fn press(self: Arc<Self>, button: Option<Button>) -> stage::Answer {
+        Box::pin(async move {
+            if let Some(button) = button {
+                self.order(button).await?;
+            }
+            let state = match button {
+                Some(Button::Off) => json!("off"),
+                _ => {
+                    self.machine.get().await.context("the machine does not answer")?["state"].take()
+                }
+            };
+            Ok(json!({ "state": state }))
+        })
     }
 }
 
-/// Listens; what comes back lets browsers in for as long as it is polled.
+/// Listens for browsers and VNC viewers, where that is asked for; what comes back lets them in for
+/// as long as it is polled.
 ///
 /// # Errors
 ///
-/// When the port is in use.
+/// When a port is in use.
 pub fn open(
     settings: &Settings,
     guard: &Guard,
     front: &Arc<Front>,
 ) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
-    if !settings.screen.web {
-        return Ok(None);
-    }
-    let port = settings.screen.web_port.0;
+    let browsers = serve(config(settings, guard), settings, front.clone(), more(front))?;
+    let viewers = vnc::open(settings, guard, front)?;
+    let any = browsers.is_some() || viewers.is_some();
+    Ok(any.then_some(async {
+        tokio::join!(OptionFuture::from(browsers), OptionFuture::from(viewers));
+    }))
+}
+
+/// A port at every address of the pod, as listeners read it.
+fn everywhere(port: impl std::fmt::Display) -> anyhow::Result<web::Place> {
     // Where the kernel has no IPv6 the usual address is not one.
     let every = match TcpListener::bind(("::", 0)) {
         Ok(_) => format!("[::]:{port}"),
         Err(_) => format!("{}:{port}", Ipv4Addr::UNSPECIFIED),
     };
-    let mut config = config(settings, guard);
-    config.to = Some(every.try_into().map_err(anyhow::Error::msg)?);
+    every.try_into().map_err(anyhow::Error::msg)
+}
+
+/// Shows why a pod failed that got no further, to all who come. Nothing else is there: whom to let
+/// in may not be known, nor a password.
+///
+/// # Errors
+///
+/// When the port is in use.
+pub fn open_failed(
+    settings: &Settings,
+    story: &Arc<Story>,
+) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
+    let front = Arc::new(Front::failed(story.clone(), settings));
+    let more = More { health: health(&front), open: open_to_all(&front), ..More::default() };
+    // A page that changes nothing is shown under any name.
+    let config = Config { any_name: true, ..config(settings, &Guard::Open) };
+    serve(config, settings, front, more)
+}
+
+fn serve(
+    mut config: Config,
+    settings: &Settings,
+    front: Arc<Front>,
+    more: More,
+) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
+    if !settings.screen.web {
+        return Ok(None);
+    }
+    let port = settings.screen.web_port.0;
+    config.to = Some(everywhere(port)?);
     let listener = Listener::new(&config).map_err(|error| {
         // It says itself where that is.
         Failure::new(Status::Failed, format!("{error:#}"))
     })?;
-    let (front, more) = (front.clone(), more(front));
     Ok(Some(async move {
         let run = listener.run(front, more).await.context("web");
         if let Err(error) = run {
@@ -189,7 +273,7 @@ pub fn open(
 fn config(settings: &Settings, guard: &Guard) -> Config {
     let screen = &settings.screen;
     let mut config = Config {
-        name: Some(settings.pod.app.0.clone()),
+        name: Some(settings.title().to_owned()),
         origin: screen.web_origin.as_ref().map(|it| it.0.to_string()),
         proxy: screen.web_proxy.as_ref().map(|it| it.0.clone()),
         any_name: settings.pod.compat == Compat::Dockur,
@@ -198,7 +282,7 @@ fn config(settings: &Settings, guard: &Guard) -> Config {
     };
     match guard {
         Guard::Open => config.auth = web::Auth::None,
-        Guard::Asks { user, password } => {
+        Guard::Asks { user, password, .. } => {
             config.user = Some(user.clone());
             config.password = Some(password.clone());
         }
@@ -216,17 +300,27 @@ fn words(port: impl std::fmt::Display) -> Words {
     }
 }
 
-/// What is served besides the viewer.
-fn more(front: &Arc<Front>) -> More {
-    let open = Router::new()
+/// What is served under any name: questions of health.
+fn health(front: &Arc<Front>) -> Router {
+    Router::new()
+        .route("/healthz", get(ready::health))
+        .route("/readyz", get(ready::readiness))
+        .route("/startupz", get(ready::startup))
+        .with_state(front.clone())
+}
+
+/// What is served to everybody.
+fn open_to_all(front: &Arc<Front>) -> Router {
+    Router::new()
         .route("/msg.html", get(compat::message))
         .route("/status", get(compat::status))
         .route("/events", get(page::events))
         .route("/pod/{name}", get(page::file))
-        .route("/healthz", get(ready::health))
-        .route("/readyz", get(ready::readiness))
-        .route("/startupz", get(ready::startup))
-        .with_state(front.clone());
+        .with_state(front.clone())
+}
+
+/// What is served besides the viewer.
+pub fn more(front: &Arc<Front>) -> More {
     let inside = Router::new()
         .route("/log", get(page::log))
         .route("/audio", get(compat::audio))
@@ -235,10 +329,11 @@ fn more(front: &Arc<Front>) -> More {
         .route("/api/v1/state", get(api::state))
         .route("/api/v1/screenshot", get(api::screenshot))
         .route("/api/v1/power", post(api::power))
+        .route("/api/v1/type", post(api::type_text))
         .route("/api/v1/media", post(api::media))
         .route("/api/v1/usb", post(api::usb))
         .with_state(front.clone());
-    More { open, inside }
+    More { health: health(front), open: open_to_all(front), inside }
 }
 
 #[cfg(test)]
@@ -252,7 +347,7 @@ mod test {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             config(&read(&words).unwrap().settings, guard)
         };
-        let asks = Guard::Asks { user: "bill".into(), password: "/run/password".into() };
+        let asks = Guard::Asks { user: "bill".into(), password: "/run/password".into(), vnc: None };
         let plain = of(&[], &asks);
         assert_eq!((plain.proxy, plain.origin, plain.any_name), (None, None, false));
         assert_eq!((plain.user.as_deref(), plain.auth), (Some("bill"), web::Auth::Auto));

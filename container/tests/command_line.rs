@@ -54,6 +54,13 @@ fn the_status_is_that_of_what_is_wrong() {
         assert!(sentence.starts_with(&format!("transom: {name}")), "{sentence}");
         assert_eq!(sentence.lines().count(), 1, "{sentence}");
     }
+    let words = [("RAM_SIZE", "abc"), ("CPU_CORES", "x"), ("LANGUAGE", "Klingon")];
+    let plan = transom(&["plan"], &words);
+    let all = complaint(&plan);
+    for name in words.map(|(name, _)| name) {
+        assert!(all.lines().any(|it| it.starts_with(&format!("transom: {name}="))), "{all}");
+    }
+    assert_eq!((plan.status.code(), all.lines().count()), (Some(62), 3), "{all}");
     let words = [("RAM_MINIMUM", "1M"), ("RAM_SIZE", "64M"), ("STORAGE", "/not/there")];
     let download = transom(&["plan"], &words);
     assert_eq!(download.status.code(), Some(68), "{}", complaint(&download));

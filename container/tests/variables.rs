@@ -165,6 +165,7 @@ const CASES: &[Case] = cases! {
     "SHUTDOWN" "N" => "N" not "x";
     "TIMEOUT" "300" => "300" not "2m";
     "QEMU_TIMEOUT" "300" => "300" not "0";
+    "ERROR_HOLD" "5" => "5" not "30s";
     "COMPAT" "dockur" => "dockur" not "kubevirt";
     "MONITOR" "stdio" => "transom";
     "QMP" "tcp:0.0.0.0:7149,server,wait=off" => "transom";

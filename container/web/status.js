@@ -32,13 +32,34 @@ async function lines(count) {
   }
 }
 
+// Names of variables, with values, and what is in backticks, as code.
+const variables = new Set(document.body.dataset.variables.split(" "));
+function sentence(text) {
+  const words = text.split(/(`[^`]+`|\b[A-Z][A-Z0-9_]*\b(?:=(?:"[^"]*"|[^\s:;,)]+))?)/);
+  return words.map((word, index) => {
+    const bare = word.replaceAll("`", "");
+    if (index % 2 === 0 || (bare === word && !variables.has(word.split("=")[0]))) return word;
+    const code = document.createElement("code");
+    code.textContent = bare;
+    return code;
+  });
+}
+
+function fail(scene) {
+  const name = document.title;
+  document.body.dataset.phase = "failed";
+  part("bar").hidden = true;
+  part("mark").removeAttribute("hidden");
+  part("title").textContent = scene.phase === "running" ? `${name} has stopped` : `${name} did not start`;
+  part("doing").replaceChildren(...sentence(scene.failed));
+  part("left").textContent = "";
+  part("log").open = true;
+  lines(scene.lines);
+}
+
 function show(scene) {
   if (scene.failed !== undefined) {
-    document.body.dataset.phase = "failed";
-    part("bar").hidden = true;
-    part("doing").textContent = scene.failed;
-    part("left").textContent = "";
-    lines(scene.lines);
+    fail(scene);
     return;
   }
   if (document.body.dataset.screen === "yes" && seen.includes(scene.phase)) {
@@ -46,6 +67,8 @@ function show(scene) {
     return;
   }
   document.body.dataset.phase = scene.phase;
+  part("mark").setAttribute("hidden", "");
+  part("title").textContent = document.title;
   part("bar").hidden = scene.phase === "running";
   part("doing").textContent = scene.doing || "Starting…";
   const bar = part("bar");
@@ -61,8 +84,11 @@ function listen() {
   const events = new EventSource("events");
   events.onmessage = (event) => show(JSON.parse(event.data));
   events.onerror = () => {
-    document.body.dataset.phase = "lost";
-    part("left").textContent = "The connection is lost; trying again…";
+    // What failed stays to be read, until it is started again.
+    if (document.body.dataset.phase !== "failed") {
+      document.body.dataset.phase = "lost";
+      part("left").textContent = "The connection is lost; trying again…";
+    }
     // Whoever was one too many is not asked again by itself.
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10000);
   };

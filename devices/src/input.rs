@@ -4,6 +4,8 @@
 //! into the hub. The device that came last is asked first, and the first that the guest listens to
 //! takes the event: one key never arrives twice.
 
+pub(crate) mod presses;
+
 use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
@@ -122,6 +124,11 @@ pub trait Sink: Send + Sync {
     fn is_idle(&self) -> bool {
         true
     }
+    /// Whether a sender that can wait may go on. Devices queue what the guest has not read, up to a
+    /// bound; past it, whole keys are dropped.
+    fn has_room(&self) -> bool {
+        true
+    }
 }
 
 /// All input devices of a machine.
@@ -143,8 +150,16 @@ impl Hub {
     }
 
     /// Presses a key, or lets it go; false when no device took it.
+    ///
+    /// All keyboards are told of a release: the guest may have begun to listen to another one after
+    /// the key went down, and it would hang at the first.
     pub fn key(&self, key: Key, down: bool) -> bool {
-        self.push(Event::Key(key, down))
+        let event = Event::Key(key, down);
+        if down {
+            return self.push(event);
+        }
+        let sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.iter().rev().filter(|sink| sink.take(event)).count() > 0
     }
 
     /// Moves the pointer; false when no device took it.
@@ -164,12 +179,20 @@ impl Hub {
         sinks.iter().rev().find_map(|sink| sink.lights())
     }
 
-    /// Whether the guest has fetched all keys: who types for a machine waits for it, or keys are
-    /// lost.
+    /// Whether the guest has fetched all keys of the keyboard that it listens to.
     pub fn is_idle(&self) -> bool {
+        self.keyboard().is_none_or(|sink| sink.is_idle())
+    }
+
+    /// Whether that keyboard takes more keys. Senders wait for it, or keys are dropped.
+    pub fn has_room(&self) -> bool {
+        self.keyboard().is_none_or(|sink| sink.has_room())
+    }
+
+    /// The keyboard that keys go to.
+    fn keyboard(&self) -> Option<Arc<dyn Sink>> {
         let sinks = self.sinks.lock().expect("no input device panicked");
-        let keyboard = sinks.iter().rev().find(|sink| sink.lights().is_some());
-        keyboard.is_none_or(|sink| sink.is_idle())
+        sinks.iter().rev().find(|sink| sink.lights().is_some()).cloned()
     }
 
     fn push(&self, event: Event) -> bool {

@@ -1,4 +1,5 @@
 //! The buttons on the case: the operator presses, the device that has the button's wire takes it.
+//! And ACPI's general-purpose events, which reach the guest through the same device.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -6,16 +7,31 @@ use std::sync::Mutex;
 /// What a press does; false when the device that asked for it is gone.
 type Press = Box<dyn Fn() -> bool + Send>;
 
-/// The buttons of one machine.
+/// Sets a status bit of GPE0; false when the device that has the register is gone.
+type Raise = Box<dyn Fn(u8) -> bool + Send>;
+
+/// The buttons of one machine, and its general-purpose events.
 #[derive(Default)]
 pub struct Buttons {
     power: Mutex<Option<Press>>,
+    event: Mutex<Option<Raise>>,
 }
 
 impl Buttons {
     /// Presses the power button. False when no device of this machine has one.
     pub fn press(&self) -> bool {
         self.power.lock().expect("no device panicked").as_ref().is_some_and(|press| press())
+    }
+
+    /// Raises a general-purpose event (ACPI 6.5, 4.8.5.1): the guest runs its `_Exx` method. False
+    /// when no device of this machine has the register.
+    pub fn raise(&self, event: u8) -> bool {
+        self.event.lock().expect("no device panicked").as_ref().is_some_and(|raise| raise(event))
+    }
+
+    /// Leads general-purpose events to a device, under the rules of `connect`.
+    pub(crate) fn connect_events(&self, raise: impl Fn(u8) -> bool + Send + 'static) {
+        *self.event.lock().expect("no device panicked") = Some(Box::new(raise));
     }
 
     /// Leads the power button to a device. It may be pressed on any thread, at any time, and must
@@ -39,7 +55,10 @@ mod test {
     fn a_button_without_a_wire_does_nothing_and_says_so() {
         let buttons = Buttons::default();
         assert!(!buttons.press());
+        assert!(!buttons.raise(5));
         buttons.connect(|| true);
+        buttons.connect_events(|event| event == 5);
         assert!(buttons.press());
+        assert!(buttons.raise(5));
     }
 }

@@ -1,7 +1,9 @@
 //! The list of devices. Adding one is adding its file, and its line here.
 
+use anyhow::bail;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::backend::disk::{Expected, FileId};
 use crate::backend::net::Network;
 use crate::backend::stream::Stream;
 use crate::device::{Build, Device, Place};
@@ -102,6 +104,17 @@ impl Config {
         matches!(self, Self::UsbKeyboard(_) | Self::UsbStorage(_) | Self::UsbTablet(_))
     }
 
+    /// The image of a disk that stays in the machine.
+    #[must_use]
+    pub fn image(&self) -> Option<&std::path::Path> {
+        match self {
+            Self::Nvme(crate::nvme::Config(disk))
+            | Self::VirtioBlk(crate::virtio::blk::Config(disk))
+            | Self::VirtioScsi(crate::virtio::scsi::Config(disk)) => Some(&disk.path),
+            _ => None,
+        }
+    }
+
     /// The network that it is connected to.
     #[must_use]
     pub fn network(&self) -> Option<&Network> {
@@ -122,6 +135,17 @@ impl Config {
         }
     }
 
+    /// Whatever lies at its path, only this file is opened.
+    ///
+    /// # Errors
+    ///
+    /// When it has none that can be plugged in.
+    pub fn expect(&mut self, file: FileId) -> anyhow::Result<()> {
+        let Self::UsbStorage(disk) = self else { bail!("`{}` has no file", self.kind()) };
+        disk.file = Expected::Only(file);
+        Ok(())
+    }
+
     /// Takes away what changes the host: a machine that is only looked at truncates no log, takes
     /// no lock and makes no socket.
     pub fn leave_host_alone(&mut self) {
@@ -130,11 +154,11 @@ impl Config {
             Self::VirtioSerial(serial) => serial.to = Stream::None,
             Self::Debugcon(debugcon) => debugcon.to = Stream::None,
             Self::Flash(flash) => flash.readonly = true,
-            Self::Nvme(disk) => disk.0.absent = true,
+            Self::Nvme(disk) => disk.0.file = Expected::Nothing,
             Self::VirtioNet(net) => net.to = Network::None,
-            Self::VirtioBlk(disk) => disk.0.absent = true,
-            Self::VirtioScsi(disk) => disk.0.absent = true,
-            Self::UsbStorage(disk) => disk.absent = true,
+            Self::VirtioBlk(disk) => disk.0.file = Expected::Nothing,
+            Self::VirtioScsi(disk) => disk.0.file = Expected::Nothing,
+            Self::UsbStorage(disk) => disk.file = Expected::Nothing,
             Self::Tpm(tpm) => tpm.absent = true,
             _ => {}
         }

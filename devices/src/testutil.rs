@@ -3,14 +3,18 @@
 pub mod driver;
 pub mod hostile;
 pub mod swtpm;
+pub(crate) mod vhost;
 pub mod xhci;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Level, Metadata, Subscriber};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -18,6 +22,38 @@ use crate::board::{Board, Event};
 use crate::host::{Backing, Doorbell, Guest, Host, Message, Pin, Route};
 use crate::memory::Memory;
 use crate::pages::Pages;
+
+/// How many lines this thread logs meanwhile that operators see.
+pub fn lines(deed: impl FnOnce()) -> usize {
+    let count = Arc::new(Lines::default());
+    tracing::subscriber::with_default(count.clone(), deed);
+    count.0.load(Ordering::Relaxed)
+}
+
+#[derive(Default)]
+struct Lines(AtomicUsize);
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
 
 /// Runs what tells how long it took, and again if that was not less than `limit`: a host that is
 /// busy with others makes it late now and then, what blocks is late each time.

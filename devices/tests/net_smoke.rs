@@ -11,6 +11,15 @@ const ROUNDS: u64 = 200;
 const BYTES: usize = 3000;
 
 #[test]
+fn rings_that_a_kernel_had_are_served_again() {
+    for seed in 0..ROUNDS / 4 {
+        soon(Duration::from_secs(5), format_args!("seed {seed}"), || {
+            hostile_net::lent(Noise::new(seed).take(BYTES));
+        });
+    }
+}
+
+#[test]
 fn neither_a_hostile_driver_nor_a_hostile_peer_breaks_or_stops_the_controller() {
     let mut seen = [0; 2];
     for seed in 0..ROUNDS {

@@ -86,6 +86,33 @@ fn look(browser: &mut Browser, state: &str) -> Result<()> {
     browser.resize(WINDOWS[0].1)
 }
 
+/// An upright phone shows a wide picture as high as it is, and all of it can be reached.
+fn zooms(browser: &mut Browser) -> Result<()> {
+    const HIGH: &str = "(() => {
+        const pane = document.querySelector('#pane');
+        const shown = document.querySelector('#screen canvas').getBoundingClientRect();
+        return [shown.height / pane.clientHeight, pane.scrollWidth / pane.clientWidth];
+    })()";
+    ensure!(browser.value("document.querySelector('#zoom').hidden")? == true, "a desk needs none");
+    browser.resize(Window::phone(375, 667))?;
+    browser.until("!document.querySelector('#zoom').hidden")?;
+    // The viewer draws its picture smaller some time after its window has become so.
+    browser.until(&format!("{HIGH}[0] < .5 && {HIGH}[1] == 1"))?;
+    browser.click("#zoom")?;
+    browser.until(&format!("{HIGH}[0] > .95"))?;
+    let zoomed = browser.value(HIGH)?;
+    ensure!(zoomed[1].as_f64() > Some(2.0), "a finger moves it: {zoomed}");
+    browser.keep(&album(), "zoomed")?;
+    browser.click("#board")?;
+    browser.until("document.querySelector('#strip').classList.contains('after')")?;
+    browser.keep(&album(), "strip-phone")?;
+    browser.value("document.querySelector('#strip').scrollLeft = 1e6")?;
+    browser.until("document.querySelector('#strip').className == 'before'")?;
+    browser.click("#board")?;
+    browser.click("#zoom")?;
+    browser.resize(WINDOWS[0].1)
+}
+
 fn ground(browser: &mut Browser, dark: bool) -> Result<Value> {
     browser.darken(dark)?;
     browser.value("getComputedStyle(document.body).backgroundColor")
@@ -106,12 +133,16 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
     browser.go(&address)?;
     browser.until("document.forms.length == 1 && document.readyState == 'complete'")?;
     ensure!(ground(&mut browser, true)? != ground(&mut browser, false)?, "dark is not light");
+    browser.until("document.activeElement.name == 'user'")?;
+    browser.until("document.querySelector('#hint').textContent.includes('password=FILE')")?;
     look(&mut browser, "login")?;
     let wrong = "document.querySelector('[name=user]').value = 'me'; \
                  document.querySelector('[name=password]').value = 'no'; \
                  document.querySelector('form button').click()";
     browser.value(wrong)?;
-    browser.until("document.querySelector('.wrong').textContent != ''")?;
+    browser.until(
+        "document.querySelector('.wrong').textContent == 'That name or password is wrong.'",
+    )?;
     browser.until("document.querySelector('[name=user]').value == 'me'")?;
     look(&mut browser, "wrong")?;
     let right = wrong.replace("'no'", "'secret'");
@@ -125,11 +156,27 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
         look(&mut browser, &format!("menu-{menu}"))?;
         browser.value(&format!("document.querySelector('#{menu}').hidePopover()"))?;
     }
-    connect(&control)?.ask(&Command::Quit)?;
+    // Another one pauses the machine, and this one lets it run on.
+    connect(&control)?.ask(&Command::Pause)?;
+    browser.click("[popovertarget=power]")?;
+    browser.until("document.querySelector('#pause').textContent == 'Resume'")?;
+    browser.value("document.querySelector('#power').hidePopover()")?;
+    browser.until("document.querySelector('#reason').textContent == 'The machine is paused.'")?;
+    look(&mut browser, "paused")?;
+    browser.click("#resume")?;
+    browser.until("document.querySelector('#cover').hidden")?;
+    ensure!(connect(&control)?.ask(&Command::Status)?["state"] == "running", "it runs on");
+    zooms(&mut browser)?;
+    // Nothing is switched off by a slip.
+    browser.value("window.asked = 0; window.confirm = () => ++window.asked > 1; 0")?;
+    for _ in 0..2 {
+        browser.value("document.querySelector('[data-press=off]').click()")?;
+    }
     ensure!(machine.wait(PATIENCE)? == 0, "{}", machine.stderr.text());
     browser.until(WAITING)?;
     browser.until("document.querySelector('#reason').textContent == 'The machine is off.'")?;
     browser.until("document.querySelector('#last:not([hidden])') != null")?;
+    browser.until("document.querySelector('#how').textContent.includes('Run vmm again')")?;
     look(&mut browser, "ended")?;
     Ok(())
 }

@@ -42,6 +42,7 @@ http {
     ssl_certificate {PAIR};
     ssl_certificate_key {PAIR};
     location /vm/two/ { proxy_pass http://unix:{LOCKED}:/; }
+    location / { proxy_pass {OPEN}; }
   }
 }
 ";
@@ -81,14 +82,22 @@ fn proxy(folder: &Path, open: &str, locked: &Path) -> Result<(Running, [u16; 2])
     Ok((proxy, ports))
 }
 
+/// Whether there are a browser and a proxy here, which is noted where there are not.
+fn runs_with_nginx(test: &str) -> bool {
+    if !runs_here(test) {
+        return false;
+    }
+    let there = nginx().arg("-v").output().is_ok();
+    if !there {
+        not_run(test, "there is no nginx");
+    }
+    there
+}
+
 #[test]
 fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
     let test = "it_works_below_a_path_behind_a_proxy_and_behind_its_tls";
-    if !runs_here(test) {
-        return Ok(());
-    }
-    if nginx().arg("-v").output().is_err() {
-        not_run(test, "there is no nginx");
+    if !runs_with_nginx(test) {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
@@ -123,4 +132,21 @@ fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
     ensure!(peer == "127.0.0.1 (web)", "who asks is who asked the proxy: {peer}");
     browser.click("#out button")?;
     browser.until("location.pathname == '/vm/two/login'")
+}
+
+#[test]
+fn an_open_screen_is_seen_by_tls_that_ends_at_a_proxy_which_nobody_named() -> Result<()> {
+    let test = "an_open_screen_is_seen_by_tls_that_ends_at_a_proxy_which_nobody_named";
+    if !runs_with_nginx(test) {
+        return Ok(());
+    }
+    let (mut browser, folder) = browser()?;
+    let (_open, address) = machine("127.0.0.1:0,auth=none", &[])?;
+    let (_proxy, [plain, secure]) = proxy(folder.path(), &address, Path::new("/nowhere"))?;
+    browser.go(&format!("http://vm.example:{plain}/vm/one/"))?;
+    browser.until("document.body.textContent.includes('could be anybody')")?;
+    // This browser does not say how its WebSocket comes.
+    browser.go(&format!("https://vm.example:{secure}/"))?;
+    browser.until(CONNECTED)?;
+    ready(&mut browser)
 }

@@ -105,6 +105,8 @@ impl Place {
         command.args(["--mount", "--propagation", "private", "sh", "-c", &script]).env_clear();
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("FOLDER", self.folder.path());
         command.env("STORAGE", "/mnt").env("RAM_SIZE", "64M").env("RAM_MINIMUM", "1M");
+        // What fails is read in its log, and is not waited for.
+        command.env("ERROR_HOLD", "0");
         Running::spawn(command.envs(environment.iter().copied()))
     }
 
@@ -132,12 +134,27 @@ impl Place {
 
     /// Asks its web port at one of its addresses, which is also where the question comes from.
     pub(crate) fn ask(&self, address: &'static str, path: &str) -> Result<TcpStream> {
-        let mut stream = self.within(move || TcpStream::connect((address, 8006)))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = self.connect(address, 8006)?;
         let (host, end) = ("localhost", "Connection: close");
         stream.write_all(
             format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{end}\r\n\r\n").as_bytes(),
         )?;
+        Ok(stream)
+    }
+
+    /// What a port of it answers to a request, at one of its addresses.
+    pub(crate) fn say(&self, address: &'static str, request: &str) -> Result<String> {
+        let mut stream = self.connect(address, 8006)?;
+        stream.write_all(request.trim_start().replace('\n', "\r\n").as_bytes())?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    /// A connection to one of its ports.
+    pub(crate) fn connect(&self, address: &'static str, port: u16) -> Result<TcpStream> {
+        let stream = self.within(move || TcpStream::connect((address, port)))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         Ok(stream)
     }
 
@@ -170,6 +187,16 @@ impl Drop for Place {
             writeln!(std::io::stderr(), "{error:#}").ok();
         }
     }
+}
+
+/// Runs a program among the mounts of a pod, and with its environment: its status and its words.
+pub(crate) fn beside(pod: &Running, words: &[&str]) -> Result<(Option<i32>, String)> {
+    let target = pod.pid().as_raw_nonzero().to_string();
+    let mut command = Command::new("nsenter");
+    command.args(["--mount", "--target", &target, "--"]).args(words).env("STORAGE", "/mnt");
+    let output = command.output().context("nsenter")?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
 }
 
 /// The last line that it said of an error.

@@ -1,17 +1,19 @@
 /*
- * QEMU's TCG, up to version 11 at least, forgets its big lock around a processor's pending interrupts in two
- * places, both of them in its emulation of AMD-V. This library stands before tcg_handle_interrupt()
- * (LD_PRELOAD) and mends both. It works with QEMU 7.2 of Debian 12, whose TCG is a module that calls the
- * function by its name.
+ * QEMU's TCG, up to version 11 at least, forgets its big lock around a processor's pending
+ * interrupts in two places, both of them in its emulation of AMD-V. This library stands before
+ * tcg_handle_interrupt() (LD_PRELOAD) and mends both. It works with QEMU 7.2 of Debian 12, whose
+ * TCG is a module that calls the function by its name.
  *
- * First: when a nested guest writes CR8 while KVM waits for an interrupt window, the emulated processor raises
- * the virtual interrupt at once, and tcg_handle_interrupt() ends the whole emulator because the lock is not
- * held. OVMF writes CR8 in each exception frame and Windows at each change of IRQL. So the lock is taken here.
+ * First: when a nested guest writes CR8 while KVM waits for an interrupt window, the emulated
+ * processor raises the virtual interrupt at once, and tcg_handle_interrupt() ends the whole
+ * emulator because the lock is not held. OVMF writes CR8 in each exception frame and Windows at
+ * each change of IRQL. So the lock is taken here.
  *
- * Second: helper_vmrun() and do_vmexit() set and clear the virtual interrupt in interrupt_request without the
- * lock and without an atomic operation. What a timer of the main loop sets in the same word at the same moment
- * is lost, and with it the tick of the emulated host: while its processor runs a busy guest nothing else comes,
- * and it stands still for good. So each processor is told to ask its APIC again, twenty times a second.
+ * Second: helper_vmrun() and do_vmexit() set and clear the virtual interrupt in
+ * interrupt_request without the lock and without an atomic operation. What a timer of the main
+ * loop sets in the same word at the same moment is lost, and with it the tick of the emulated
+ * host: while its processor runs a busy guest nothing else comes, and it stands still for good.
+ * So each processor is told to ask its APIC again, twenty times a second.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -97,6 +97,13 @@ impl Engine {
         said(&mut self.podman(&["image", "inspect", "--format", "{{.Id}} {{.Digest}}", IMAGE]))
     }
 
+    /// What the image says of itself.
+    pub(crate) fn about(&self) -> Result<serde_json::Value> {
+        let said = said(&mut self.podman(&["image", "inspect", IMAGE]))?;
+        let mut all: Vec<serde_json::Value> = serde_json::from_str(&said)?;
+        all.pop().context("no image")
+    }
+
     /// A file of the image, which nothing runs for.
     pub(crate) fn file(&self, path: &str) -> Result<Vec<u8>> {
         let name = said(&mut self.podman(&["create", IMAGE]))?.trim().to_owned();
@@ -186,7 +193,8 @@ impl Pod {
         let network = format!("ns:/run/netns/{}", pod.inside.name);
         let storage = format!("{}:/storage", pod.volume.path().display());
         let mut run = vec!["run", "--detach", "--name", &pod.name, "--network", &network];
-        run.extend(["--volume", &storage]);
+        // What fails is read in its log, unless a test says that it is to be seen.
+        run.extend(["--volume", &storage, "--env", "ERROR_HOLD=0"]);
         run.extend(words);
         run.push(IMAGE);
         said(&mut engine.podman(&run))?;
@@ -313,6 +321,12 @@ impl Pod {
             ensure!(Instant::now() < end, "still {state}\n{}", self.logs()?);
             thread::sleep(LOOK);
         }
+    }
+
+    /// How often the engine has started it again.
+    pub(crate) fn restarts(&self) -> Result<u32> {
+        let form = ["inspect", "--format", "{{.RestartCount}}", &self.name];
+        Ok(said(&mut self.engine.podman(&form))?.trim().parse()?)
     }
 
     /// What it has said.

@@ -68,7 +68,7 @@ fn a_person_logs_in_and_types() -> Result<()> {
     super::until(&mut browser, |it| it.all(heading).iter().any(|line| line.contains("Mouse")))?;
     browser.press("q", "KeyQ", 81)?;
     super::until(&mut browser, says(heading, "Text", "q_"))?;
-    browser.until("document.getElementById('name').textContent == 'Windows'")?;
+    browser.until("document.getElementById('name').textContent == 'Transom probe'")?;
     browser.keep(&album(), "viewer")?;
     browser.resize(PHONE)?;
     super::until(&mut browser, says(heading, "Text", "q_"))?;

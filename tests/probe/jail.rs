@@ -3,15 +3,16 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::process::geteuid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use transom_tests::program::{PATIENCE, Running, connect, run_in};
-use vmm::control::{Client, Command, Plug};
+use transom_tests::program::{PATIENCE, Running, connect, finish, not_run, run_in, vmm};
+use vmm::control::{self, Client, Plug};
 use vmm::keys::Combination;
 use vmm::size::Size;
 
@@ -31,6 +32,11 @@ struct Jailed {
 impl Jailed {
     /// Nothing, if no guest runs here.
     fn new(test: &str, jail: &str, more: &[&str]) -> Option<Self> {
+        Self::started(Command::new(vmm()), test, jail, more)
+    }
+
+    /// By this command, which becomes `vmm`.
+    fn started(mut vmm: Command, test: &str, jail: &str, more: &[&str]) -> Option<Self> {
         if !runs_here(test) {
             return None;
         }
@@ -54,7 +60,7 @@ impl Jailed {
         let rest = ["--device", &cd, "--device", "virtio-balloon", "--device", "virtio-net"];
         let screen = ["--vnc", &vnc, "--web", "127.0.0.1:0", "--cmdline", "then=halt"];
         let words = [&words[..], &devices, &rest, &screen, more].concat();
-        let mut machine = Running::vmm(&words).expect("vmm");
+        let mut machine = Running::spawn(vmm.args(words)).expect("vmm");
         machine.says("]}\n", 1).expect("a report");
         let client = connect(&at("control")).expect("the control socket");
         Some(Self { machine, client, folder })
@@ -64,12 +70,12 @@ impl Jailed {
         self.folder.path().join(name)
     }
 
-    fn ask(&mut self, command: &Command) -> Value {
+    fn ask(&mut self, command: &control::Command) -> Value {
         self.client.ask(command).unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
     fn insert(&mut self, path: PathBuf) -> Result<Value, String> {
-        let insert = Command::Insert { name: "usb-storage".into(), path };
+        let insert = control::Command::Insert { name: "usb-storage".into(), path, only: None };
         self.client.ask(&insert).map_err(|error| error.to_string())
     }
 
@@ -91,6 +97,12 @@ impl Jailed {
         let threads = self.threads(field);
         assert!(threads.len() > 4, "processors, devices, control, screen: {threads:?}");
         assert!(threads.iter().all(|it| it == value), "{field}: {threads:?}, not {value}");
+    }
+
+    /// How many rings of io_uring it has.
+    fn rings(&self) -> usize {
+        let links = links_of(&self.machine.pid().as_raw_nonzero().to_string());
+        links.filter(|link| link.to_string_lossy().contains("io_uring")).count()
     }
 
     /// What is open, but for what has no name: events, pipes, sockets, timers.
@@ -134,7 +146,7 @@ fn greeting(path: &Path) -> Vec<u8> {
 #[test]
 fn nothing_is_left_to_any_thread() {
     let Some(mut it) = Jailed::new("nothing_is_left_to_any_thread", &all(), &[]) else { return };
-    let held = it.ask(&Command::Status)["jail"].clone();
+    let held = it.ask(&control::Command::Status)["jail"].clone();
     greeting(&it.path("vnc"));
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
         it.all_have(set, "0000000000000000");
@@ -155,7 +167,8 @@ fn nothing_is_left_to_any_thread() {
     // What this host has not, it says, and nothing else is missing.
     let lacks = held["lacks"].as_array().expect("a list");
     let landlock = held["landlock"].is_object();
-    assert_eq!(lacks.len(), usize::from(!landlock), "{held}");
+    let stays = held["network"] != "none";
+    assert_eq!(lacks.len(), usize::from(!landlock) + usize::from(stays), "{held}");
     if landlock {
         assert_eq!(held["landlock"]["files"], true, "{held}");
     }
@@ -181,24 +194,28 @@ fn everything_can_still_be_asked_of_it() {
     assert_eq!(run_in(it.folder.path(), &words).expect("an end").status, 0);
     assert_eq!(greeting(&it.path("vnc")), b"RFB 003.008\n");
     let key: Combination = serde_json::from_value(json!("a")).expect("a key");
-    it.ask(&Command::Key { keys: key });
-    it.ask(&Command::Type { text: "Typed, in jail.\n".into() });
-    let grown = it.ask(&Command::Grow { name: "nvme".into(), size: Some(Size(4 << 20)) });
+    it.ask(&control::Command::Key { keys: key });
+    it.ask(&control::Command::Type { text: "Typed, in jail.\n".into() });
+    let grown = it.ask(&control::Command::Grow { name: "nvme".into(), size: Some(Size(4 << 20)) });
     assert_eq!(grown["size"], 4 << 20);
-    it.ask(&Command::Eject { name: "usb-storage".into(), force: None });
+    it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
     it.insert(it.path("media/second.iso")).expect("it lies beside the first");
     let device = format!("usb-storage,path={}", it.path("media/first.iso").display());
-    let name = it.ask(&Command::Attach { device })["name"].clone();
-    it.ask(&Command::Detach { name: name.as_str().expect("a name").into() });
-    it.ask(&Command::Link { name: "virtio-net".into(), state: Some(Plug::Down), mtu: None });
-    it.ask(&Command::Registers);
-    it.ask(&Command::Pause);
-    it.ask(&Command::Resume);
-    it.ask(&Command::Reset);
+    let name = it.ask(&control::Command::Attach { device, only: None })["name"].clone();
+    it.ask(&control::Command::Detach { name: name.as_str().expect("a name").into() });
+    it.ask(&control::Command::Link {
+        name: "virtio-net".into(),
+        state: Some(Plug::Down),
+        mtu: None,
+    });
+    it.ask(&control::Command::Registers);
+    it.ask(&control::Command::Pause);
+    it.ask(&control::Command::Resume);
+    it.ask(&control::Command::Reset);
     it.machine.says("]}\n", 2).expect("a second report");
-    it.ask(&Command::Nmi);
-    it.ask(&Command::Status);
-    it.ask(&Command::Quit);
+    it.ask(&control::Command::Nmi);
+    it.ask(&control::Command::Status);
+    it.ask(&control::Command::Quit);
     assert_eq!(it.machine.wait(PATIENCE).expect("an end"), 0, "{}", it.machine.stderr.text());
 }
 
@@ -206,10 +223,10 @@ fn everything_can_still_be_asked_of_it() {
 fn what_lies_outside_cannot_be_opened() {
     let test = "what_lies_outside_cannot_be_opened";
     let Some(mut it) = Jailed::new(test, &all(), &[]) else { return };
-    if it.ask(&Command::Status)["jail"]["landlock"].is_null() {
-        return transom_tests::program::not_run(test, "this kernel has no Landlock");
+    if it.ask(&control::Command::Status)["jail"]["landlock"].is_null() {
+        return not_run(test, "this kernel has no Landlock");
     }
-    it.ask(&Command::Eject { name: "usb-storage".into(), force: None });
+    it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
     for outside in [it.path("other/../../second.iso"), "/etc/passwd".into(), "/etc".into()] {
         it.insert(outside).expect_err("it is outside");
     }
@@ -229,7 +246,7 @@ fn folders_that_are_named_are_open() {
     fs::write(&file, vec![7; 1 << 16]).expect("a file");
     let jail = format!("{},folders={}", all(), folder.path().display());
     let Some(mut it) = Jailed::new(test, &jail, &[]) else { return };
-    it.ask(&Command::Eject { name: "usb-storage".into(), force: None });
+    it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
     it.insert(file).expect("it lies in a folder that was named");
 }
 
@@ -237,19 +254,65 @@ fn folders_that_are_named_are_open() {
 fn without_a_word_files_from_anywhere_can_be_inserted() {
     let test = "without_a_word_files_from_anywhere_can_be_inserted";
     let Some(mut it) = Jailed::new(test, "auto", &[]) else { return };
-    let held = it.ask(&Command::Status)["jail"].clone();
+    let held = it.ask(&control::Command::Status)["jail"].clone();
     assert_eq!((&held["mode"], &held["seccomp"]), (&json!("auto"), &json!("on")));
     it.all_have("NoNewPrivs", "1");
     it.all_have("Seccomp", "2");
     if is_root() {
-        // To open any file, and nothing else.
-        it.all_have("CapEff", "0000000000000002");
-        it.all_have("CapBnd", "0000000000000002");
+        // Not even to open files of others.
+        it.all_have("CapEff", "0000000000000000");
+        it.all_have("CapBnd", "0000000000000000");
     }
-    it.ask(&Command::Eject { name: "usb-storage".into(), force: None });
+    it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
     let elsewhere = tempfile::NamedTempFile::new().expect("a file");
     elsewhere.as_file().set_len(1 << 16).expect("room");
     it.insert(elsewhere.path().into()).expect("any file");
+    if is_root() {
+        it.ask(&control::Command::Eject { name: "usb-storage".into(), force: None });
+        chown(elsewhere.path(), Some(USER), Some(GROUP)).expect("its owner");
+        let said = it.insert(elsewhere.path().into()).expect_err("it is another user's");
+        assert!(said.contains("root has no capabilities"), "{said}");
+    }
+}
+
+/// A command that becomes `vmm` and may not leave its network; none where that cannot be tried.
+fn kept_in_its_network(test: &str) -> Option<Command> {
+    let mut command = Command::new("setpriv");
+    command.arg("--bounding-set=-sys_admin");
+    let tried = Command::new("setpriv").args(["--bounding-set=-sys_admin", "true"]).status();
+    if is_root() && tried.is_ok_and(|it| it.success()) {
+        command.arg(vmm());
+        return Some(command);
+    }
+    if !is_root() {
+        return Some(Command::new(vmm()));
+    }
+    not_run(test, "there is no setpriv, or it may not change rights");
+    None
+}
+
+#[test]
+fn where_the_network_stays_nobody_opens_a_socket_and_it_is_said() {
+    let test = "where_the_network_stays_nobody_opens_a_socket_and_it_is_said";
+    let Some(command) = kept_in_its_network(test) else { return };
+    let Some(mut it) = Jailed::started(command, test, &all(), &[]) else { return };
+    let held = it.ask(&control::Command::Status)["jail"].clone();
+    assert_eq!(held["network"], "no new sockets", "{held}");
+    let lacks = held["lacks"].to_string();
+    assert!(lacks.contains("the network namespace stays: "), "{held}");
+    let said = it.machine.stderr.text();
+    assert!(said.contains("the network namespace stays: "), "{said}");
+    // Its rings were made for a disk, and what comes later has none.
+    let device = format!("usb-storage,path={}", it.path("media/second.iso").display());
+    let before = it.rings();
+    if before == 0 {
+        return not_run(test, "this host has no io_uring");
+    }
+    it.ask(&control::Command::Attach { device, only: None });
+    assert_eq!(it.rings(), before);
+    it.ask(&control::Command::Reset);
+    it.machine.says("]}\n", 2).expect("a second report");
+    assert_eq!(it.rings(), before);
 }
 
 #[test]
@@ -273,4 +336,15 @@ fn who_insists_is_told_what_cannot_be_had() {
     assert_eq!(machine.wait(PATIENCE).expect("an end"), 1);
     let said = machine.stderr.text();
     assert!(said.contains(words), "{said}");
+    // A network that stays is the end, too, with a disk or without.
+    let Some(mut command) = kept_in_its_network("--jail must in a network that stays") else {
+        return;
+    };
+    let jail = all().replace("on", "must");
+    let disk = tempfile::NamedTempFile::new().expect("a file");
+    disk.as_file().set_len(1 << 20).expect("room");
+    command.args(["run", "--jail", &jail, "--disk"]).arg(disk.path());
+    let ended = finish(&mut command).expect("an end");
+    assert_eq!(ended.status, 1, "{ended:?}");
+    assert!(ended.stderr.contains("--jail must: the network namespace stays: "), "{ended:?}");
 }

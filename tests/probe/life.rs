@@ -215,8 +215,7 @@ fn a_guest_that_ignores_the_power_button_has_its_grace() {
     if !runs_here("a_guest_that_ignores_the_power_button_has_its_grace") {
         return;
     }
-    // Without a page the probe does not look at its button.
-    let deaf = ["--display", "none", "--cmdline", "then=halt"];
+    let deaf = ["--display", "none", "--cmdline", "then=deaf"];
     let mut it = Controlled::new(&[&deaf[..], &["--grace", "1"]].concat());
     it.machine.says(LAST, 1).expect("a run");
     let start = Instant::now();

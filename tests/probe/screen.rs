@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use transom_tests::print::{PAGES, Picture, find};
 use transom_tests::program::{IDLE, PATIENCE, Running, connect};
 use vmm::control::{Client, Command};
 
@@ -100,6 +101,61 @@ fn threads(machine: &Running, name: &str) -> usize {
     names.filter(|it| it.starts_with(name)).count()
 }
 
+/// The line of the probe's page with this label.
+fn line(control: &mut Client, label: &str) -> String {
+    let Ok((picture, pixels)) = control.screenshot() else { return String::new() };
+    let width = usize::try_from(picture.width).expect("a width");
+    let lines = Picture { width, pixels }.all(PAGES[0].2);
+    find(&lines, label).map(str::to_owned).unwrap_or_default()
+}
+
+/// The words for a screen that is served at this path.
+fn served(screen: &Path) -> String {
+    format!("unix:{},name=a probe", screen.display())
+}
+
+/// A probe with its screen at this path, and its control socket beside that.
+fn start(screen: &Path) -> (Running, Client) {
+    let control = screen.with_file_name("control");
+    let (vnc, path) = (served(screen), control.display().to_string());
+    let words = ["run", "--control", &path, "--vnc", &vnc, "--cmdline", "then=halt"];
+    let machine = Running::vmm(&words).expect("vmm");
+    (machine, connect(&control).expect("the control socket"))
+}
+
+#[test]
+fn two_thousand_keys_in_one_write_arrive_at_a_ps2_keyboard() {
+    let test = "two_thousand_keys_in_one_write_arrive_at_a_ps2_keyboard";
+    if !runs_here(test) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let screen = folder.path().join("screen");
+    let (mut machine, mut control) = start(&screen);
+    let wait = |control: &mut Client, label: &str, text: &str| {
+        let deadline = Instant::now() + PATIENCE;
+        while !line(control, label).contains(text) {
+            assert!(Instant::now() < deadline, "{text}: {}", line(control, label));
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    wait(&mut control, "Keys", "type something");
+    let mut viewer = Viewer::new(&screen);
+    let lines: Vec<_> = (0..100).map(|line| format!("{line:03} sphinx of quartz")).collect();
+    let text = lines.join("\n");
+    let keys = text.chars().flat_map(|it| {
+        let symbol = if it == '\n' { 0xff0d } else { u32::from(it) }.to_be_bytes();
+        [1, 0].map(|down| [[4, down, 0, 0], symbol].concat()).concat()
+    });
+    viewer.line.write_all(&keys.collect::<Vec<u8>>()).expect("room");
+    wait(&mut control, "Text", "099 sphinx of quartz_");
+    assert_eq!(text.len(), 2099);
+    let typed = line(&mut control, "Text");
+    assert!(typed.contains(" 2099 typed"), "{typed}");
+    control.ask(&Command::Quit).expect("an answer");
+    assert_eq!(machine.wait(PATIENCE).expect("an end"), 0);
+}
+
 #[test]
 fn a_viewer_sees_a_whole_picture_and_leaves_nothing_behind() {
     let test = "a_viewer_sees_a_whole_picture_and_leaves_nothing_behind";
@@ -107,19 +163,15 @@ fn a_viewer_sees_a_whole_picture_and_leaves_nothing_behind() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let (screen, control) = (folder.path().join("screen"), folder.path().join("control"));
-    let vnc = format!("unix:{},name=a probe", screen.display());
-    let path = control.display().to_string();
-    let words = ["run", "--control", &path, "--vnc", &vnc, "--cmdline", "then=halt"];
-    let mut machine = Running::vmm(&words).expect("vmm");
-    let mut control = connect(&control).expect("the control socket");
+    let screen = folder.path().join("screen");
+    let (mut machine, mut control) = start(&screen);
     assert!(viewers(&mut control).is_empty());
     let mut viewer = Viewer::new(&screen);
     assert_eq!(viewer.look(), usize::from(viewer.width) * usize::from(viewer.height));
     let shown = viewers(&mut control);
     assert_eq!((shown.len(), &shown[0]["access"]), (1, &Value::from("full")), "{shown:?}");
     // A second machine cannot have the same screen, and the first goes on.
-    let other = Running::vmm(&["run", "--vnc", &vnc]);
+    let other = Running::vmm(&["run", "--vnc", &served(&screen)]);
     let mut other = other.expect("vmm");
     assert_eq!(other.wait(PATIENCE).expect("an end"), 1);
     let said = other.stderr.text();
@@ -156,7 +208,7 @@ fn a_still_screen_costs_no_traffic_and_next_to_no_time() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let screen = folder.path().join("screen");
-    let vnc = format!("unix:{},name=a probe", screen.display());
+    let vnc = served(&screen);
     let mut machine = Running::vmm(&["run", "--vnc", &vnc, "--cmdline", "then=halt"]).expect("vmm");
     machine.says("]}\n", 1).expect("a report");
     let mut viewer = Viewer::new(&screen);

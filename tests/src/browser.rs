@@ -20,13 +20,14 @@ use crate::program::PATIENCE;
 const PROGRAM: &str = "chromium";
 /// No graphics card, no sandbox (which wants rights that containers lack), and certificates that
 /// nobody signed.
-const FLAGS: [&str; 7] = [
+const FLAGS: [&str; 8] = [
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-first-run",
     "--ignore-certificate-errors",
+    "--host-resolver-rules=MAP *.example 127.0.0.1",
     "--remote-debugging-pipe",
 ];
 
@@ -194,8 +195,9 @@ impl Browser {
                 return Ok(());
             }
             if Instant::now() >= deadline {
+                // The page is long, and whoever cuts a message keeps its end.
                 let page = self.value("document.documentElement.outerHTML");
-                bail!("`{expression}` is {value:?} in {page:?}");
+                bail!("in {page:?}, `{expression}` is {value:?}");
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -227,7 +229,10 @@ impl Browser {
         });
         self.order("Emulation.setDeviceMetricsOverride", &metrics)?;
         self.order("Emulation.setTouchEmulationEnabled", &json!({ "enabled": phone }))?;
-        self.until(&format!("innerWidth == {width} && innerHeight == {height}"))
+        self.until(&format!("innerWidth == {width} && innerHeight == {height}"))?;
+        // Scripts that observe a size act in the next frame, and move what a test clicks on.
+        let frame = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))";
+        self.value(frame).map(|_| ())
     }
 
     /// Whether pages shall be dark.

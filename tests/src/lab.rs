@@ -181,3 +181,52 @@ fn assets(names: &[&str]) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let pairs = lines.lines().filter_map(|line| line.split_once('='));
     Ok(pairs.map(|(name, path)| (name.to_owned(), path.into())).collect())
 }
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// Makes two packages, `dirs` with a directory `/bin` and `links` with a link in its place, and
+    /// unpacks them as `$1` and `$2`, which dpkg and apt then see in this order.
+    const PACKAGES: &str = r#"
+set -euo pipefail
+here=$PWD/tests/lab first=$1 second=$2 TRANSOM_CACHE=$3
+fail() { echo "fail: $*" >&2; exit 1; }
+. "$here/debian.sh"
+mkdir -p "$cache/apt/suite" "$cache/debs" "$cache"/{dirs,links}/DEBIAN
+for name in dirs links; do
+  printf '%s\n' "Package: $name" 'Version: 1' 'Architecture: all' 'Maintainer: x <x@x>' \
+    'Description: x' > "$cache/$name/DEBIAN/control"
+done
+mkdir -p "$cache"/dirs/{bin,lib} "$cache"/links/usr/{bin,lib}
+echo one > "$cache/dirs/bin/one"
+echo two > "$cache/links/usr/bin/two"
+ln -s usr/bin "$cache/links/bin"
+ln -s usr/lib "$cache/links/lib"
+dpkg-deb --build "$cache/$first" "$cache/debs/1.deb" > /dev/null
+dpkg-deb --build "$cache/$second" "$cache/debs/2.deb" > /dev/null
+open_suite() { :; }
+apt_of() {
+  case $3 in
+    -s) printf 'Inst dirs\nInst links\n' ;;
+    download) cp "$cache"/debs/*.deb . ;;
+  esac
+}
+unpack_tree suite "$cache/tree" dirs links
+[ "$(readlink "$cache/tree/bin")" = usr/bin ] || fail "/bin is no link to usr/bin"
+[ "$(readlink "$cache/tree/lib64")" = usr/lib64 ] || fail "/lib64 is no link to usr/lib64"
+[ "$(cat "$cache/tree/bin/one" "$cache/tree/bin/two")" = $'one\ntwo' ] || fail "a file is missing"
+"#;
+
+    #[test]
+    fn packages_with_bin_as_a_directory_and_as_a_link_make_one_tree() {
+        for [first, second] in [["dirs", "links"], ["links", "dirs"]] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut bash = Command::new("bash");
+            bash.args(["-c", PACKAGES, "bash", first, second]).arg(folder.path());
+            let output = bash.current_dir(repository()).output().unwrap();
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{first}, then {second}: {error}");
+        }
+    }
+}

@@ -20,6 +20,7 @@ pub mod program;
 pub mod python;
 pub mod sight;
 pub mod suite;
+pub mod tally;
 pub mod tpm;
 pub mod uefi;
 pub mod viewer;

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -129,7 +130,10 @@ impl Linux {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes.extend(archive(&files));
         let whole = first.with_extension(format!("{:016x}", number_of(&files)));
-        fs::write(&whole, bytes).with_context(|| whole.display().to_string())?;
+        // Another lab may be reading the same file at this moment.
+        let mut new = tempfile::NamedTempFile::new_in(&shared)?;
+        new.write_all(&bytes)?;
+        new.persist(&whole).with_context(|| whole.display().to_string())?;
         Ok(whole)
     }
 }

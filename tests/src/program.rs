@@ -1,7 +1,7 @@
 //! The `vmm` program as a user starts it: its words, its output, its signals, its control socket.
 
 use std::fmt::Write as _;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -12,6 +12,7 @@ use std::{env, fs, io, thread};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+pub use skip::{not_run, not_run_in_part};
 use vmm::control::Client;
 
 use crate::idle;
@@ -64,11 +65,6 @@ fn find(name: &str) -> Result<PathBuf> {
     }
     ensure!(program.exists(), "{} is not there after {build:?}", program.display());
     Ok(program)
-}
-
-/// Says that a test, or a part of one, cannot run here; unlike `eprintln`, libtest shows it.
-pub fn not_run(what: &str, reason: &str) {
-    writeln!(io::stderr(), "not run here: {what}: {reason}").ok();
 }
 
 /// What a program left when it ended.

@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use anyhow::bail;
 
-use crate::lab::Lab;
+use crate::lab::{self, Lab};
+use crate::program::not_run;
+use crate::tally;
 
 /// Prints a line, whoever reads: the runner's output is what cargo shows.
 #[macro_export]
@@ -18,16 +20,32 @@ macro_rules! say {
     }};
 }
 
-/// A test: its name, and what it does.
+/// A test: its name, what it does, and whether it takes long beside what it adds to the others.
 pub struct Test {
     name: String,
     body: Box<dyn Fn() -> anyhow::Result<()>>,
+    thorough: bool,
 }
 
 impl Test {
     /// A test called `name`.
     pub fn new(name: impl Into<String>, body: impl Fn() -> anyhow::Result<()> + 'static) -> Self {
-        Self { name: name.into(), body: Box::new(body) }
+        Self { name: name.into(), body: Box::new(body), thorough: false }
+    }
+
+    /// The same test, run with `TRANSOM_TESTS=all` alone; it is reported as skipped otherwise.
+    #[must_use]
+    pub fn thorough(self) -> Self {
+        Self { thorough: true, ..self }
+    }
+
+    /// Whether to run it now.
+    fn is_due(&self) -> bool {
+        let due = !self.thorough || lab::everything();
+        if !due {
+            not_run(&self.name, tally::THOROUGH);
+        }
+        due
     }
 
     /// Runs it; a panic is a failure like another.
@@ -85,7 +103,9 @@ impl Suite {
         {
             return Ok(code);
         }
-        Ok(run(&chosen, all - chosen.len()))
+        let filtered = all - chosen.len();
+        let due: Vec<_> = chosen.into_iter().filter(Test::is_due).collect();
+        Ok(run(&due, filtered))
     }
 }
 

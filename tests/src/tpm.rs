@@ -1,15 +1,14 @@
 //! A TPM for a guest: a swtpm of its own, new and empty.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use tempfile::TempDir;
-
-/// Programs start slowly in the lab.
-const START: Duration = Duration::from_secs(60);
 
 /// A process, which goes with this value if its machine has not ended it.
 pub struct Swtpm {
@@ -18,27 +17,21 @@ pub struct Swtpm {
 }
 
 impl Swtpm {
-    /// Starts it, and waits until a machine can connect.
+    /// Starts it; a machine can connect.
     ///
     /// # Errors
     ///
-    /// When it is not installed, or makes no socket.
+    /// When it is not installed.
     pub fn start() -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("a folder for a TPM")?;
+        // It is given a socket that listens: one of its own is there before it can be connected to.
+        let listener = UnixListener::bind(folder.path().join("control")).context("a socket")?;
         let mut command = Command::new("swtpm");
         command.args(["socket", "--tpm2", "--tpmstate"]);
         command.arg(format!("dir={}", folder.path().display()));
-        command.arg("--ctrl").arg(format!("type=unixio,path={}/control", folder.path().display()));
-        let child = command.stdin(Stdio::null()).spawn().context("swtpm")?;
-        let mut swtpm = Self { child, folder };
-        let end = Instant::now() + START;
-        while !swtpm.path().exists() {
-            let ended = swtpm.child.try_wait()?;
-            ensure!(ended.is_none(), "swtpm ended: {ended:?}");
-            ensure!(Instant::now() < end, "swtpm makes no socket");
-            sleep(Duration::from_millis(10));
-        }
-        Ok(swtpm)
+        command.args(["--ctrl", "type=unixio,fd=1"]);
+        command.stdin(Stdio::null()).stdout(OwnedFd::from(listener));
+        Ok(Self { child: command.spawn().context("swtpm")?, folder })
     }
 
     /// Its control socket.

@@ -209,8 +209,8 @@ pub(crate) fn lints(tree: &Tree) -> Vec<Finding> {
         let member = file.text.contains("[package]") && !file.path.starts_with("tests/guest/");
         file.name() == "Cargo.toml" && member
     });
-    // Fuzzers are a workspace of their own: their compiler is another.
-    let crates = crates.filter(|file| !file.path.starts_with("tests/fuzz/"));
+    // libFuzzer's is a workspace of its own: its compiler is another.
+    let crates = crates.filter(|file| !file.path.starts_with("tests/fuzz/libfuzzer/"));
     let lacks = crates.filter(|file| !file.text.contains("[lints]\nworkspace = true"));
     lacks.map(|file| Finding::new(&file.path, 1, "no `[lints] workspace = true`")).collect()
 }

@@ -6,8 +6,8 @@ use syn::visit::{self, Visit};
 
 use crate::tree::{Finding, Source, Tree};
 
-const FUNCTION_LINES: usize = 60;
-const FILE_LINES: usize = 600;
+pub(crate) const FUNCTION_LINES: usize = 60;
+pub(crate) const FILE_LINES: usize = 600;
 const FIELDS: usize = 15;
 const METHODS: usize = 7;
 const PARAMETERS: usize = 5;
@@ -223,7 +223,7 @@ pub(crate) fn columns(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in &tree.files {
         let limit = match file {
-            file if file.path.ends_with(".rs") => COLUMNS,
+            file if file.path.ends_with(".rs") || file.is_c() => COLUMNS,
             file if file.is_script() || file.is_sourced() => SCRIPT_COLUMNS,
             _ => continue,
         };

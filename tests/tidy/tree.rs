@@ -64,6 +64,11 @@ impl File {
         self.text.starts_with("#!") && !self.text.starts_with("#![")
     }
 
+    /// Whether it is C, or assembly beside it.
+    pub(crate) fn is_c(&self) -> bool {
+        [".c", ".h", ".S"].iter().any(|ending| self.path.ends_with(ending))
+    }
+
     /// Whether it is a part of scripts: its first line tells the shell it is written for.
     pub(crate) fn is_sourced(&self) -> bool {
         self.text.starts_with("# shellcheck shell=")

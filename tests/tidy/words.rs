@@ -19,6 +19,10 @@ const PRINTERS: &[&str] = &[
 const EMPTY_NAMES: &[&str] =
     &["manager", "handler", "helper", "helpers", "util", "utils", "common", "base", "core", "misc"];
 
+/// Where the words of a skip may stand: where they are written and counted, and benchmarks.
+const SPEAKS_OF_SKIPS: &[&str] =
+    &["tests/skip/", "tests/src/tally.rs", "tests/tidy.rs", "tests/tidy/", "benches/"];
+
 /// Files that name the markers because they forbid them.
 const NAMES_MARKERS: &[&str] = &["STYLE.md", "tests/tidy.rs", "tests/tidy/"];
 
@@ -42,6 +46,22 @@ pub(crate) fn ignore(tree: &Tree) -> Vec<Finding> {
     each(tree, |source| {
         let lines = Attributes::of(source, |attribute| attribute.path().is_ident("ignore"));
         (lines, "an ignored test, at most 0: 1")
+    })
+}
+
+/// A test that cannot run reports it through the crate `skip`, whose lines `./test` counts.
+pub(crate) fn skips(tree: &Tree) -> Vec<Finding> {
+    each(tree, |source| {
+        let exempt = SPEAKS_OF_SKIPS.iter().any(|path| source.path.starts_with(path));
+        let own = |text: &str| {
+            let text = text.trim_start_matches(['b', 'r', '#', '"']).trim_start_matches("\\n");
+            text.contains("not run here")
+                || text.starts_with("not run")
+                || text.contains(": not run:")
+        };
+        let literals = source.tokens.iter().filter(|it| !exempt && it.text.contains('"'));
+        let lines = literals.filter(|it| own(&it.text)).map(|it| it.start.line).collect();
+        (lines, "a skip that is not counted; call `skip::not_run`, at most 0: 1")
     })
 }
 

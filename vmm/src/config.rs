@@ -4,6 +4,8 @@
 mod boot;
 mod built;
 mod display;
+pub mod guid;
+mod meant;
 mod served;
 mod smbios;
 
@@ -22,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::boot::Order;
 pub use self::display::{Absent, Display};
+use self::meant::meant;
 pub use self::smbios::Smbios;
 use crate::jail;
 use crate::keys::layout;
@@ -130,10 +133,12 @@ options! {
     /// `auth=none`. Passwords are the first lines of files; `view-password` is for looking only.
     /// With `tls-cert` viewers must use TLS, and their user name can matter. `view-only`: nobody
     /// may touch. `shared`: nobody gets the screen for themselves. `called`: what messages call the
-    /// place. `fd:N` is a socket that was inherited and listens. Each place has words of its own.
+    /// place. `announced`, for Unix sockets: clients were let in before, and say in a first line
+    /// who they are. `fd:N` is a socket that was inherited and listens. Each place has words of its
+    /// own.
     "vnc" "HOST:PORT|unix:PATH|fd:N[,password=FILE][,view-password=FILE][,user=NAME]\
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,shared][,name=TEXT]\
-           [,called=TEXT]"
+           [,called=TEXT][,announced]"
     vnc: Vec<listen::Config>,
     /// Serve the screen to web browsers: a page with noVNC. Passwords, TLS and the other words are
     /// as with `vnc`; files with certificates may be replaced at any time. Behind a proxy, `origin`
@@ -143,11 +148,12 @@ options! {
            [,tls-cert=FILE,tls-key=FILE][,auth=none][,view-only][,origin=URL][,proxy=ADDRESS]\
            [,name=TEXT]"
     web: Option<web::Config>,
-    /// What this process gives up before the guest runs. `auto`, if nothing is said: what changes
-    /// nothing of what can be asked of the machine later. `on`: also root's right to open any file,
-    /// and all files but what is open, what lies in the folders of disks and media, and in
-    /// `folders`; what this host does not let it give up is said in a line. `must`: all of it, or
-    /// there is no machine. `user` is who root becomes. `seccomp=log` lets refused system calls
+    /// What this process gives up before the guest runs. `auto` (default): all capabilities, the
+    /// network namespace and most system calls; files of any path can be named later, if its user
+    /// may open them, and root stays root. `on`: also all files but what is open, what lies in the
+    /// folders of disks and media, and in `folders`; what this host does not let it give up is a
+    /// line of the log. `must`: all of it, or there is no machine; leaving the network namespace
+    /// needs CAP_SYS_ADMIN. `user` is who root becomes. `seccomp=log` lets refused system calls
     /// work, and the kernel logs them. `debug` leaves the process open to debuggers and core dumps.
     "jail" "auto|off|on|must[,user=UID[:GID]][,folders=PATH[:PATH...]][,seccomp=on|off|log]\
             [,landlock=on|off][,debug]"
@@ -155,10 +161,14 @@ options! {
     /// Hyper-V enlightenments: `on`, `off`, or `auto`, which is on with firmware where KVM has
     /// them and off for a kernel that is started directly.
     "hyperv" "auto|on|off" hyperv: Hyperv,
-    /// Registers (MSRs) that nobody knows: `fault`, or `ignore` to read them as zero.
-    "msr" "fault|ignore" msr: Unknown,
+    /// Unknown model-specific registers (MSRs): `fault`, `ignore` to read them as zero, or `auto`
+    /// (default), which is `ignore` for a guest that is offered Hyper-V and `fault` for any other.
+    "msr" "auto|fault|ignore" msr: Unknown,
     /// What SMBIOS tells of the machine.
     "smbios" "[manufacturer=..][,product=..][,version=..][,serial=..][,uuid=..]" smbios: Smbios,
+    /// The VM Generation ID, by which a guest learns that it was cloned or restored: a UUID. The
+    /// default is derived from the machine's, and so stays the same; `vmm ctl vmgenid` changes it.
+    "vmgenid" "UUID" vmgenid: Option<String>,
     /// A file for the guest in fw_cfg: `opt/...=TEXT`, or `opt/...=@FILE`.
     "fw-cfg" "NAME=VALUE" fw_cfg: Vec<Item>,
     /// On SIGTERM, press the power button and wait this long before switching off.
@@ -551,7 +561,13 @@ impl Config {
     /// One sentence that names the option, what is wrong, and the way out.
     pub fn check(&self) -> anyhow::Result<()> {
         self.memory.check().map_err(usage)?;
-        self.smbios.uuid().map_err(usage)?;
+        for (option, uuid) in
+            [("smbios uuid=", Some(&self.smbios.uuid)), ("vmgenid ", self.vmgenid.as_ref())]
+        {
+            if let Some(uuid) = uuid.filter(|uuid| !uuid.is_empty()) {
+                guid::read(uuid).map_err(|error| usage(anyhow::anyhow!("--{option}{error:#}")))?;
+            }
+        }
         let conflict = match self {
             Self { vars: Some(_), firmware: None, .. } => "--vars needs --firmware",
             Self { initrd: Some(_), kernel: None, .. } => "--initrd needs --kernel",
@@ -573,7 +589,7 @@ fn usage(error: anyhow::Error) -> anyhow::Error {
 
 fn unknown(key: &str) -> anyhow::Error {
     let known: Vec<_> = OPTIONS.iter().map(|option| option.key).collect();
-    let hint = keyvalue::nearest(key, &known).map_or_else(
+    let hint = meant(key, &known).map_or_else(
         || "`vmm help run` lists them".into(),
         |near| format!("did you mean --{near}?"),
     );

@@ -9,12 +9,13 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+pub use devices::backend::disk::FileId;
 use devices::backend::stream::Bound;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
@@ -119,7 +120,9 @@ commands! {
     /// in ctrl-alt-delete, or by their scan codes, as in 0xe05b (the left logo key).
     "key" "KEY[-KEY...]" Key { keys: Combination; },
     /// Type a text on the machine's keyboard (see `--keyboard`), with Enter for line feeds;
-    /// answered when it is typed. Nothing is typed if that keyboard lacks one of its characters.
+    /// answered when the guest has fetched all of it. Nothing is typed if that keyboard lacks one
+    /// of its characters. UEFI firmware drops keys that it fetched and its shell did not read in
+    /// time: give it a few words at a time.
     "type" "TEXT" Type { text: String; },
     /// Move the pointer to a place of the screen: 0 is left and above, 32767 right and below. Bits
     /// of the buttons that are down: 1 left, 2 right, 4 middle; notches of the wheel, away from a
@@ -127,15 +130,20 @@ commands! {
     "pointer" "X Y [buttons N] [wheel N]" Pointer { x: u16, y: u16; buttons: u8, wheel: i32 },
     /// Plug in a USB device: a kind and its keys, as `--device` takes them, like
     /// usb-storage,path=win11.iso. The answer has its name. Paths are as the machine sees them:
-    /// whole, or from the folder that it was started in.
-    "attach" "KIND[,KEY=VALUE...]" Attach { device: String; },
+    /// whole, or from the folder that it was started in. With `only`, nothing but the file with
+    /// these numbers (`stat -c %d:%i FILE`) is opened.
+    "attach" "KIND[,KEY=VALUE...] [only DEV:INODE]" Attach { device: String; only: FileId },
     /// Pull out the USB device with this name (see `status`), whatever the guest does with it.
     "detach" "NAME" Detach { name: String; },
     /// Take the medium out of the drive with this name (see `status`). A guest that holds it is
     /// asked to let go; `force` takes it all the same.
     "eject" "NAME [force]" Eject { name: String; force: Force },
-    /// Put another medium into a drive that is empty.
-    "insert" "NAME PATH" Insert { name: String, path: PathBuf; },
+    /// Give the guest another VM Generation ID, random unless it is given, and notify it. The guest
+    /// then acts as one that was cloned or restored: it takes new random numbers, and a domain
+    /// controller gives up the identifiers that its copy could give out, too.
+    "vmgenid" "[UUID]" Vmgenid {; id: String },
+    /// Put another medium into a drive that is empty; `only` as for `attach`.
+    "insert" "NAME PATH [only DEV:INODE]" Insert { name: String, path: PathBuf; only: FileId },
     /// Switch off at once.
     "quit" "" Quit,
 }
@@ -209,18 +217,71 @@ pub struct Request {
     /// What is asked.
     pub command: Command,
     back: Sender<Answer>,
+    unwritten: Arc<Unwritten>,
 }
 
-/// What is said: a line, and what may follow it.
+/// What is said: a line, and what may follow it. It counts as unwritten until it is dropped.
 struct Answer {
     line: Value,
     bytes: Vec<u8>,
+    unwritten: Arc<Unwritten>,
+}
+
+impl Answer {
+    fn new(line: Value, bytes: Vec<u8>, unwritten: &Arc<Unwritten>) -> Self {
+        *unwritten.count() += 1;
+        Self { line, bytes, unwritten: unwritten.clone() }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        *self.unwritten.count() -= 1;
+        self.unwritten.fewer.notify_all();
+    }
+}
+
+/// The number of answers that were given and did not reach their clients yet.
+#[derive(Default)]
+struct Unwritten {
+    count: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Unwritten {
+    fn count(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().expect("no client's thread panicked")
+    }
+
+    /// Waits until all are written, or for so long.
+    fn wait(&self, most: Duration) {
+        let left = self.fewer.wait_timeout_while(self.count(), most, |count| *count > 0);
+        drop(left.expect("no client's thread panicked"));
+    }
 }
 
 impl Request {
     /// A command of somebody who does not wait for the answer.
     pub fn unanswered(command: Command) -> Self {
-        Self { command, back: mpsc::channel().0 }
+        Self { command, back: mpsc::channel().0, unwritten: Arc::default() }
+    }
+
+    /// Sends a command from within this process, and waits for its answer.
+    ///
+    /// # Errors
+    ///
+    /// When the machine refuses, or does not answer in time.
+    pub fn ask(command: Command, send: impl FnOnce(Self) -> bool) -> anyhow::Result<Value> {
+        let (back, answers) = mpsc::channel();
+        let request = Self { command, back, unwritten: Arc::default() };
+        ensure!(send(request), "the machine is off");
+        let mut answer = answers.recv_timeout(OWN_ANSWER).context("the machine does not answer")?;
+        match answer.line.take() {
+            Value::Object(mut line) if line.contains_key("ok") => {
+                Ok(line.remove("ok").unwrap_or_default())
+            }
+            line => bail!("{}", line["error"].as_str().unwrap_or("the machine refused")),
+        }
     }
 
     /// Answers it.
@@ -230,7 +291,7 @@ impl Request {
             Err(error) => json!({ "error": format!("{error:#}") }),
         };
         // A client that left does not want it any more.
-        self.back.send(Answer { line, bytes: Vec::new() }).ok();
+        self.back.send(Answer::new(line, Vec::new(), &self.unwritten)).ok();
     }
 
     /// Answers it with a picture.
@@ -240,7 +301,7 @@ impl Request {
             Ok((Picture { width, height }, bytes)) => {
                 let count = bytes.len();
                 let line = json!({"ok": {"width": width, "height": height, "bytes": count}});
-                self.back.send(Answer { line, bytes }).ok();
+                self.back.send(Answer::new(line, bytes, &self.unwritten)).ok();
             }
         }
     }
@@ -252,6 +313,10 @@ const LONGEST: u64 = 64 << 10;
 pub const LONGEST_ANSWER: u64 = 1 << 20;
 /// Bytes of the largest picture: no display has more memory.
 const LARGEST: usize = 256 << 20;
+/// Commands of this process are answered within.
+const OWN_ANSWER: Duration = Duration::from_secs(5);
+/// What was answered before the end of the machine is written within.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// More clients at once wait in the listener's queue.
 const MOST: usize = 16;
 
@@ -263,6 +328,7 @@ pub struct Server {
     /// Closing it ends the thread.
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    unwritten: Arc<Unwritten>,
 }
 
 impl Server {
@@ -274,6 +340,8 @@ impl Server {
     pub fn new(bound: Bound, tell: Sender<Notice>) -> anyhow::Result<Self> {
         // The thread ends when the other end of this pipe is closed.
         let (ended, stop) = rustix::pipe::pipe().context("--control")?;
+        let unwritten = Arc::<Unwritten>::default();
+        let answers = unwritten.clone();
         let body = move || {
             let clients = Arc::new(());
             loop {
@@ -296,9 +364,9 @@ impl Server {
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 };
-                let (tell, count) = (tell.clone(), clients.clone());
+                let (tell, count, answers) = (tell.clone(), clients.clone(), answers.clone());
                 let serve = move || {
-                    if let Err(error) = serve(&client, &tell) {
+                    if let Err(error) = serve(&client, &tell, &answers) {
                         tracing::debug!("control: {error:#}");
                     }
                     drop(count);
@@ -307,7 +375,7 @@ impl Server {
             }
         };
         let thread = Builder::new().name("control".into()).spawn(body).context("--control")?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self { stop: Some(stop), thread: Some(thread), unwritten })
     }
 }
 
@@ -317,11 +385,17 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take() {
             thread.join().expect("a panic ends the process");
         }
+        // The end of the process would cut them off.
+        self.unwritten.wait(LAST_ANSWERS);
     }
 }
 
 /// Talks to one client until it leaves.
-fn serve(mut client: &UnixStream, tell: &Sender<Notice>) -> anyhow::Result<()> {
+fn serve(
+    mut client: &UnixStream,
+    tell: &Sender<Notice>,
+    unwritten: &Arc<Unwritten>,
+) -> anyhow::Result<()> {
     client.set_nonblocking(false)?;
     client.set_read_timeout(Some(Duration::from_secs(60)))?;
     client.set_write_timeout(Some(Duration::from_secs(10)))?;
@@ -334,12 +408,13 @@ fn serve(mut client: &UnixStream, tell: &Sender<Notice>) -> anyhow::Result<()> {
         let answer = match serde_json::from_str(&line) {
             Ok(command) => {
                 let (back, coming) = mpsc::channel();
-                tell.send(Notice::Control(Request { command, back }))?;
+                let unwritten = unwritten.clone();
+                tell.send(Notice::Control(Request { command, back, unwritten }))?;
                 coming.recv().context("the machine is gone")?
             }
             Err(error) => {
                 let line = json!({ "error": keyvalue::explain(error).to_string() });
-                Answer { line, bytes: Vec::new() }
+                Answer::new(line, Vec::new(), unwritten)
             }
         };
         writeln!(client, "{}", answer.line)?;
@@ -523,6 +598,32 @@ mod test {
     }
 
     #[test]
+    fn the_end_waits_for_answers_that_are_being_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let (tell, notices) = mpsc::channel();
+        let server = Server::new(Bound::new(&path).unwrap(), tell).unwrap();
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"{\"command\": \"screenshot\"}\n").unwrap();
+        let Ok(Notice::Control(request)) = notices.recv() else { panic!("a request") };
+        // More than a socket keeps.
+        request.show(Ok((Picture { width: 1024, height: 2048 }, vec![10; 8 << 20])));
+        assert_eq!(*server.unwritten.count(), 1);
+        server.unwritten.wait(Duration::from_millis(1));
+        assert_eq!(*server.unwritten.count(), 1, "nobody has read it");
+        let mut lines = BufReader::new(client);
+        lines.read_line(&mut String::new()).unwrap();
+        lines.read_exact(&mut vec![0; 8 << 20]).unwrap();
+        server.unwritten.wait(Duration::MAX);
+        assert_eq!(*server.unwritten.count(), 0);
+        // Nor does it wait for a question that nobody answered.
+        lines.get_mut().write_all(b"{\"command\": \"status\"}\n").unwrap();
+        let Ok(unanswered) = notices.recv() else { panic!("a request") };
+        drop(server);
+        drop(unanswered);
+    }
+
+    #[test]
     fn who_has_no_time_waits_for_nobody() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
@@ -597,10 +698,12 @@ mod test {
             assert_eq!(read(line), Ok(Command::Link { name, state, mtu }), "{line}");
         }
         let device = "usb-storage,path=a,,b.iso,cdrom".to_owned();
-        assert_eq!(read(&format!("attach {device}")), Ok(Command::Attach { device }));
+        assert_eq!(read(&format!("attach {device}")), Ok(Command::Attach { device, only: None }));
         let name = "usb-storage".to_owned();
         let path = PathBuf::from("a,b.iso");
-        assert_eq!(read("insert usb-storage a,b.iso"), Ok(Command::Insert { name, path }));
+        let only = Some(FileId { device: 7, inode: 12 });
+        let insert = Command::Insert { name, path, only };
+        assert_eq!(read("insert usb-storage a,b.iso only 7:12"), Ok(insert));
         for (line, force) in [("eject cd", None), ("eject cd force", Some(Force::Force))] {
             assert_eq!(read(line), Ok(Command::Eject { name: "cd".into(), force }), "{line}");
         }

@@ -75,6 +75,9 @@ const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 const PERFCTR_CORE: u32 = 1 << 23;
 /// Leaf 7, EDX: a register of Intel's, which KVM offers on AMD too and Windows does not bear there.
 const ARCH_CAPABILITIES: u32 = 1 << 29;
+/// Leaf 0x40000004, EAX: recommendations to a Hyper-V guest (TLFS 2.4.5).
+const APIC_BY_MSR: u32 = 1 << 3;
+const DEPRECATE_AUTO_EOI: u32 = 1 << 9;
 /// Leaf 0x80000007, EDX: the TSC runs on at one rate.
 const INVARIANT_TSC: u32 = 1 << 8;
 
@@ -295,8 +298,14 @@ fn with_hyperv(leaves: &mut Vec<Leaf>, hyperv: &[Leaf]) {
                 leaf.edx &= 1 << 4 | 1 << 8 | 1 << 10 | 1 << 14 | 1 << 19;
             }
             0x4000_0004 => {
-                // Relaxed timing, and no nested flushes; spinlocks: say when you wait for long.
+                // Relaxed timing, and no nested flushes. With "deprecate AutoEOI" (bit 9) KVM's
+                // APIC can be accelerated, and then an access by MSR (bit 3) would be an exit that
+                // the accelerated one is not.
                 leaf.eax = leaf.eax & !(1 << 14) | 1 << 5;
+                if leaf.eax & DEPRECATE_AUTO_EOI != 0 {
+                    leaf.eax &= !APIC_BY_MSR;
+                }
+                // Spinlocks: retries before a guest tells the hypervisor that it waits.
                 leaf.ebx = 0xfff;
             }
             _ => {}
@@ -410,7 +419,7 @@ mod test {
         let hyperv = [
             leaf(0x4000_0000, 0, 0x4000_0082),
             leaf(0x4000_0003, 0, u32::MAX),
-            leaf(0x4000_0004, 0, 0),
+            leaf(0x4000_0004, 0, 1 << 3 | 1 << 9),
             leaf(0x4000_0080, 0, 1),
         ];
         let kvm = vec![leaf(0, 0, 0xd), leaf(0x4000_0000, 0, 0x4000_0001), leaf(0x4000_0001, 0, 7)];
@@ -418,7 +427,8 @@ mod test {
         let cpuid = model.of(0).unwrap();
         assert_eq!(find(&cpuid, 0x4000_0000, 0).eax, 0x4000_0005);
         assert_eq!(find(&cpuid, 0x4000_0003, 0).eax & 0b110_0000, 0b110_0000);
-        assert_eq!(find(&cpuid, 0x4000_0004, 0).eax & 1 << 5, 1 << 5);
+        let recommended = find(&cpuid, 0x4000_0004, 0).eax;
+        assert_eq!(recommended & (1 << 3 | 1 << 5 | 1 << 9), 1 << 5 | 1 << 9, "no APIC by MSR");
         assert_eq!(find(&cpuid, 0x4000_0100, 0).eax, 0x4000_0101);
         assert_eq!(find(&cpuid, 0x4000_0101, 0).eax, 7);
         assert!(!cpuid.as_slice().iter().any(|leaf| leaf.function == 0x4000_0080));

@@ -91,8 +91,12 @@ fn look() -> Findings {
     };
     let runs = vec![
         Runs { what: "the probe", works: checked.is_ok() },
-        Runs { what: "UEFI firmware and operating systems", works: full },
-        Runs { what: "Windows with enlightenments", works: full && has("HYPERV_CPUID") },
+        // Each line names what was tried, so that nobody takes a capability for a promise.
+        Runs { what: "UEFI firmware and Linux (tried on AMD SVM, not on Intel VMX)", works: full },
+        Runs {
+            what: "the Hyper-V interface for Windows (Windows itself was not tried)",
+            works: full && has("HYPERV_CPUID"),
+        },
         Runs { what: "firmware that needs SMM", works: false },
     ];
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();

@@ -12,8 +12,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unknown {
-    /// A general-protection fault, as on a processor that does not have it.
+    /// `Ignore` for a guest that is offered Hyper-V, since Windows reads registers without an
+    /// exception handler; `Fault` for any other.
     #[default]
+    Auto,
+    /// A general-protection fault, as on a processor that does not have it.
     Fault,
     /// Reads as zero, and takes writes.
     Ignore,
@@ -23,6 +26,7 @@ pub enum Unknown {
 /// Windows and its drivers look at, and that mean nothing in a virtual machine.
 const BENIGN: &[std::ops::RangeInclusive<u32>] = &[
     0x34..=0x34,               // SMI_COUNT
+    0x4e..=0x4f,               // PPIN_CTL, PPIN: the processor's serial number
     0x88..=0x8a,               // BBL_CR_D0..: looked at by the HAL
     0xe7..=0xe8,               // MPERF, APERF
     0x116..=0x11e,             // BBL_CR_*
@@ -41,7 +45,7 @@ const BENIGN: &[std::ops::RangeInclusive<u32>] = &[
 
 /// One machine's answers.
 pub struct Policy {
-    unknown: Unknown,
+    faults: bool,
     /// Said once each: a guest must not fill the log.
     said: Mutex<BTreeSet<u32>>,
 }
@@ -50,9 +54,14 @@ pub struct Policy {
 const MOST: usize = 256;
 
 impl Policy {
-    /// Answers for what is on no list.
-    pub fn new(unknown: Unknown) -> Self {
-        Self { unknown, said: Mutex::default() }
+    /// Answers for what is on no list, to a guest that is offered Hyper-V or is not.
+    pub fn new(unknown: Unknown, hyperv: bool) -> Self {
+        let faults = match unknown {
+            Unknown::Auto => !hyperv,
+            Unknown::Fault => true,
+            Unknown::Ignore => false,
+        };
+        Self { faults, said: Mutex::default() }
     }
 
     /// The value of a register, or a fault.
@@ -71,13 +80,10 @@ impl Policy {
         }
         let mut said = self.said.lock().expect("no thread panicked");
         if said.len() < MOST && said.insert(index) {
-            let answer = match self.unknown {
-                Unknown::Fault => "a fault (--msr ignore makes it zero)",
-                Unknown::Ignore => "zero",
-            };
+            let answer = if self.faults { "a fault (--msr ignore makes it zero)" } else { "zero" };
             tracing::info!("the guest {verb} unknown MSR {index:#x}: it gets {answer}");
         }
-        self.unknown == Unknown::Ignore
+        !self.faults
     }
 }
 
@@ -87,16 +93,23 @@ mod test {
 
     #[test]
     fn listed_registers_are_zero_and_others_as_the_policy_says() {
-        let strict = Policy::new(Unknown::Fault);
+        let strict = Policy::new(Unknown::Fault, true);
         assert_eq!((strict.read(0x611), strict.write(0x1b0, 6)), (Some(0), true));
         assert_eq!((strict.read(0xdead), strict.write(0xdead, 1)), (None, false));
-        let lax = Policy::new(Unknown::Ignore);
+        assert_eq!((strict.read(0x4e), strict.read(0x4f)), (Some(0), Some(0)));
+        let lax = Policy::new(Unknown::Ignore, false);
         assert_eq!((lax.read(0xdead), lax.write(0xdead, 1)), (Some(0), true));
     }
 
     #[test]
+    fn a_guest_that_is_offered_hyperv_meets_no_fault() {
+        assert_eq!(Policy::new(Unknown::Auto, true).read(0xdead), Some(0));
+        assert_eq!(Policy::new(Unknown::Auto, false).read(0xdead), None);
+    }
+
+    #[test]
     fn a_guest_that_tries_them_all_costs_bounded_memory() {
-        let policy = Policy::new(Unknown::Fault);
+        let policy = Policy::new(Unknown::Fault, false);
         (0..100_000).for_each(|index| {
             policy.read(index);
         });

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use devices::backend::disk::Tray;
+use devices::backend::disk::{FileId, Tray};
 use serde_json::{Value, json};
 
 use crate::config::Config;
@@ -16,10 +16,13 @@ use crate::machine::Machine;
 /// # Errors
 ///
 /// When it is no device, or cannot be plugged in.
-pub fn attach(machine: &mut Machine, words: &str) -> anyhow::Result<Value> {
+pub fn attach(machine: &mut Machine, words: &str, only: Option<FileId>) -> anyhow::Result<Value> {
     let mut config = Config::default();
     config.set("device", words).context("attach")?;
-    let device = config.device.pop().context("no device")?;
+    let mut device = config.device.pop().context("no device")?;
+    if let Some(file) = only {
+        device.expect(file)?;
+    }
     let name = machine.attach(device)?;
     tracing::info!("{name} is plugged in");
     Ok(json!({ "name": name }))
@@ -52,10 +55,15 @@ pub fn eject(machine: &Machine, name: &str, force: bool) -> anyhow::Result<Value
 /// # Errors
 ///
 /// When there is one, or it cannot be opened.
-pub fn insert(machine: &Machine, name: &str, path: &Path) -> anyhow::Result<Value> {
+pub fn insert(
+    machine: &Machine,
+    name: &str,
+    path: &Path,
+    only: Option<FileId>,
+) -> anyhow::Result<Value> {
     ensure!(!path.as_os_str().is_empty(), "insert needs a path");
     let drive = machine.disks().tray(name)?;
-    drive.insert(path)?;
+    drive.insert(path, only)?;
     Ok(show(&*drive))
 }
 

@@ -242,15 +242,19 @@ mod test {
         #[expect(clippy::reversed_empty_ranges, reason = "somebody may compute one")]
         release(&ram, 0x5000..0x3000);
         assert_eq!(resident(), 4 << 20);
-        // The last page below the hole, and two pages above it.
-        release(&ram, 0xff000..(1 << 32) + 0x2000);
-        assert_eq!(resident(), (4 << 20) - 0x3000);
         let byte = |at: u64| ram.read_obj::<u8>(GuestAddress(at)).unwrap();
-        assert_eq!([byte(0xfefff), byte(0xff000), byte(0xfffff)], [7, 0, 0]);
-        assert_eq!([byte(high.0), byte(high.0 + 0x1fff), byte(high.0 + 0x2000)], [0, 0, 7]);
-        ram.write_obj(9_u8, high).unwrap();
-        let there = (4 << 20) - 0x2000;
-        assert_eq!((byte(high.0), resident()), (9, there), "what was written is there again");
+        let gives_back = || {
+            // The last page below the hole, and two pages above it.
+            release(&ram, 0xff000..(1 << 32) + 0x2000);
+            let gone = resident() == (4 << 20) - 0x3000;
+            assert_eq!([byte(0xfefff), byte(0xff000), byte(0xfffff)], [7, 0, 0]);
+            assert_eq!([byte(high.0), byte(high.0 + 0x1fff), byte(high.0 + 0x2000)], [0, 0, 7]);
+            ram.write_obj(9_u8, high).unwrap();
+            assert_eq!(byte(high.0), 9, "what was written is there again");
+            gone && resident() == (4 << 20) - 0x2000
+        };
+        // The host's kernel may make a huge page of what is around it at any moment.
+        assert!((0..20).any(|_| gives_back()), "{} bytes are there", resident());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use devices::input::Position;
 use devices::power::Buttons;
 use serde_json::{Value, json};
 
-use crate::config::Config;
+use crate::config::{Config, guid};
 use crate::control::{Command, Plug, Request, Server};
 use crate::jail::{self, Held};
 use crate::keys::layout::Stroke;
@@ -106,7 +106,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         paused: false,
         holds: 0,
         resets: Resets::default(),
-        crashed: None,
+        crashes: Quiet::default(),
         end: None,
     };
     let status = life.run();
@@ -143,27 +143,41 @@ struct Life {
     /// Devices that wait for something of the host's.
     holds: u32,
     resets: Resets,
-    /// After which reset a crash was told.
-    crashed: Option<u64>,
+    /// Crashes are told.
+    crashes: Quiet,
     /// The guest was asked to switch off: when we stop waiting, and the status then.
     end: Option<(Instant, u8)>,
 }
 
-/// Counts resets, and tells of them: a guest that resets all the time must not fill the log.
+/// When something was told: a guest that does it all the time must not fill the log.
+#[derive(Default)]
+struct Quiet(Option<Instant>);
+
+impl Quiet {
+    const TIME: Duration = Duration::from_secs(10);
+
+    /// Whether it may be told now, which is noted.
+    fn is_over(&mut self) -> bool {
+        let over = self.0.is_none_or(|told| told.elapsed() >= Self::TIME);
+        if over {
+            self.0 = Some(Instant::now());
+        }
+        over
+    }
+}
+
+/// Counts resets, and tells of them.
 #[derive(Default)]
 struct Resets {
     count: u64,
-    told: Option<Instant>,
+    told: Quiet,
 }
 
 impl Resets {
-    const QUIET: Duration = Duration::from_secs(10);
-
     /// One more, which began at `start` and is done.
     fn count(&mut self, start: Instant) {
         self.count += 1;
-        if self.told.is_none_or(|told| told.elapsed() >= Self::QUIET) {
-            self.told = Some(start);
+        if self.told.is_over() {
             tracing::info!("reset {} took {:?}", self.count, start.elapsed());
         }
     }
@@ -222,8 +236,8 @@ impl Life {
             Stop::System(SYSTEM_CRASH, codes) => {
                 // The guest writes its dump now: it goes on, and ends by itself.
                 let codes: Vec<_> = codes.iter().map(|code| format!("{code:#x}")).collect();
-                // Once until the next reset: a guest can say so for ever.
-                if self.crashed.replace(self.resets.count) != Some(self.resets.count) {
+                // A guest can say so for ever, and reset the machine in between.
+                if self.crashes.is_over() {
                     tracing::error!("the guest crashed: {}", codes.join(" "));
                 }
                 self.go_on();
@@ -295,58 +309,58 @@ impl Life {
 
     fn control(&mut self, request: Request) -> Option<u8> {
         let mut status = None;
-        let answer =
-            match &request.command {
-                Command::Status => Ok(self.status()),
-                Command::Pause => {
-                    self.machine.pause();
-                    self.paused = true;
-                    Ok(json!({}))
+        let answer = match &request.command {
+            Command::Status => Ok(self.status()),
+            Command::Pause => {
+                self.machine.pause();
+                self.paused = true;
+                Ok(json!({}))
+            }
+            Command::Resume => {
+                self.paused = false;
+                self.machine.wake_clocks();
+                self.go_on();
+                Ok(json!({}))
+            }
+            Command::Reset => self.reset().map(|()| json!({})),
+            Command::PowerButton => press(self.machine.buttons()),
+            Command::Nmi => {
+                let sent = self.machine.nmi();
+                self.go_on();
+                sent.map(|()| json!({}))
+            }
+            Command::Registers => Ok(json!({ "registers": self.registers() })),
+            Command::Balloon { size } => self.balloon(*size),
+            Command::Grow { name, size } => self.grow(name, *size),
+            Command::Vmgenid { id } => self.renew(id.as_deref()),
+            Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
+            Command::Attach { device, only } => plug::attach(&mut self.machine, device, *only)
+                .map_err(|error| self.jail.explain(error)),
+            Command::Detach { name } => plug::detach(&mut self.machine, name),
+            Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
+            Command::Insert { name, path, only } => plug::insert(&self.machine, name, path, *only)
+                .map_err(|error| self.jail.explain(error)),
+            Command::Screenshot => {
+                request.show(self.screenshot());
+                return None;
+            }
+            Command::Key { keys } => self.key(keys),
+            Command::Type { text } => {
+                match self.strokes(text) {
+                    Ok(strokes) => self.type_strokes(strokes, request),
+                    Err(error) => request.answer(Err(error)),
                 }
-                Command::Resume => {
-                    self.paused = false;
-                    self.machine.wake_clocks();
-                    self.go_on();
-                    Ok(json!({}))
-                }
-                Command::Reset => self.reset().map(|()| json!({})),
-                Command::PowerButton => press(self.machine.buttons()),
-                Command::Nmi => {
-                    let sent = self.machine.nmi();
-                    self.go_on();
-                    sent.map(|()| json!({}))
-                }
-                Command::Registers => Ok(json!({ "registers": self.registers() })),
-                Command::Balloon { size } => self.balloon(*size),
-                Command::Grow { name, size } => self.grow(name, *size),
-                Command::Link { name, state, mtu } => self.link(name, *state, *mtu),
-                Command::Attach { device } => plug::attach(&mut self.machine, device)
-                    .map_err(|error| self.jail.explain(error)),
-                Command::Detach { name } => plug::detach(&mut self.machine, name),
-                Command::Eject { name, force } => plug::eject(&self.machine, name, force.is_some()),
-                Command::Insert { name, path } => plug::insert(&self.machine, name, path)
-                    .map_err(|error| self.jail.explain(error)),
-                Command::Screenshot => {
-                    request.show(self.screenshot());
-                    return None;
-                }
-                Command::Key { keys } => self.key(keys),
-                Command::Type { text } => {
-                    match self.strokes(text) {
-                        Ok(strokes) => self.type_strokes(strokes, request),
-                        Err(error) => request.answer(Err(error)),
-                    }
-                    return None;
-                }
-                Command::Pointer { x, y, buttons, wheel } => {
-                    let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
-                    self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
-                }
-                Command::Quit => {
-                    status = Some(Status::Off as u8);
-                    Ok(json!({}))
-                }
-            };
+                return None;
+            }
+            Command::Pointer { x, y, buttons, wheel } => {
+                let (buttons, wheel) = (buttons.unwrap_or(0), wheel.unwrap_or(0));
+                self.point(Position { x: *x, y: *y, wheel, pan: 0, buttons })
+            }
+            Command::Quit => {
+                status = Some(Status::Off as u8);
+                Ok(json!({}))
+            }
+        };
         request.answer(answer);
         status
     }
@@ -360,6 +374,8 @@ impl Life {
             "processors": self.machine.config().cpus.count,
             "memory": self.machine.config().memory.size.0,
             "pid": std::process::id(),
+            "uuid": self.machine.config().smbios.uuid,
+            "vmgenid": self.machine.generation().show(),
             "jail": self.jail.status(),
             "display": self.machine.screens().first().map(|display| show_display(&*display)),
             "viewers": self.screen.as_ref().map(Screen::status).unwrap_or_default(),
@@ -409,6 +425,12 @@ impl Life {
         Ok(show_disk(&disk))
     }
 
+    /// Changes the VM Generation ID, and shows it.
+    fn renew(&self, id: Option<&str>) -> anyhow::Result<Value> {
+        self.machine.renew(id.map_or_else(guid::random, guid::read)?)?;
+        Ok(json!({ "vmgenid": self.machine.generation().show() }))
+    }
+
     /// Pulls a cable or plugs it in, and tells of it.
     fn link(&self, name: &str, state: Option<Plug>, mtu: Option<u16>) -> anyhow::Result<Value> {
         let link = self.machine.links().find(name)?;
@@ -424,6 +446,11 @@ impl Life {
     /// Presses keys in this order, and lets them go in the other.
     fn key(&self, keys: &Combination) -> anyhow::Result<Value> {
         let input = self.machine.input();
+        ensure!(
+            input.has_room(),
+            "{keys}: nothing was pressed: the guest has not read thousands of keys; try again when \
+             it runs, or reset it"
+        );
         let taken = keys.0.iter().filter(|key| input.key(**key, true)).count();
         for key in keys.0.iter().rev() {
             input.key(*key, false);

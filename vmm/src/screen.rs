@@ -97,6 +97,10 @@ impl Closed {
         if display.is_none() {
             tracing::warn!("this machine has no display: viewers see an empty picture");
         }
+        let asks = tell.clone();
+        let ask = Arc::new(move |command| {
+            Request::ask(command, |request| asks.send(Notice::Control(request)).is_ok())
+        });
         let hub = machine.input().clone();
         let layout = machine.config().keyboard.layout()?;
         let canvas = Canvas::new(display, hub.clone());
@@ -112,13 +116,15 @@ impl Closed {
         runtime.spawn(canvas.run());
         for vnc in self.vnc {
             tracing::info!("vnc: listening at {}", vnc.place());
-            let run = vnc.run(server.clone());
+            let server = server.clone();
+            let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
+            let run = vnc.run(serve);
             runtime.spawn(async { run.await.inspect_err(|error| nobody("vnc", error)) });
         }
         let farewell = self.web.as_ref().map(web::listen::Listener::farewell);
         if let Some(web) = self.web {
             tracing::info!("web: listening at {}", web.place());
-            let own = Own::new(server.clone(), web.name().to_owned());
+            let own = Own::new(server.clone(), web.name().to_owned(), ask);
             let run = web.run(Arc::new(own), routes::health());
             runtime.spawn(async { run.await.inspect_err(|error| nobody("web", error)) });
         }

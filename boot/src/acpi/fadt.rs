@@ -88,6 +88,8 @@ const RTC_CENTURY: u8 = 0x32;
 
 /// IAPC_BOOT_ARCH: there is a keyboard controller.
 const BOOT_ARCH_8042: u16 = 1 << 1;
+/// IAPC_BOOT_ARCH: no VGA hardware. The display is a frame buffer and has no VGA registers.
+const BOOT_ARCH_NO_VGA: u16 = 1 << 2;
 /// IAPC_BOOT_ARCH: there is no RTC.
 const BOOT_ARCH_NO_RTC: u16 = 1 << 5;
 
@@ -123,7 +125,8 @@ pub(super) fn fadt(platform: &Platform, facs: u32, dsdt: u32) -> (Vec<u8>, Vec<P
 fn body(platform: &Platform, facs: u32, dsdt: u32) -> Fadt {
     let pm = platform.pm_base;
     let block = |offset: u16| U32::new(u32::from(pm + offset));
-    let boot_arch = platform.node("PNP0303").map_or(0, |_| BOOT_ARCH_8042)
+    let boot_arch = BOOT_ARCH_NO_VGA
+        | platform.node("PNP0303").map_or(0, |_| BOOT_ARCH_8042)
         | platform.node("PNP0B00").map_or(BOOT_ARCH_NO_RTC, |_| 0);
     Fadt {
         firmware_ctrl: facs.into(),

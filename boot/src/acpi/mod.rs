@@ -17,6 +17,7 @@ mod node;
 mod script;
 mod table;
 mod tpm2;
+pub mod vmgenid;
 mod waet;
 
 use std::ops::Range;
@@ -26,7 +27,7 @@ use anyhow::{Result, ensure};
 pub use self::dsdt::intx_line;
 pub use self::node::Node;
 use self::script::Layout;
-pub use self::script::{RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables, event_log};
+pub use self::script::{DIRECT_GENERATION, RSDP_FILE, SCRIPT_FILE, TABLES_FILE, Tables, event_log};
 pub use self::tpm2::TPM;
 
 /// The line of the system control interrupt.
@@ -69,6 +70,8 @@ pub struct Platform {
     pub pm_base: u16,
     /// What is neither PCI nor described by a table of its own.
     pub nodes: Vec<Node>,
+    /// The VM Generation ID, in the order of its bytes in memory.
+    pub generation: [u8; 16],
 }
 
 impl Platform {
@@ -139,6 +142,8 @@ pub fn tables(platform: &Platform) -> Result<Tables> {
     if let Some(bytes) = tpm2::tpm2(platform)? {
         roots.push(layout.table_with_log(&bytes, tpm2::LOG)?);
     }
+    let page = vmgenid::page(platform.generation);
+    roots.push(layout.table_with_page(&vmgenid::ssdt()?, vmgenid::ADDRESS, page)?);
     layout.finish(&roots)
 }
 
@@ -156,6 +161,7 @@ mod test {
             window64: layout::pci_window64(ram, 40),
             pm_base: 0x600,
             nodes: vec![],
+            generation: [7; 16],
         }
     }
 
@@ -209,9 +215,9 @@ mod test {
     fn tells_the_keyboard_controller_and_the_clock_in_the_fadt() {
         let boot_arch = |platform: &Platform| find(&blob(platform), b"FACP")[109];
         let mut platform = platform(1);
-        assert_eq!(boot_arch(&platform), 1 << 5);
+        assert_eq!(boot_arch(&platform), 1 << 5 | 1 << 2, "VGA is absent always");
         platform.nodes = vec![node("PNP0B00"), node("PNP0303")];
-        assert_eq!(boot_arch(&platform), 1 << 1);
+        assert_eq!(boot_arch(&platform), 1 << 1 | 1 << 2);
     }
 
     #[test]

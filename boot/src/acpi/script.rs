@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
-use super::table;
+use super::{table, vmgenid};
 use crate::Image;
 use crate::fw_cfg::File;
 
@@ -26,13 +26,20 @@ const RSDP_ALIGN: u32 = 16;
 /// No table needs it; but whoever maps one likes its integers aligned.
 const ALIGN: usize = 16;
 /// What is not shared with other things of the firmware's.
-const LOG_ALIGN: u32 = 4096;
+const PAGE_ALIGN: u32 = 4096;
 
 /// Where the legacy search for the RSDP looks (ACPI 6.5, 5.2.5.1), and where we put it.
 const RSDP_AREA: u64 = 0xE_0000;
 /// Direct boot's tables lie behind the RSDP, below where SMBIOS has its place.
 const TABLES_AREA: std::ops::Range<u64> = 0xE_0040..0xF_0000;
 const _: () = assert!(TABLES_AREA.start.is_multiple_of(TABLES_ALIGN as u64));
+/// Direct boot's "page" with the VM Generation ID: the ID alone has a place in it, between the RSDP
+/// and the tables.
+const PAGE_AREA: u64 = RSDP_AREA;
+/// Where the VM Generation ID is after direct boot.
+pub const DIRECT_GENERATION: u64 = PAGE_AREA + vmgenid::ID_OFFSET as u64;
+const _: () = assert!(DIRECT_GENERATION >= RSDP_AREA + RSDP_LENGTH as u64);
+const _: () = assert!(DIRECT_GENERATION + 16 <= TABLES_AREA.start);
 
 /// Which of the blobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +47,7 @@ pub(super) enum Blob {
     Rsdp,
     Tables,
     Log,
+    Page,
 }
 
 impl Blob {
@@ -48,6 +56,7 @@ impl Blob {
             Self::Rsdp => RSDP_FILE,
             Self::Tables => TABLES_FILE,
             Self::Log => LOG_FILE,
+            Self::Page => vmgenid::PAGE_FILE,
         }
     }
 }
@@ -77,6 +86,8 @@ enum Step {
     /// Fills in where the log of events is: at `offset` of the tables there is its length, and then
     /// its address. Without firmware nobody keeps one, and there is none.
     Log { offset: u32 },
+    /// Adds the address of the page with the VM Generation ID to the field of 4 bytes.
+    Page { offset: u32 },
 }
 
 /// The Root System Description Pointer (ACPI 6.5, 5.2.5.3), 36 bytes.
@@ -107,6 +118,7 @@ const RSDP_LENGTH: u32 = 36;
 pub(super) struct Layout {
     tables: Vec<u8>,
     steps: Vec<Step>,
+    page: Vec<u8>,
 }
 
 impl Layout {
@@ -141,6 +153,19 @@ impl Layout {
         self.table(bytes, &[])
     }
 
+    /// The same for the one that has the address of the page with the VM Generation ID in `field`.
+    pub(super) fn table_with_page(
+        &mut self,
+        bytes: &[u8],
+        field: usize,
+        page: Vec<u8>,
+    ) -> Result<u32> {
+        let start = self.tables.len().next_multiple_of(ALIGN);
+        self.steps.push(Step::Page { offset: offset(start + field)? });
+        self.page = page;
+        self.table(bytes, &[])
+    }
+
     /// Adds the RSDT and XSDT that point to `roots`, and the RSDP that points to them.
     pub(super) fn finish(mut self, roots: &[u32]) -> Result<Tables> {
         let narrow: Vec<u8> = roots.iter().flat_map(|at| at.to_le_bytes()).collect();
@@ -170,7 +195,8 @@ impl Layout {
             Step::Checksum { blob, result: RSDP_CHECKSUM, start: 0, length: RSDP_V1_LENGTH },
             Step::Checksum { blob, result: RSDP_EXTENDED_CHECKSUM, start: 0, length: RSDP_LENGTH },
         ]);
-        Ok(Tables { rsdp: rsdp.as_bytes().to_vec(), tables: self.tables, steps: self.steps })
+        let rsdp = rsdp.as_bytes().to_vec();
+        Ok(Tables { rsdp, tables: self.tables, page: self.page, steps: self.steps })
     }
 }
 
@@ -184,28 +210,32 @@ fn offset(value: usize) -> Result<u32> {
 pub struct Tables {
     rsdp: Vec<u8>,
     tables: Vec<u8>,
+    page: Vec<u8>,
     steps: Vec<Step>,
 }
 
 impl Tables {
-    /// The three fw_cfg files that change; the fourth is [`event_log`]. The firmware carries the
-    /// script out.
+    /// The four fw_cfg files that change; the fifth is [`event_log`]. The firmware carries the
+    /// script out, and writes the address of the VM Generation ID into [`vmgenid::ADDRESS_FILE`].
     ///
     /// How long the script is does not depend on any address, only on which tables there are; so a
     /// directory that was read before the addresses were known stays right about it.
     #[must_use]
-    pub fn files(&self) -> [File; 3] {
+    pub fn files(&self) -> [File; 4] {
         let mut script = Vec::new();
         script.extend(allocate(Blob::Rsdp, RSDP_ALIGN, Zone::Fseg));
         script.extend(allocate(Blob::Tables, TABLES_ALIGN, Zone::High));
         if self.steps.iter().any(|step| matches!(step, Step::Log { .. })) {
-            script.extend(allocate(Blob::Log, LOG_ALIGN, Zone::High));
+            script.extend(allocate(Blob::Log, PAGE_ALIGN, Zone::High));
         }
+        script.extend(allocate(Blob::Page, PAGE_ALIGN, Zone::High));
         script.extend(self.steps.iter().flat_map(|step| step.command()));
+        script.extend(tell_address());
         [
             File::new(TABLES_FILE, self.tables.clone()),
             File::new(RSDP_FILE, self.rsdp.clone()),
             File::new(SCRIPT_FILE, script),
+            File::new(vmgenid::PAGE_FILE, self.page.clone()),
         ]
     }
 
@@ -230,7 +260,9 @@ impl Tables {
             let bytes = if step.is_of_rsdp() { &mut rsdp } else { &mut tables };
             step.carry_out(bytes, TABLES_AREA.start);
         }
-        Ok((vec![(RSDP_AREA, rsdp), (TABLES_AREA.start, tables)], RSDP_AREA))
+        let id = self.page[usize::from(vmgenid::ID_OFFSET)..][..16].to_vec();
+        let image = vec![(RSDP_AREA, rsdp), (TABLES_AREA.start, tables), (DIRECT_GENERATION, id)];
+        Ok((image, RSDP_AREA))
     }
 }
 
@@ -238,7 +270,7 @@ impl Step {
     fn is_of_rsdp(self) -> bool {
         match self {
             Self::Pointer { blob, .. } | Self::Checksum { blob, .. } => blob == Blob::Rsdp,
-            Self::Log { .. } => false,
+            Self::Log { .. } | Self::Page { .. } => false,
         }
     }
 
@@ -257,6 +289,10 @@ impl Step {
                 bytes[result as usize] = bytes[result as usize].wrapping_sub(sum);
             }
             Self::Log { offset } => bytes[offset as usize..][..4 + 8].fill(0),
+            Self::Page { offset } => {
+                let address = u32::try_from(PAGE_AREA).expect("below 1 MiB");
+                bytes[offset as usize..][..4].copy_from_slice(&address.to_le_bytes());
+            }
         }
     }
 
@@ -265,6 +301,7 @@ impl Step {
         match self {
             Self::Pointer { blob, offset, size } => add_pointer(blob, offset, size, Blob::Tables),
             Self::Log { offset } => add_pointer(Blob::Tables, offset + 4, 8, Blob::Log),
+            Self::Page { offset } => add_pointer(Blob::Tables, offset, 4, Blob::Page),
             Self::Checksum { blob, result, start, length } => {
                 let mut payload = name(blob).to_vec();
                 payload.extend([result, start, length].iter().flat_map(|v| v.to_le_bytes()));
@@ -279,6 +316,7 @@ const COMMAND: usize = 128;
 const ALLOCATE: u32 = 1;
 const ADD_POINTER: u32 = 2;
 const ADD_CHECKSUM: u32 = 3;
+const WRITE_POINTER: u32 = 4;
 
 /// Where the firmware should put a blob.
 #[derive(Clone, Copy)]
@@ -304,6 +342,16 @@ fn add_pointer(blob: Blob, offset: u32, size: u8, to: Blob) -> [u8; COMMAND] {
     command(ADD_POINTER, &payload)
 }
 
+/// Writes the address of the VM Generation ID back into a file, so that it can be changed later.
+fn tell_address() -> [u8; COMMAND] {
+    let mut payload = field(vmgenid::ADDRESS_FILE).to_vec();
+    payload.extend(name(Blob::Page));
+    payload.extend(0u32.to_le_bytes());
+    payload.extend(u32::from(vmgenid::ID_OFFSET).to_le_bytes());
+    payload.push(8);
+    command(WRITE_POINTER, &payload)
+}
+
 fn command(kind: u32, payload: &[u8]) -> [u8; COMMAND] {
     let mut command = [0; COMMAND];
     command[..4].copy_from_slice(&kind.to_le_bytes());
@@ -311,10 +359,13 @@ fn command(kind: u32, payload: &[u8]) -> [u8; COMMAND] {
     command
 }
 
-/// A file's name in a field of 56 bytes, the last of which is 0.
 fn name(blob: Blob) -> [u8; 56] {
+    field(blob.file())
+}
+
+/// A file's name in a field of 56 bytes, the last of which is 0.
+fn field(name: &str) -> [u8; 56] {
     let mut field = [0; 56];
-    let name = blob.file().as_bytes();
-    field[..name.len()].copy_from_slice(name);
+    field[..name.len()].copy_from_slice(name.as_bytes());
     field
 }

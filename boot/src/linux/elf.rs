@@ -66,8 +66,9 @@ where
         "an ELF file that is not for x86-64"
     );
     let segments = segments(file, &header, length)?;
-    let footprint = footprint(&segments, ram)?;
+    // Before where it would lie: a program of the host wants other places than a kernel.
     let entry = entry(file, &segments, number::<8>(&header, 24))?;
+    let footprint = footprint(&segments, ram)?;
     let rip = match &entry {
         Entrance::Pvh { rip } | Entrance::Linux64 { rip, .. } => *rip,
     };

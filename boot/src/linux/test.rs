@@ -232,6 +232,9 @@ fn refuses_a_file_that_is_not_a_kernel() {
 fn refuses_a_program() {
     let program = elf(0x40_0000, &[note(b"GNU\0", 3, &[1; 20])]);
     assert_eq!(refusal(32, &program), "not a Linux kernel: an ELF file without a PVH entry");
+    // One that is linked to 0, as programs of the host are.
+    let program = elf(0, &[note(b"GNU\0", 3, &[1; 20])]);
+    assert_eq!(refusal(32, &program), "not a Linux kernel: an ELF file without a PVH entry");
     let mut other = elf(0x40_0000, &[]);
     other[18] = 0xB7;
     assert_eq!(refusal(32, &other), "an ELF file that is not for x86-64");

@@ -13,10 +13,13 @@ struct Blob {
 }
 
 /// What a script left behind.
+#[derive(Default)]
 struct Loaded {
     blobs: BTreeMap<String, Blob>,
     /// Addresses that pointers were made to.
     pointees: Vec<u64>,
+    /// Addresses that were written back into files.
+    told: BTreeMap<String, u64>,
 }
 
 fn number(bytes: &[u8], at: usize, size: usize) -> u64 {
@@ -43,7 +46,7 @@ fn load(files: &[File]) -> Loaded {
     let file = |name: &str| files.iter().find(|file| file.name == name).expect(name);
     let script = &file("etc/table-loader").bytes;
     assert_eq!(script.len() % 128, 0);
-    let mut loaded = Loaded { blobs: BTreeMap::new(), pointees: vec![] };
+    let mut loaded = Loaded::default();
     let mut next = 0x7E00_0000;
     let mut allocating = true;
     let mut summed: Vec<(String, usize, usize)> = vec![];
@@ -91,6 +94,10 @@ fn load(files: &[File]) -> Loaded {
                 bytes[result] = sum(&bytes[start..start + count]).wrapping_neg();
                 summed.push((name, start, count));
             }
+            4 => {
+                allocating = false;
+                loaded.tell(name, payload);
+            }
             other => panic!("command {other}"),
         }
     }
@@ -98,6 +105,16 @@ fn load(files: &[File]) -> Loaded {
 }
 
 impl Loaded {
+    /// Writes an address into a file, as WRITE_POINTER says.
+    fn tell(&mut self, file: String, payload: &[u8]) {
+        let pointee = text(&payload[56..112]);
+        let [to, offset] = [112, 116].map(|at| length(payload, at));
+        assert_eq!((to, payload[120]), (0, 8), "a file of one address");
+        let target = &self.blobs[&pointee];
+        assert!(offset < target.bytes.len(), "an address beyond {pointee}");
+        self.told.insert(file, target.address + offset as u64);
+    }
+
     fn at(&self, address: u64) -> &[u8] {
         let holds = |blob: &&Blob| {
             (blob.address..blob.address + blob.bytes.len() as u64).contains(&address)
@@ -139,7 +156,7 @@ fn firmware_finds_every_table_with_its_checksum() {
         let narrow: Vec<_> = rsdt[36..].chunks(4).map(|entry| number(entry, 0, 4)).collect();
         assert_eq!(roots, narrow);
         let mut names: Vec<_> = roots.iter().map(|root| &loaded.table(*root)[..4]).collect();
-        let mut expected: Vec<&[u8]> = vec![b"FACP", b"APIC", b"MCFG", b"WAET"];
+        let mut expected: Vec<&[u8]> = vec![b"FACP", b"APIC", b"MCFG", b"SSDT", b"WAET"];
         if sample.name.contains("hpet") {
             expected.push(b"HPET");
         }
@@ -191,14 +208,36 @@ fn the_tpm2_table_points_to_the_control_area_and_to_a_log_of_zeros() {
 }
 
 #[test]
+fn the_generation_id_is_where_the_table_and_the_address_file_say() {
+    for sample in samples() {
+        let id = sample.platform.generation;
+        let loaded = load(&sample.files());
+        let told = loaded.told["etc/vmgenid_addr"];
+        assert_eq!(loaded.at(told)[..16], id);
+        assert!(told.is_multiple_of(8), "as Windows wants it");
+        let tables: Vec<_> = loaded.roots().iter().map(|root| loaded.table(*root)).collect();
+        let table = tables.into_iter().find(|table| table.starts_with(b"SSDT")).unwrap();
+        assert_eq!(table[36..42], *b"\x08VGIA\x0c");
+        assert_eq!(number(table, 42, 4) + 40, told);
+        let (image, _) = sample.tables().image().unwrap();
+        let at = |address| image.iter().find(|(at, _)| *at == address).map(|(_, bytes)| bytes);
+        assert_eq!(at(boot::acpi::DIRECT_GENERATION).unwrap()[..], id);
+    }
+}
+
+#[test]
 fn both_forms_of_the_tables_are_the_same_but_for_addresses() {
     for sample in samples() {
         let tables = sample.tables();
         let (image, rsdp) = tables.image().unwrap();
         // The image, seen as if firmware had put it there.
-        let mut direct = Loaded { blobs: BTreeMap::new(), pointees: vec![] };
+        let mut direct = Loaded::default();
         for (address, bytes) in image {
-            let name = if address == rsdp { "etc/acpi/rsdp" } else { "etc/acpi/tables" };
+            let name = match address {
+                boot::acpi::DIRECT_GENERATION => "the VM Generation ID",
+                _ if address == rsdp => "etc/acpi/rsdp",
+                _ => "etc/acpi/tables",
+            };
             direct.blobs.insert(name.into(), Blob { address, bytes });
         }
         let loaded = load(&sample.files());
@@ -214,6 +253,11 @@ fn both_forms_of_the_tables_are_the_same_but_for_addresses() {
         {
             match &direct[..4] {
                 b"FACP" => {}
+                // The checksum and the address of the VM Generation ID.
+                b"SSDT" => {
+                    assert_eq!(direct[10..42], loaded[10..42]);
+                    assert_eq!(direct[46..], loaded[46..]);
+                }
                 // Of length 0 and nowhere is the log that nobody keeps.
                 b"TPM2" => {
                     assert_eq!(direct[10..64], loaded[10..64]);

@@ -52,7 +52,7 @@ fn firmware_files_are_as_checked_in() {
         })
         .unwrap();
         files.extend(sample.tables().files());
-        assert_eq!(files.len(), 9);
+        assert_eq!(files.len(), 10);
         for file in files {
             compare(&format!("{}-{}", sample.name, file.name.replace('/', "-")), &file.bytes);
         }

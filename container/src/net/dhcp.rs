@@ -5,6 +5,13 @@
 //! than what a message may have. Who is not the guest, by its card's address, gets no answer.
 
 use std::net::Ipv4Addr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::log::Few;
+
+/// So often a minute it is logged that the guest refuses its address: it may do so at any rate.
+static DECLINES: Mutex<Few> = Mutex::new(Few::new(3));
 
 /// Where servers listen.
 pub const SERVER_PORT: u16 = 67;
@@ -94,7 +101,10 @@ pub fn answer(config: &Config, message: &[u8]) -> Option<Answer> {
         // Whoever asks so has an address, and wants to know the rest.
         INFORM if request.current == config.address => (ACK, request.current),
         DECLINE => {
-            tracing::warn!("the guest says that another host has {}", config.address);
+            let mut lines = DECLINES.lock().unwrap_or_else(PoisonError::into_inner);
+            if lines.take(Instant::now()) {
+                tracing::warn!("the guest says that another host has {}", config.address);
+            }
             return None;
         }
         // A released address is still the guest's: there is nobody else to have it.

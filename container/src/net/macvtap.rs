@@ -8,7 +8,7 @@
 //! leaves `DHCP` out. What it says by ARP is where the pod asks for a remote desktop, by this
 //! interface alone.
 
-mod arp;
+pub mod arp;
 mod node;
 
 use std::io;

@@ -3,12 +3,14 @@
 //!
 //! `vmm` speaks Ethernet over a Unix socket as passt(1) has it, and this is the other end. What the
 //! guest sends by TCP, UDP and ICMP leaves by plain sockets of this process: rules for the pod and
-//! a mesh's sidecar apply to it as to any other program. It is one thread with tasks: one reads
-//! frames, one writes them, and each flow has one that carries its data. Between the guest and the
-//! outside nothing waits without a bound, and a side that does not read holds back the other.
+//! a mesh's sidecar apply to it as to any other program. It is one thread with tasks: one reads and
+//! writes frames, and each flow has one that carries its data. Between the guest and the outside
+//! nothing waits without a bound, and a side that does not read holds back the other. Places bound
+//! how many tasks and descriptors there are (`quota`).
 
 pub mod checksum;
 pub mod connection;
+pub mod connections;
 pub mod datagrams;
 pub mod doors;
 pub mod echoes;
@@ -16,9 +18,11 @@ pub mod fragments;
 pub mod icmp;
 pub mod lan;
 pub mod link;
+pub mod names;
 pub mod neighbours;
 pub mod network;
 pub mod packet;
+pub mod quota;
 pub mod segment;
 pub mod service;
 pub mod tcp;
@@ -34,7 +38,6 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rustix::process::{Resource, getrlimit};
 use tokio::sync::oneshot;
 use tokio::task::{LocalSet, spawn_local};
 
@@ -43,6 +46,7 @@ use self::lan::{Lan, Pod};
 use self::network::Network;
 use super::dns::Local;
 use super::relay::Relay;
+use crate::descriptors;
 use crate::jail;
 use crate::net::link::default_gateway;
 use crate::settings::Settings;
@@ -108,10 +112,12 @@ impl User {
         let thread = Builder::new().name("network".into()).spawn(move || {
             // What the guest sends is read by who has no rights.
             jail::serve();
-            let network = Rc::new(Network::new(lan, relay, files()));
+            let network = Rc::new(Network::new(lan, relay, descriptors::limit()));
             let serve = async {
+                // A task like the others: all of them have their turn between two of its own.
+                let served = spawn_local(async move { serve(&network, listener, doors).await });
                 tokio::select! {
-                    () = serve(&network, listener, doors) => {}
+                    _ = served => {}
                     // The other end is dropped when it is to end.
                     _ = stopped => {}
                 }
@@ -175,12 +181,6 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     bind().with_context(|| path.display().to_string())
 }
 
-/// How many files this process may have.
-fn files() -> usize {
-    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(most).unwrap_or(usize::MAX)
-}
-
 /// Serves one guest after another, for ever.
 async fn serve(
     network: &Rc<Network>,
@@ -213,7 +213,7 @@ async fn serve(
         };
         network.unplug();
         if let Err(error) = outcome {
-            tracing::warn!("network: the socket to vmm: {error}: it is expected again");
+            network.say("link", || format!("the socket to vmm: {error}: it is expected again"));
         }
     }
 }
@@ -224,7 +224,7 @@ async fn accept(network: Rc<Network>, listener: tokio::net::TcpListener) {
     loop {
         let say = |error| network.say("accept", || format!("port {}: {error}", address.port()));
         let (stream, from) = next(async || listener.accept().await, say).await;
-        network.accept(stream, from, address.port());
+        network.connections.accept(&network, stream, from, address.port()).await;
     }
 }
 

@@ -21,6 +21,8 @@ use vmm::control::{self, Command, LONGEST_ANSWER};
 pub const SOON: Duration = Duration::from_secs(5);
 /// What has to wait for its disks, or opens files.
 const LATER: Duration = Duration::from_secs(60);
+/// A long text, for a guest that reads slowly.
+const TYPING: Duration = Duration::from_secs(900);
 const GONE: &str = "the machine is gone";
 
 /// Asks the machine behind a control socket.
@@ -35,6 +37,7 @@ pub async fn ask(control: &Path, command: Command) -> anyhow::Result<Value> {
         | Command::PowerButton
         | Command::Resume
         | Command::Quit => SOON,
+        Command::Type { .. } => TYPING,
         _ => LATER,
     };
     ask_within(control, &command, time).await

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,18 +15,24 @@ use tokio::io::{
 };
 use tokio::process::{Child as Process, ChildStderr, ChildStdin, Command};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tracing::Level;
 use vmm::config::Config;
 use vmm::control;
 
 use super::asked;
 use super::console::{self, Console, Told};
+use super::heard::{Heard, Repeats};
 use super::tpm::Tpm;
+use crate::log::bucket::{Bucket, MARKS, PROGRAM};
 use crate::story::Story;
 use crate::story::ear::KEPT;
 
 /// More of a line that the process says is not kept.
-const LONGEST: usize = 64 << 10;
+const LONGEST: usize = 16 << 10;
+/// Its last words are read within, once it has ended.
+const SAID: Duration = Duration::from_secs(1);
 /// So much of the firmware's news waits for us. The guest may say as much as it likes.
 const NEWS: usize = 64;
 
@@ -37,7 +44,13 @@ pub struct Child {
     input: Option<ChildStdin>,
     /// What it needs as long as it lives.
     tpm: Option<Tpm>,
+    /// Repeats what it says, to the end.
+    said: Option<JoinHandle<()>>,
+    last: Last,
 }
+
+/// The last mistake that the process told.
+type Last = Arc<Mutex<Option<String>>>;
 
 /// How the process goes about its work.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +59,8 @@ pub struct Manner<'a> {
     pub level: &'a str,
     /// The zone of the guest's clock; that of the container if it is not said.
     pub zone: Option<&'a str>,
-    /// What the guest says at its serial port is not repeated.
-    pub quiet: bool,
+    /// What of the guest's lines at its serial port is repeated.
+    pub repeats: Repeats,
 }
 
 /// What the firmware of the machine tells, each with the last lines at that moment.
@@ -83,10 +96,12 @@ impl Child {
         let input = process.stdin.take();
         let (tell, told) = mpsc::channel(NEWS);
         let output = process.stdout.take().context("no standard output")?;
-        tokio::spawn(listen(output, story.clone(), tell, manner.quiet));
+        let heard = Heard::new(story.clone(), manner.repeats);
+        tokio::spawn(listen(output, heard, tell));
         let errors = process.stderr.take().context("no standard error")?;
-        tokio::spawn(repeat(errors, story.clone()));
-        Ok((Self { process, control, input, tpm: None }, told))
+        let last = Last::default();
+        let said = tokio::spawn(repeat(errors, story.clone(), last.clone()));
+        Ok((Self { process, control, input, tpm: None, said: Some(said), last }, told))
     }
 
     /// Tells it what it is to be, once.
@@ -114,6 +129,15 @@ impl Child {
     /// When the kernel does not tell.
     pub async fn end(&mut self) -> io::Result<ExitStatus> {
         self.process.wait().await
+    }
+
+    /// The last mistake that it told, once it has ended.
+    pub async fn mistake(&mut self) -> Option<String> {
+        if let Some(said) = self.said.take() {
+            // Somebody else may still have its standard error.
+            timeout(SAID, said).await.ok();
+        }
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Its number, while it lives.
@@ -160,34 +184,51 @@ pub fn program() -> PathBuf {
     beside.filter(|path| path.is_file()).unwrap_or_else(|| "vmm".into())
 }
 
-/// Hears the serial port.
+/// Hears the serial port. What the firmware tells is looked for in every line, whether it is
+/// repeated or not; more marks than firmware makes are somebody else's.
 async fn listen(
     mut output: impl AsyncRead + Unpin,
-    story: Arc<Story>,
+    mut heard: Heard,
     tell: mpsc::Sender<(Told, String)>,
-    quiet: bool,
 ) {
-    let mut console = Console::default();
+    let (mut console, mut marks) = (Console::default(), Bucket::new(MARKS));
     let mut bytes = vec![0; 4096];
-    while let Ok(count @ 1..) = output.read(&mut bytes).await {
+    loop {
+        let count = tokio::select! {
+            read = output.read(&mut bytes) => read.unwrap_or(0),
+            () = heard.resumes() => continue,
+        };
+        if count == 0 {
+            break;
+        }
         for line in console.take(&bytes[..count]) {
-            if !quiet {
-                tracing::info!(target: KEPT, "guest: {line}");
-                story.keep(Level::INFO, &format!("guest: {line}"));
-            }
-            if let Some(told) = console::told(&line) {
+            heard.hear(&line);
+            if let Some(told) = console::told(&line)
+                && marks.take(line.len(), Instant::now()).is_some()
+            {
                 // Nobody listens any more once the machine ends; what finds no room is of no use.
                 tell.try_send((told, console.last())).ok();
             }
         }
     }
+    heard.end();
 }
 
-/// Repeats what the process says itself, as it says it.
-async fn repeat(errors: ChildStderr, story: Arc<Story>) {
+/// Repeats what the process says itself, as it says it: a burst, and then at a rate, since a guest
+/// may cause some of it, or have taken the process over.
+async fn repeat(errors: ChildStderr, story: Arc<Story>, last: Last) {
     let mut errors = BufReader::new(errors);
+    let [mut mistakes, mut others] = [(); 2].map(|()| Bucket::new(PROGRAM));
     while let Ok(Some(line)) = line(&mut errors).await {
         let (level, text) = event(&line).unwrap_or((Level::ERROR, line));
+        if level == Level::ERROR {
+            *last.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
+        }
+        let bucket = if level == Level::ERROR { &mut mistakes } else { &mut others };
+        let Some(before) = bucket.take(text.len(), Instant::now()) else { continue };
+        if before > 0 {
+            tracing::warn!("{before} lines of the machine's process are left out here");
+        }
         match level {
             Level::ERROR => tracing::error!(target: KEPT, "{text}"),
             Level::WARN => tracing::warn!(target: KEPT, "{text}"),
@@ -198,6 +239,10 @@ async fn repeat(errors: ChildStderr, story: Arc<Story>) {
         if level <= Level::INFO {
             story.keep(level, &text);
         }
+    }
+    let missing = mistakes.missing() + others.missing();
+    if missing > 0 {
+        tracing::warn!("{missing} lines of the machine's process are left out here");
     }
 }
 
@@ -250,12 +295,28 @@ mod test {
     async fn news_that_nobody_reads_does_not_pile_up() {
         let said = "BdsDxe: starting Boot0001 \"x\" from PciRoot(0x0)\r\n".repeat(10 * NEWS);
         let (tell, mut told) = mpsc::channel(NEWS);
-        listen(said.as_bytes(), Story::new(), tell, true).await;
+        listen(said.as_bytes(), Heard::new(Story::new(), Repeats::Nothing), tell).await;
         let mut count = 0;
         while let Some((Told::Starts { .. }, _)) = told.recv().await {
             count += 1;
         }
         assert_eq!(count, NEWS);
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_floods_its_serial_port_hides_no_mark_of_the_firmware() {
+        let story = Story::new();
+        let line = "x".repeat(99);
+        let flood = format!("{line}\n").repeat(500_000);
+        let said = format!("{flood}BdsDxe: No bootable option or device was found.\n{flood}");
+        let (tell, mut told) = mpsc::channel(NEWS);
+        let heard = Heard::new(story.clone(), Repeats::Lines);
+        listen(said.as_bytes(), heard, tell).await;
+        assert!(matches!(told.recv().await, Some((Told::Nothing, _))));
+        let (lines, count) = story.lines(0);
+        assert!(count < 2600, "{count} of a million lines");
+        let last = &lines.last().unwrap().text;
+        assert!(last.ends_with(" lines of the guest are left out here"), "{last}");
     }
 
     #[tokio::test]

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use vmm::web::viewers::Passwords;
 
 use super::room::Room;
 use super::volume::Volume;
 use crate::plan::{Plan, Source};
-use crate::settings::translate::Display;
 use crate::settings::{Compat, Settings};
 
 /// The letters of a password that we make: none that looks like another.
@@ -15,6 +15,11 @@ const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 const LENGTH: usize = 16;
 /// The file on the volume that has it: `windows.password`.
 const KEPT: &str = "password";
+/// VNC authentication sees no more letters. They are none of the other password's: they are easily
+/// found by who overhears one login, since VNC has no TLS here.
+const VNC_LENGTH: usize = Passwords::SEEN;
+/// The file on the volume for them.
+const VNC_KEPT: &str = "vnc";
 
 /// Who may see the screen.
 #[derive(Debug)]
@@ -27,6 +32,8 @@ pub enum Guard {
         user: String,
         /// The file with the password.
         password: PathBuf,
+        /// The file with that of VNC viewers, where the pod listens for them.
+        vnc: Option<PathBuf>,
     },
 }
 
@@ -35,76 +42,90 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// When the password cannot be kept.
+    /// When a password cannot be kept.
     pub fn of(plan: &Plan, volume: Option<&Volume>, room: &Room) -> anyhow::Result<Self> {
         let settings = &plan.said.settings;
         let secret = settings.screen.pass.as_ref().map(|it| it.0.clone());
-        let asks = match settings.screen.protect {
-            Some(asks) => asks,
+        let said = plan.said.names.contains("PASSWORD");
+        let said = secret.clone().or_else(|| said.then(|| settings.account.password.0.clone()));
+        let probe = plan.source == Source::Probe;
+        let open = match settings.screen.protect {
+            Some(true) => None,
+            Some(false) => Some("PROTECT=N lets everybody in"),
             // The reference image's word for a password is enough.
-            None if secret.is_some() => true,
-            None => settings.pod.compat != Compat::Dockur && plan.source != Source::Probe,
+            None if secret.is_some() => None,
+            None if settings.pod.compat == Compat::Dockur => {
+                Some("with COMPAT=dockur it asks only if PROTECT=Y or PASS is set")
+            }
+            None if said.is_none() && probe => {
+                Some("with VERSION=probe it asks only if PASSWORD or PROTECT=Y is set")
+            }
+            None => None,
         };
-        if !asks {
-            if plan.source != Source::Probe {
+        if let Some(why) = open {
+            if !probe {
                 tracing::warn!("whoever reaches the screen's port may use it (PROTECT, COMPAT)");
             }
+            room.keep(room.open(), why)?;
             return Ok(Self::Open);
         }
-        let said = plan.said.names.contains("PASSWORD");
-        let said = secret.or_else(|| said.then(|| settings.account.password.0.clone()));
-        let text = match (said, volume) {
-            (Some(text), _) => text,
-            (None, Some(volume)) => kept(volume)?,
-            (None, None) => settings.account.password.0.clone(),
+        // The probe has no volume of its own, but may keep a password on one that is there.
+        let folder = &settings.storage.folder;
+        let lent = match volume {
+            None if probe && folder.is_dir() => Volume::open(settings, &plan.source).ok(),
+            _ => None,
         };
-        let password = room.keep_password(&text)?;
-        Ok(Self::Asks { user: settings.account.user.0.clone(), password })
+        let volume = volume.or(lent.as_ref());
+        let text = match said {
+            Some(text) => text,
+            None => kept(volume, KEPT, LENGTH)?,
+        };
+        let vnc = settings.vnc().map(|_| {
+            let text = kept(volume, VNC_KEPT, VNC_LENGTH)?;
+            room.keep(room.vnc_password(), &text)
+        });
+        let password = room.keep(room.password(), &text)?;
+        Ok(Self::Asks { user: settings.account.user.0.clone(), password, vnc: vnc.transpose()? })
     }
 
-    /// Where the machine shows its screen, in the words of `vmm --vnc`.
-    pub fn doors(&self, settings: &Settings, room: &Room) -> Vec<String> {
-        let escaped = |path: &PathBuf| path.display().to_string().replace(',', ",,");
-        let name = format!("name={}", settings.pod.app.0.replace(',', ",,"));
-        let mut doors = Vec::new();
-        if matches!(settings.screen.display.is, Display::Web | Display::Vnc) {
-            let port = settings.screen.vnc_port.0;
-            let who = match self {
-                Self::Open => "auth=none".to_owned(),
-                Self::Asks { password, .. } => format!("password={}", escaped(password)),
-            };
-            doors.push(format!("[::]:{port},{who},called=VNC_PORT={port}"));
-        }
-        // That of the viewer in the browser, which we let in ourselves.
-        doors.push(format!("unix:{},{name}", escaped(&room.screen())));
-        doors
+    /// Where the machine shows its screen, in the words of `vmm --vnc`: to us alone, who let in
+    /// whoever comes by a browser or a VNC viewer.
+    pub fn door(settings: &Settings, room: &Room) -> String {
+        let escaped = |text: &str| text.replace(',', ",,");
+        let place = escaped(&room.screen().display().to_string());
+        format!("unix:{place},announced,name={}", escaped(settings.title()))
     }
 }
 
-/// The password that was made for this volume.
-fn kept(volume: &Volume) -> anyhow::Result<String> {
-    let path = volume.file(KEPT);
-    let text = match volume.read(KEPT).filter(|text| !text.is_empty()) {
+/// A password that was made for this volume; without one it is another each time.
+fn kept(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::Result<String> {
+    let place = match volume {
+        None => "this pod's alone, since no volume keeps it".to_owned(),
+        Some(volume) => format!("in {}", volume.file(end).display()),
+    };
+    let text = match volume.and_then(|it| it.read(end)).filter(|text| !text.is_empty()) {
         Some(text) => text,
         None => {
-            let text = made()?;
-            volume.write(KEPT, &text)?;
+            let text = made(length)?;
+            volume.map_or(Ok(()), |volume| volume.write(end, &text))?;
             text
         }
     };
-    tracing::info!(
-        "PASSWORD is not set, and one that everybody knows would guard nothing: the screen's is in \
-         {} (`transom password` in the container prints it)",
-        path.display()
-    );
+    let whose = match end {
+        KEPT => {
+            "PASSWORD is not set, and one that everybody knows would guard nothing: the screen's"
+        }
+        _ => "the password of VNC viewers",
+    };
+    tracing::info!("{whose} is {place} (`transom password` in the container prints it)");
     Ok(text)
 }
 
 /// A new password.
-fn made() -> anyhow::Result<String> {
-    let mut bytes = [0; LENGTH];
+fn made(length: usize) -> anyhow::Result<String> {
+    let mut bytes = vec![0; length];
     let mut filled = 0;
-    while filled < LENGTH {
+    while filled < length {
         let flags = rustix::rand::GetRandomFlags::empty();
         filled += rustix::rand::getrandom(&mut bytes[filled..], flags).context("random numbers")?;
     }
@@ -114,26 +135,42 @@ fn made() -> anyhow::Result<String> {
 #[cfg(test)]
 mod test {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
     use crate::settings::environment::read;
     use crate::settings::settle::Sizes;
 
-    /// What the screen asks for, if it does.
-    fn asked(words: &[(&str, &str)], probe: bool) -> Option<String> {
+    /// What the screen asks for, if it does, and VNC viewers; else why not.
+    fn guarded(words: &[(&str, &str)], probe: bool) -> Result<(String, Option<String>), String> {
         let folder = tempfile::tempdir().unwrap();
+        guarded_in(folder.path(), words, probe)
+    }
+
+    fn guarded_in(
+        folder: &std::path::Path,
+        words: &[(&str, &str)],
+        probe: bool,
+    ) -> Result<(String, Option<String>), String> {
         let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
         let mut said = read(&words).unwrap();
-        said.settings.storage.folder = folder.path().to_owned();
+        said.settings.storage.folder = folder.to_owned();
         let source = if probe { Source::Probe } else { Source::Medium("/custom.iso".into()) };
         let (sizes, warnings) = (Sizes::default(), Vec::new());
         let plan = Plan { said, sizes, source, warnings };
         let volume = (!probe).then(|| Volume::open(&plan.said.settings, &plan.source).unwrap());
-        let room = Room::within(folder.path());
+        let room = Room::within(folder);
         match Guard::of(&plan, volume.as_ref(), &room).unwrap() {
-            Guard::Open => None,
-            Guard::Asks { password, .. } => Some(fs::read_to_string(password).unwrap()),
+            Guard::Open => Err(fs::read_to_string(room.open()).unwrap()),
+            Guard::Asks { password, vnc, .. } => {
+                let read = |path| fs::read_to_string(path).unwrap();
+                Ok((read(password), vnc.map(read)))
+            }
         }
+    }
+
+    fn asked(words: &[(&str, &str)], probe: bool) -> Option<String> {
+        guarded(words, probe).ok().map(|it| it.0)
     }
 
     #[test]
@@ -142,7 +179,7 @@ mod test {
             [("COMPAT", "dockur"), ("PASS", "hush"), ("PASSWORD", "hushhush")];
         let [yes, no] = ["Y", "N"].map(|word| ("PROTECT", word));
         assert_eq!(asked(&[], false).map(|it| it.len()), Some(LENGTH));
-        assert_eq!(asked(&[], true), None);
+        assert!(guarded(&[], true).unwrap_err().contains("VERSION=probe"));
         for (words, is) in [
             (&[dockur][..], None),
             (&[dockur, password], None),
@@ -153,15 +190,61 @@ mod test {
             (&[pass, password, dockur], Some("hush")),
             (&[dockur, yes, password], Some("hushhush")),
         ] {
-            assert_eq!(asked(words, false).as_deref(), is, "{words:?}");
+            for probe in [false, true] {
+                assert_eq!(asked(words, probe).as_deref(), is, "{words:?}");
+            }
         }
-        assert_eq!(asked(&[pass], true).as_deref(), Some("hush"));
-        assert_eq!(asked(&[yes], true).as_deref(), Some("admin"));
+        assert!(guarded(&[dockur], false).unwrap_err().contains("COMPAT=dockur"));
+        assert!(guarded(&[no], false).unwrap_err().contains("PROTECT=N"));
+    }
+
+    #[test]
+    fn a_password_that_nobody_set_is_made_and_kept() {
+        for words in [&[("PROTECT", "Y")][..], &[("PROTECT", "Y"), ("COMPAT", "dockur")]] {
+            for probe in [false, true] {
+                let folder = tempfile::tempdir().unwrap();
+                let first = guarded_in(folder.path(), words, probe).unwrap().0;
+                assert_eq!((first.len(), &*first != "admin"), (LENGTH, true), "{words:?}");
+                assert_eq!(guarded_in(folder.path(), words, probe).unwrap().0, first);
+                let file = fs::metadata(folder.path().join("windows.password")).unwrap();
+                assert_eq!(file.permissions().mode() & 0o777, 0o600);
+            }
+        }
+    }
+
+    #[test]
+    fn what_vnc_viewers_say_is_no_part_of_the_password() {
+        let words = [("PASSWORD", "hushhush and more"), ("VNC_PORT", "5900")];
+        let folder = tempfile::tempdir().unwrap();
+        let (full, vnc) = guarded_in(folder.path(), &words, false).unwrap();
+        let vnc = vnc.unwrap();
+        assert_eq!(vnc.len(), VNC_LENGTH);
+        assert!(!full.contains(&vnc) && !full.starts_with(&vnc[..4]), "{full} {vnc}");
+        assert_eq!(guarded_in(folder.path(), &words, false).unwrap().1.as_deref(), Some(&*vnc));
+        let file = fs::metadata(folder.path().join("windows.vnc")).unwrap();
+        assert_eq!(file.permissions().mode() & 0o777, 0o600);
+        // Nobody listens for them unless somebody wants it.
+        assert_eq!(guarded(&words[..1], false).unwrap().1, None);
+        let wanted = |words: &[(&str, &str)]| {
+            let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
+            read(&words).unwrap().settings.vnc()
+        };
+        for (words, port) in [
+            (&[][..], None),
+            (&[("DISPLAY", "vnc")], Some(5900)),
+            (&[("DISPLAY", "vnc"), ("VNC_PORT", "5901")], Some(5901)),
+            (&[("VNC_PORT", "5902")], Some(5902)),
+            (&[("COMPAT", "dockur")], Some(5900)),
+            (&[("COMPAT", "dockur"), ("DISPLAY", "none")], None),
+            (&[("VNC_PORT", "5900"), ("DISPLAY", "disabled")], None),
+        ] {
+            assert_eq!(wanted(words), port, "{words:?}");
+        }
     }
 
     #[test]
     fn a_password_that_is_made_is_another_each_time() {
-        let [one, two] = [made().unwrap(), made().unwrap()];
+        let [one, two] = [made(LENGTH).unwrap(), made(LENGTH).unwrap()];
         assert_ne!(one, two);
         assert_eq!(one.len(), LENGTH);
         assert!(one.bytes().all(|it| LETTERS.contains(&it)));

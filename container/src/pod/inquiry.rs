@@ -3,6 +3,8 @@
 //!
 //! Only who may open the socket may ask: it lies in the pod's room, which is its user's alone.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use super::stop;
@@ -49,7 +51,13 @@ pub enum Question {
         wait: bool,
     },
     /// To shut the guest down.
-    Shutdown,
+    Shutdown {
+        /// Whoever asks will ask whether it is off, and hears that before the pod ends.
+        #[serde(default)]
+        wait: bool,
+    },
+    /// Whether the machine is off: it is waited for, but not for long.
+    Off,
     /// To start a program in the guest. The answer is its number there.
     Start {
         /// Where it is, or its name.
@@ -81,18 +89,27 @@ pub struct News {
 /// # Errors
 ///
 /// When the socket cannot be made.
-pub fn open(path: &Path, front: Arc<Front>) -> anyhow::Result<impl Future<Output = ()> + use<>> {
-    let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;
+pub fn open(
+    path: &Path,
+    front: Arc<Front>,
+    farewell: Farewell,
+) -> anyhow::Result<impl Future<Output = ()> + use<>> {
+    let bind = || {
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        Ok::<_, std::io::Error>(listener)
+    };
+    let listener = bind().with_context(|| path.display().to_string())?;
     Ok(async move {
         let places = Arc::new(Semaphore::new(MOST));
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let front = front.clone();
+                    let (front, farewell) = (front.clone(), farewell.clone());
                     tokio::spawn(async move {
                         // Whoever leaves in between needs no answer.
-                        serve(stream, &front).await.ok();
+                        serve(stream, &front, &farewell).await.ok();
                         drop(place);
                     });
                 }
@@ -103,9 +120,11 @@ pub fn open(path: &Path, front: Arc<Front>) -> anyhow::Result<impl Future<Output
 }
 
 /// Answers one who asks, until they leave.
-async fn serve(stream: UnixStream, front: &Front) -> std::io::Result<()> {
+async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
+    // From before the guest is asked until they have left.
+    let mut off = None;
     loop {
         let mut line = Vec::new();
         let count = (&mut lines).take(LONGEST).read_until(b'\n', &mut line).await?;
@@ -114,7 +133,13 @@ async fn serve(stream: UnixStream, front: &Front) -> std::io::Result<()> {
         }
         let question = serde_json::from_slice(&line).context("no question");
         let answer = match question {
-            Ok(question) => answer(front, question).await,
+            Ok(Question::Off) => is_off(off.get_or_insert_with(|| farewell.0.subscribe())).await,
+            Ok(question) => {
+                if matches!(question, Question::Shutdown { wait: true }) {
+                    off.get_or_insert_with(|| farewell.0.subscribe());
+                }
+                answer(front, question).await
+            }
             Err(error) => Err(error),
         };
         let mut bytes = match answer {
@@ -126,6 +151,24 @@ async fn serve(stream: UnixStream, front: &Front) -> std::io::Result<()> {
         };
         bytes.push(b'\n');
         write.write_all(&bytes).await?;
+    }
+}
+
+/// Waits a while for the machine to be off.
+async fn is_off(off: &mut watch::Receiver<bool>) -> anyhow::Result<Vec<u8>> {
+    let is_off = timeout(NEWS, off.wait_for(|off| *off)).await.is_ok();
+    Ok(serde_json::to_vec(&is_off)?)
+}
+
+/// Tells those who wait for the end of the machine, before the pod's own end takes them along.
+#[derive(Clone, Default)]
+pub struct Farewell(Arc<watch::Sender<bool>>);
+
+impl Farewell {
+    /// The machine is off. Whoever waits for that hears it, and leaves; if not, not for long.
+    pub async fn say(&self, patience: Duration) {
+        self.0.send_replace(true);
+        timeout(patience, self.0.closed()).await.ok();
     }
 }
 
@@ -145,7 +188,9 @@ async fn answer(front: &Front, question: Question) -> anyhow::Result<Vec<u8>> {
             let (lines, count) = front.story().lines(after);
             serde_json::to_value(News { lines, count })?
         }
-        Question::Shutdown => stop::ask(&front.control(), front.agent()).await?,
+        // That is about who asks, not about the pod.
+        Question::Off => false.into(),
+        Question::Shutdown { .. } => stop::ask(&front.control(), front.agent()).await?,
         Question::Start { program, words, input } => {
             let mut call = json!({ "path": program, "arg": words, "capture-output": true });
             if let Some(input) = input {

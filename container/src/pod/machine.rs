@@ -12,7 +12,7 @@ use crate::settings::Format;
 use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::{Size, Value as _};
-use crate::settings::words::Mac;
+use crate::settings::words::{Mac, Uuid};
 use crate::settings::{Discard, Settings};
 use crate::status::{Failure, Status};
 
@@ -26,6 +26,8 @@ pub struct Parts {
     pub firmware: Option<(PathBuf, PathBuf)>,
     /// Where its TPM is asked.
     pub tpm: Option<PathBuf>,
+    /// The UUID that the volume has for it.
+    pub uuid: Option<Uuid>,
     /// The disks, the system's first.
     pub disks: Vec<Disk>,
     /// A CD that is booted before the disks.
@@ -70,6 +72,7 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
         config.set("vnc", door)?;
     }
     frame(&mut config, plan)?;
+    identity(&mut config, settings, parts.uuid.as_ref())?;
     if let Some((code, vars)) = &parts.firmware {
         config.set("firmware", &text(code)?)?;
         config.set("vars", &text(vars)?)?;
@@ -158,11 +161,11 @@ fn frame(config: &mut Config, plan: &Plan) -> anyhow::Result<()> {
     }
     // We listen in any case: the firmware tells there what it starts.
     config.set("serial", "stdio")?;
-    identity(config, settings)
+    Ok(())
 }
 
 /// What the machine says of itself.
-fn identity(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
+fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> anyhow::Result<()> {
     let machine = &settings.machine;
     let said = [machine.smbios.as_ref(), machine.arguments.as_ref().map(|it| &it.smbios)];
     let mut words = Vec::new();
@@ -177,7 +180,7 @@ fn identity(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
         }
     }
     let uuid = said.into_iter().flatten().filter_map(|it| it.uuid.as_ref()).next();
-    let uuid = machine.uuid.as_ref().or(uuid);
+    let uuid = machine.uuid.as_ref().or(uuid).or(kept);
     words.extend(uuid.map(|uuid| format!("uuid={}", uuid.0)));
     if !words.is_empty() {
         config.set("smbios", &words.join(","))?;
@@ -329,11 +332,7 @@ pub fn rescue(root: &Path, volume: &Path) -> Option<PathBuf> {
 /// The size of a machine in words, for the log.
 pub fn shown(plan: &Plan) -> String {
     let memory = Size(plan.sizes.memory >> 20 << 20).show();
-    let what = match &plan.source {
-        Source::Probe => "the probe".to_owned(),
-        Source::Disk(path) | Source::Medium(path) => path.display().to_string(),
-        Source::Download(version) => version.name(),
-    };
+    let what = plan.runs();
     match plan.sizes.processors {
         1 => format!("{what}: 1 processor, {memory} of memory"),
         count => format!("{what}: {count} processors, {memory} of memory"),
@@ -361,6 +360,7 @@ mod test {
         let parts = Parts {
             firmware: Some(("/code".into(), "/vars".into())),
             tpm: Some("/run/tpm.sock".into()),
+            uuid: Some(Uuid("00112233-4455-8677-8899-aabbccddeeff".into())),
             disks: vec![Disk::new("/a,b.img".into(), Format::Raw)],
             rescue: Some("/start.iso".into()),
             media: vec!["/a,b.iso".into()],
@@ -405,6 +405,7 @@ mod test {
         assert_eq!(machine["display"]["mode"], "1280x720");
         assert_eq!(machine["vnc"].as_array().unwrap().len(), 2);
         assert_eq!(machine["msr"], "ignore");
+        assert_eq!(machine["smbios"]["uuid"], "00112233-4455-8677-8899-aabbccddeeff");
         assert_eq!(machine["tpm"]["path"], "/run/tpm.sock");
     }
 

@@ -13,6 +13,7 @@ use crate::net::macvtap::{self, Heard, Macvtap};
 use crate::net::nat::{Nat, Wish, guest_mac};
 use crate::net::resolv::Resolv;
 use crate::net::user::User;
+use crate::settings::environment::Said;
 use crate::settings::{Settings, Way};
 use crate::story::Story;
 
@@ -52,11 +53,12 @@ impl Network {
     ///
     /// When the guest cannot be where `DHCP=Y` wants it: nothing is the next best to that.
     pub async fn make(
-        settings: &Settings,
+        said: &Said,
         processors: u32,
         room: &Room,
         story: &Story,
     ) -> anyhow::Result<Self> {
+        let settings = &said.settings;
         let wish = settings.network.kind;
         if settings.network.dhcp {
             story.step("Preparing the network…");
@@ -87,7 +89,9 @@ impl Network {
                     return Ok(Self::Nat(nat, served, queues));
                 }
                 Err(error) => {
-                    story.tell(&format!("{error:#}; until then it is as with NETWORK=user"));
+                    let line = format!("{error:#}; until then it is as with NETWORK=user");
+                    let asked_for = said.names.contains("NETWORK");
+                    if asked_for { story.warn(&line) } else { story.tell(&line) }
                 }
             }
         }
@@ -100,7 +104,7 @@ impl Network {
                 Self::User(user)
             }
             Err(error) => {
-                story.tell(&format!("the guest has no network: {error:#}"));
+                story.warn(&format!("the guest has no network: {error:#}"));
                 Self::None
             }
         })

@@ -62,8 +62,12 @@ impl Room {
         anyhow::bail!("no folder for sockets ({why}): mount an emptyDir or a tmpfs at /run")
     }
 
-    /// One in any folder.
-    #[cfg(test)]
+    /// None, of a pod that never had one: nothing is behind its sockets.
+    pub fn nowhere() -> Self {
+        Self { folder: "/nonexistent".into(), _lock: None }
+    }
+
+    /// One in any folder, for tests and fuzzers.
     pub fn within(folder: &Path) -> Self {
         Self { folder: folder.into(), _lock: None }
     }
@@ -110,13 +114,22 @@ impl Room {
         self.folder.join("password")
     }
 
-    /// Keeps the password of the screen, for ourselves alone.
+    /// The password of VNC viewers, where the pod listens for them.
+    pub fn vnc_password(&self) -> PathBuf {
+        self.folder.join("password.vnc")
+    }
+
+    /// Why the screen asks for no password.
+    pub fn open(&self) -> PathBuf {
+        self.folder.join("open")
+    }
+
+    /// Keeps a text in a file of this folder, for ourselves alone.
     ///
     /// # Errors
     ///
     /// When it cannot be written.
-    pub fn keep_password(&self, text: &str) -> anyhow::Result<PathBuf> {
-        let path = self.password();
+    pub fn keep(&self, path: PathBuf, text: &str) -> anyhow::Result<PathBuf> {
         files::write(&path, |file| file.write_all(text.as_bytes()))
             .with_context(|| path.display().to_string())?;
         Ok(path)

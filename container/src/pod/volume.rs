@@ -6,9 +6,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, lchown};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{self, AtomicBool};
 
 use anyhow::Context as _;
 use rustix::fs::{FallocateFlags, fallocate};
+use vmm::config::guid;
 
 use crate::disks::{self, Disk, qcow2};
 use crate::files;
@@ -17,6 +19,7 @@ use crate::plan::Source;
 use crate::settings::host;
 use crate::settings::translate::Bus;
 use crate::settings::value::{Size, Value as _};
+use crate::settings::words::Uuid;
 use crate::settings::{Boot, Format, Settings};
 use crate::status::{Failure, Status};
 use crate::story::Story;
@@ -29,6 +32,8 @@ pub struct Volume {
     folder: PathBuf,
     /// How the names of its files begin.
     app: String,
+    /// The mark was seen there: later the pod may have no right to look.
+    booted: AtomicBool,
 }
 
 impl Volume {
@@ -54,7 +59,12 @@ impl Volume {
                 tried.map_err(|error| refused(&format!("STORAGE={}", folder.display()), &error))?;
             }
         }
-        Ok(Self { folder, app: settings.pod.process() })
+        Ok(Self { folder, app: settings.pod.process(), booted: AtomicBool::new(false) })
+    }
+
+    /// One that needs no trial.
+    fn at(folder: &Path, app: &str) -> Self {
+        Self { folder: folder.into(), app: app.into(), booted: AtomicBool::new(false) }
     }
 
     /// A file of the machine's: `windows.END`.
@@ -68,6 +78,27 @@ impl Volume {
         let file = |word: Boot| self.folder.join(format!("{}.{end}", word.show()));
         let mut words = [boot].into_iter().chain(boot.same().iter().copied()).map(file);
         words.find(|path| path.exists()).unwrap_or_else(|| file(boot))
+    }
+
+    /// The machine's UUID: the one that is kept, or a random one that is kept from now on. None on
+    /// a volume that is full: one that changes with each start would be worse.
+    ///
+    /// # Errors
+    ///
+    /// When the file has something else in it.
+    pub fn uuid(&self) -> anyhow::Result<Option<Uuid>> {
+        if let Some(kept) = self.read("uuid").filter(|kept| !kept.is_empty()) {
+            let path = self.file("uuid");
+            let uuid = Uuid::read(&kept)
+                .with_context(|| format!("{}: set UUID, or remove the file", path.display()))?;
+            return Ok(Some(uuid));
+        }
+        let new = guid::show(guid::random()?);
+        if let Err(error) = self.write("uuid", &format!("{new}\n")) {
+            tracing::warn!("the machine has no UUID of its own yet: {error:#}");
+            return Ok(None);
+        }
+        Ok(Some(Uuid(new)))
     }
 
     /// The boot mode goes on when nothing is said of it any more; the usual one is not written
@@ -91,7 +122,11 @@ impl Volume {
 
     /// The mark that the guest has started from its disk before, if it has.
     pub fn mark(&self) -> Option<PathBuf> {
-        Some(self.file("boot")).filter(|path| path.exists())
+        let path = self.file("boot");
+        if path.exists() {
+            self.booted.store(true, atomic::Ordering::Relaxed);
+        }
+        self.booted.load(atomic::Ordering::Relaxed).then_some(path)
     }
 
     /// Whether the guest has started from its disk before.
@@ -107,7 +142,9 @@ impl Volume {
     /// When it cannot be written down.
     pub fn mark_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
-        self.give(&path, files::write(&path, |_| Ok(())))
+        self.give(&path, files::write(&path, |_| Ok(())))?;
+        self.booted.store(true, atomic::Ordering::Relaxed);
+        Ok(())
     }
 
     /// Forgets it: what is on the disk now, or will be, has not.
@@ -117,6 +154,7 @@ impl Volume {
     /// When the mark cannot be taken away.
     pub fn forget_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
+        self.booted.store(false, atomic::Ordering::Relaxed);
         fs::remove_file(&path).map_err(|error| refused(&path.display().to_string(), &error))
     }
 
@@ -273,7 +311,7 @@ impl Volume {
         let [needs, free] = [needs, free].map(|bytes| Size(bytes).show());
         let out = "make the volume larger, or DISK_SIZE smaller";
         anyhow::ensure!(!allocate, "ALLOCATE=Y takes {needs} more, and {free} are free: {out}");
-        story.tell(&format!(
+        story.warn(&format!(
             "the disk may take {needs} more, and {free} are free on the volume: when that is full, \
              the guest stands still until there is room: {out}"
         ));
@@ -307,7 +345,7 @@ pub fn more(
         if size.is_none() && disks::find(number, settings, Path::new("/"))?.is_none() {
             continue;
         }
-        let volume = Volume { folder, app: String::new() };
+        let volume = Volume::at(&folder, "");
         all.push(volume.disk(number, size.unwrap_or(0), settings, story)?);
     }
     Ok(all)
@@ -410,7 +448,7 @@ mod test {
     #[test]
     fn what_is_no_memory_of_a_tpm_is_not_given_to_one() {
         let folder = tempfile::tempdir().unwrap();
-        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let volume = Volume::at(folder.path(), "windows");
         let path = folder.path().join("windows_secure.tpm");
         assert_eq!(volume.tpm(Boot::Secure, false).unwrap().metadata().unwrap().len(), 0);
         fs::write(&path, b"nilmptws and more").unwrap();
@@ -426,7 +464,7 @@ mod test {
     #[test]
     fn the_firmware_forgets_its_settings_if_that_is_said() {
         let folder = tempfile::tempdir().unwrap();
-        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let volume = Volume::at(folder.path(), "windows");
         let template = folder.path().join("template");
         fs::write(&template, "blank").unwrap();
         let mut settings = Settings::unsaid();
@@ -442,7 +480,7 @@ mod test {
     #[test]
     fn each_boot_mode_finds_its_own_files_whatever_the_machine_is_called() {
         let folder = tempfile::tempdir().unwrap();
-        let volume = Volume { folder: folder.path().to_owned(), app: "my-pc".into() };
+        let volume = Volume::at(folder.path(), "my-pc");
         let of =
             |boot, end| volume.of_mode(boot, end).strip_prefix(folder.path()).unwrap().to_owned();
         for boot in [Boot::Uefi, Boot::Secure].iter().flat_map(|it| it.same()) {
@@ -462,7 +500,7 @@ mod test {
     #[test]
     fn the_mark_of_a_disk_that_starts_is_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let volume = Volume::at(folder.path(), "windows");
         volume.mark_booted().unwrap();
         let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
         assert_eq!(names.collect::<Vec<_>>(), ["windows.boot"]);
@@ -470,9 +508,21 @@ mod test {
     }
 
     #[test]
+    fn a_volume_has_one_uuid_and_another_volume_another() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let volume = |at: usize| Volume::at(folders[at].path(), "windows");
+        let first = volume(0).uuid().unwrap().unwrap();
+        assert_eq!(volume(0).uuid().unwrap().unwrap(), first);
+        assert_ne!(volume(1).uuid().unwrap().unwrap(), first);
+        fs::write(volume(1).file("uuid"), "no UUID").unwrap();
+        let error = format!("{:#}", volume(1).uuid().unwrap_err());
+        assert!(error.contains("windows.uuid: set UUID, or remove the file"), "{error}");
+    }
+
+    #[test]
     fn a_new_tpm_beside_another_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
-        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let volume = Volume::at(folder.path(), "windows");
         let [plain, secure] =
             ["windows", "windows_secure"].map(|it| volume.folder.join(format!("{it}.tpm")));
         fs::write(&secure, "").unwrap();
@@ -487,7 +537,7 @@ mod test {
     #[test]
     fn a_volume_that_may_become_full_is_said_to_stop_the_guest() {
         let folder = tempfile::tempdir().unwrap();
-        let volume = Volume { folder: folder.path().to_owned(), app: "windows".into() };
+        let volume = Volume::at(folder.path(), "windows");
         let disk = Disk::new(folder.path().join("data.img"), Format::Raw);
         let story = Story::new();
         volume.check_room(&disk, 1 << 60, false, &story).unwrap();

@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 
 use super::variable::{Fate, Variable};
 use super::{Settings, list, near, value, version};
-use crate::status::Failure;
+use crate::status::{self, Failure};
 
 /// Variables, by name.
 pub type Environment = BTreeMap<OsString, OsString>;
@@ -32,19 +32,26 @@ pub struct Said {
 ///
 /// # Errors
 ///
-/// With the variable's exit status: one sentence with its name, its value unless that is secret,
-/// the reason and the way out.
+/// With the exit status of the first variable that has a mistake: a sentence for each, with its
+/// name, its value unless that is secret, the reason and the way out.
 pub fn read(environment: &Environment) -> anyhow::Result<Said> {
+    let (said, mistakes) = read_all(environment);
+    status::all(mistakes).map(|()| said)
+}
+
+/// The same, with all mistakes: what has one is as if it were not said.
+pub fn read_all(environment: &Environment) -> (Said, Vec<anyhow::Error>) {
     let mut said = Said { settings: Settings::unsaid(), ..Said::default() };
+    let mut mistakes = Vec::new();
     for variable in list::all() {
-        take(variable, environment, &mut said)?;
+        mistakes.extend(take(variable, environment, &mut said).err());
     }
     if let Some(old) = said.settings.pod.timeout_old {
         said.settings.pod.timeout = old;
     }
     let unknown = environment.keys().filter_map(|name| slip(name.to_str()?));
     said.warnings.extend(unknown);
-    Ok(said)
+    (said, mistakes)
 }
 
 /// Takes one variable into the settings.
@@ -174,6 +181,22 @@ fn slip(name: &str) -> Option<String> {
         "HOSTTYPE",
         "LANGUAGES",
     ];
+    // What other programs call these, and people by habit.
+    const ELSEWHERE: &[(&str, &str)] = &[
+        ("RAM", "RAM_SIZE"),
+        ("MEMORY", "RAM_SIZE"),
+        ("CPU", "CPU_CORES"),
+        ("CPUS", "CPU_CORES"),
+        ("CORES", "CPU_CORES"),
+        ("DISK", "DISK_SIZE"),
+    ];
+    let capitals = name.to_ascii_uppercase();
+    if capitals != name && list::find(&capitals).is_some() {
+        return Some(format!("{name} has no effect: write it in capitals, {capitals}"));
+    }
+    if let Some((_, own)) = ELSEWHERE.iter().find(|(other, _)| *other == name) {
+        return Some(format!("{name} has no effect: did you mean {own}?"));
+    }
     let ours = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     let service = name.contains("_SERVICE_") || name.contains("_PORT_") || name.ends_with("_PORT");
     let foreign = OTHERS.contains(&name) || name.starts_with("LC_") || service;
@@ -331,6 +354,8 @@ mod test {
             assert_eq!(said(&[(name, "x")]).warnings, [""; 0], "{name}");
         }
         assert!(said(&[("RAM_SIZE_FILE", "/x")]).warnings[0].contains("set RAM_SIZE itself"));
+        assert!(said(&[("RAM", "4G")]).warnings[0].contains("did you mean RAM_SIZE?"));
+        assert!(said(&[("password", "x")]).warnings[0].contains("in capitals, PASSWORD"));
     }
 
     #[test]
@@ -353,6 +378,19 @@ mod test {
     }
 
     #[test]
+    fn every_mistake_is_told_at_once() {
+        let words = [("RAM_SIZE", "abc"), ("CPU_CORES", "x"), ("LANGUAGE", "Klingon")];
+        let error = read(&environment(&words)).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::Language);
+        let sentences = status::sentences(&error);
+        let starts = ["LANGUAGE=Klingon: ", "CPU_CORES=x: ", "RAM_SIZE=abc: "];
+        assert_eq!(sentences.len(), starts.len(), "{sentences:?}");
+        assert!(sentences.iter().zip(starts).all(|(it, start)| it.starts_with(start)));
+        let (said, _) = read_all(&environment(&[&words[..], &[("WEB_PORT", "80")]].concat()));
+        assert_eq!(said.settings.screen.web_port.0, 80);
+    }
+
+    #[test]
     fn an_error_names_variable_value_reason_and_way_out() {
         for (name, text, status, out) in [
             ("CPU_CORES", "many", Status::Processors, "give a whole number"),
@@ -363,6 +401,7 @@ mod test {
             ("MASK", "255.0.255.0", Status::Address, "give a mask"),
             ("BOOT_MODE", "windows_legacy", Status::Boot, "give one of"),
             ("LANGUAGE", "klingon", Status::Language, "give a language"),
+            ("LANGUAGE", "germna", Status::Language, "did you mean german?"),
             ("VERSION", "13", Status::Version, "give a version"),
             ("DHCP", "maybe", Status::Unsupported, "say Y or N"),
             ("KVM", "N", Status::NoKvm, "leave it out"),

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, ensure};
 
+use super::near;
 use super::value::Value;
 
 /// A language that Windows exists in.
@@ -125,8 +126,15 @@ impl Value for Language {
     const ACCEPTS: &'static str = "language or culture: Korean, ko, ko-KR";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        let known = find(text).map(Self);
-        known.context("Windows does not come in it: give a language like French, fr or fr-CA")
+        find(text).map(Self).with_context(|| {
+            let words: Vec<_> = ROWS.iter().flat_map(|row| row.words).copied().collect();
+            match near::nearest(&text.to_lowercase(), &words) {
+                Some(near) => format!("it is no language that is known: did you mean {near}?"),
+                None => {
+                    "Windows does not come in it: give a language like French, fr or fr-CA".into()
+                }
+            }
+        })
     }
     fn show(&self) -> String {
         self.0.name.to_owned()

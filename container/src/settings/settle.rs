@@ -5,8 +5,9 @@ use super::environment::Said;
 use super::host::Host;
 use super::translate::Bus;
 use super::value::{GIB, MIB, Secret, Share, Size, Value};
+use super::version::Version;
 use super::{Settings, Way};
-use crate::status::{Failure, Status};
+use crate::status::{self, Failure, Status};
 
 /// How large the machine is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,8 +30,9 @@ pub struct Sizes {
 /// exclude one another.
 pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
     let settings = &said.settings;
-    check_account(said)?;
-    check_network(settings)?;
+    let mut mistakes = Vec::new();
+    mistakes.extend(check_account(said).err());
+    mistakes.extend(check_network(settings).err());
     let mut notes = Vec::new();
     let bus = settings.disk.media.is;
     if said.names.contains("MEDIA_TYPE") && !matches!(bus, Bus::Usb | Bus::Auto | Bus::None) {
@@ -40,14 +42,23 @@ pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> 
         );
     }
     let processors = processors(settings, host, &mut notes);
-    let memory = memory(settings, host, &mut notes)?;
+    let memory = memory(settings, host, &mut notes);
     notes.extend(without_effect(said));
-    let disk = disk(settings, host, &mut notes)?;
+    let disk = disk(settings, host, &mut notes);
+    let (memory, disk) = match (memory, disk) {
+        (Ok(memory), Ok(disk)) if mistakes.is_empty() => (memory, disk),
+        (memory, disk) => {
+            mistakes.extend(memory.err().into_iter().chain(disk.err()));
+            status::all(mistakes)?;
+            (0, 0)
+        }
+    };
     let mut more = [None; 5];
     let folders = settings.storage.more.iter().zip(host.rooms);
     for (size, (own, room)) in more.iter_mut().zip(folders) {
         let own = own.map_or(settings.storage.size.0, |own| own.0);
-        *size = room.filter(|_| !settings.disk.disable).map(|room| share_of_room(own, room));
+        let some = !settings.disk.disable && settings.windows.version != Version::Probe;
+        *size = room.filter(|_| some).map(|room| share_of_room(own, room));
     }
     Ok((Sizes { processors, memory, disk, more }, notes))
 }
@@ -168,7 +179,8 @@ fn share_of_room(share: Share<Size>, room: u64) -> u64 {
 }
 
 fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Result<u64> {
-    if settings.disk.disable {
+    // The probe keeps nothing.
+    if settings.disk.disable || settings.windows.version == Version::Probe {
         return Ok(0);
     }
     let said = settings.storage.size.show();
@@ -261,7 +273,7 @@ fn check_network(settings: &Settings) -> anyhow::Result<()> {
             format!("IP={address} is no machine's address in its network: give one inside of it"),
         ));
     }
-    if screen.web && screen.vnc_port.0 == screen.web_port.0 {
+    if screen.web && settings.vnc().map(u32::from) == Some(screen.web_port.0) {
         return Err(Failure::new(
             Status::Usage,
             format!(
@@ -460,9 +472,20 @@ mod test {
     }
 
     #[test]
+    fn what_is_too_small_is_told_together() {
+        let words = [("RAM_SIZE", "1G"), ("DISK_SIZE", "1G"), ("DOMAIN_OU", "OU=x")];
+        let error = settled(&words, &host()).unwrap_err();
+        let sentences = status::sentences(&error);
+        let starts = ["DOMAIN_OU ", "RAM_SIZE=1G: ", "DISK_SIZE=1G: "];
+        assert!(sentences.iter().zip(starts).all(|(it, start)| it.starts_with(start)));
+        assert_eq!((Failure::status(&error), sentences.len()), (Status::Usage, 3));
+    }
+
+    #[test]
     fn the_probe_needs_little() {
         let small = Host { memory: GIB, room: None, ..host() };
         let probe = [("VERSION", "probe"), ("RAM_SIZE", "64M"), ("DISK_SIZE", "max")];
-        assert_eq!(sizes(&probe, &small).memory, 64 * MIB);
+        let sizes = sizes(&probe, &small);
+        assert_eq!((sizes.memory, sizes.disk), (64 * MIB, 0));
     }
 }

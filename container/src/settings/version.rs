@@ -153,7 +153,7 @@ impl Version {
         match self {
             Self::Probe => "the probe".into(),
             Self::Windows(product) => product.name.into(),
-            Self::Url(_) => "the medium at this address".into(),
+            Self::Url(url) => quote(&without_secrets(url)),
             Self::File(name) => quote(name),
         }
     }

@@ -3,19 +3,23 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context as _, ensure};
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
-use serde_json::json;
-use vmm::control::{Client, Command, Force};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use vmm::control::{Client, Command, FileId, Force};
+use vmm::web::stage::{Button, Layout, text};
 
 use super::Front;
+use super::lent::{Kind, Lent};
 use crate::pod::{asked, stop};
 
+/// Bytes of a text that is typed at once: with escapes it is a line of the control socket.
+const LONGEST_TEXT: usize = 8 << 10;
 /// The description of all calls, for programs that make clients of it.
 const DOCUMENT: &str = include_str!("../../web/openapi.json");
 
@@ -47,35 +51,77 @@ pub(super) async fn screenshot(State(front): Shared) -> Response {
     }
 }
 
-/// What is to become of the machine.
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Action {
-    Shutdown,
-    Reset,
-    Pause,
-    Resume,
-    Off,
+/// What a program says in JSON. What is wrong with it is answered in JSON, too.
+pub(super) struct Said<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Said<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+        match Json::from_request(request, state).await {
+            Ok(Json(said)) => Ok(Self(said)),
+            Err(wrong) => {
+                let answer = json!({ "error": wrong.body_text() });
+                Err((wrong.status(), Json(answer)).into_response())
+            }
+        }
+    }
 }
 
 #[derive(Deserialize)]
 pub(super) struct Power {
-    action: Action,
+    action: Button,
 }
 
 /// Power.
-pub(super) async fn power(State(front): Shared, Json(power): Json<Power>) -> Response {
-    let command = match power.action {
-        Action::Shutdown => {
-            let asked = stop::ask(&front.control(), &front.agent).await;
-            return asked.map_or_else(|error| refusal(&error), |it| Json(it).into_response());
-        }
-        Action::Reset => Command::Reset,
-        Action::Pause => Command::Pause,
-        Action::Resume => Command::Resume,
-        Action::Off => Command::Quit,
+pub(super) async fn power(State(front): Shared, Said(power): Said<Power>) -> Response {
+    let asked = front.order(power.action).await;
+    asked.map_or_else(|error| refusal(&error), |it| Json(it).into_response())
+}
+
+/// A text for the keyboard.
+#[derive(Deserialize)]
+pub(super) struct Text {
+    text: String,
+    /// Characters that the guest's keyboard lacks are left out; else nothing is typed.
+    #[serde(default)]
+    skip: bool,
+}
+
+/// Types a text, if the guest's keyboard has all of its characters.
+pub(super) async fn type_text(State(front): Shared, Said(wish): Said<Text>) -> Response {
+    let (text, lacks) = match typable(&front.keyboard, wish) {
+        Ok(both) => both,
+        Err((status, answer)) => return (status, Json(answer)).into_response(),
     };
-    ask(&front, command).await
+    let typed = text.chars().count();
+    match asked::ask(&front.room.control(), Command::Type { text }).await {
+        Ok(_) => Json(json!({ "typed": typed, "skipped": lacks })).into_response(),
+        Err(error) => refusal(&error),
+    }
+}
+
+/// What of a text this keyboard can type, and the characters that it lacks; or the refusal.
+fn typable(keyboard: &Layout, wish: Text) -> Result<(String, Vec<char>), (StatusCode, Value)> {
+    let Text { mut text, skip } = wish;
+    if text.len() > LONGEST_TEXT {
+        let length = text.len();
+        let error = format!("a text of {length} bytes is too long: at most {LONGEST_TEXT} at once");
+        return Err((StatusCode::PAYLOAD_TOO_LARGE, json!({ "error": error })));
+    }
+    let lacks = text::missing(keyboard, &text);
+    if !lacks.is_empty() && !skip {
+        let error = format!(
+            "the guest's keyboard ({}) has no key for {}: nothing was typed; with \"skip\": true \
+             they are left out",
+            keyboard.name(),
+            text::named(&lacks)
+        );
+        let answer = json!({ "error": error, "characters": lacks });
+        return Err((StatusCode::UNPROCESSABLE_ENTITY, answer));
+    }
+    text.retain(|character| !lacks.contains(&character));
+    Ok((text, lacks))
 }
 
 /// What is to become of a drive.
@@ -89,16 +135,31 @@ pub(super) struct Media {
 }
 
 /// Media.
-pub(super) async fn media(State(front): Shared, Json(media): Json<Media>) -> Response {
-    let command = match media.path.map(|path| front.lent(&path)).transpose() {
-        Ok(Some(path)) => Command::Insert { name: media.drive, path },
-        Ok(None) => {
-            let force = media.force.then_some(Force::Force);
-            Command::Eject { name: media.drive, force }
-        }
-        Err(error) => return refusal(&error),
+pub(super) async fn media(State(front): Shared, Said(media): Said<Media>) -> Response {
+    let Some(path) = media.path else {
+        let force = media.force.then_some(Force::Force);
+        return ask(&front, Command::Eject { name: media.drive, force }).await;
     };
-    ask(&front, command).await
+    lend(&front, &path, |lent, only| Command::Insert {
+        name: media.drive,
+        path: lent.path.clone(),
+        only: Some(only),
+    })
+    .await
+}
+
+/// Sends the machine a command about a file, if that may be attached to it.
+async fn lend(
+    front: &Front,
+    path: &Path,
+    command: impl FnOnce(&Lent, FileId) -> Command,
+) -> Response {
+    // The file stays open until the machine has answered: no other file gets its number until then.
+    let lent = front.lender.lend(path).and_then(|lent| Ok((lent.id()?, lent)));
+    match lent {
+        Ok((only, lent)) => ask(front, command(&lent, only)).await,
+        Err(error) => refusal(&error),
+    }
 }
 
 /// A stick or a CD-ROM drive that is plugged in, or something that is pulled out.
@@ -107,8 +168,7 @@ pub(super) async fn media(State(front): Shared, Json(media): Json<Media>) -> Res
 pub(super) enum Usb {
     Attach {
         path: PathBuf,
-        #[serde(default)]
-        cdrom: bool,
+        cdrom: Option<bool>,
         #[serde(default)]
         readonly: bool,
     },
@@ -118,28 +178,28 @@ pub(super) enum Usb {
 }
 
 /// USB.
-pub(super) async fn usb(State(front): Shared, Json(usb): Json<Usb>) -> Response {
-    let command = match usb {
-        Usb::Attach { path, cdrom, readonly } => match front.lent(&path) {
-            Ok(path) => {
-                let path = path.display().to_string().replace(',', ",,");
-                let words = format!("usb-storage,path={path},readonly={readonly},cdrom={cdrom}");
-                Command::Attach { device: words }
-            }
-            Err(error) => return refusal(&error),
-        },
-        Usb::Detach { name } => Command::Detach { name },
+pub(super) async fn usb(State(front): Shared, Said(usb): Said<Usb>) -> Response {
+    let (path, cdrom, readonly) = match usb {
+        Usb::Attach { path, cdrom, readonly } => (path, cdrom, readonly),
+        Usb::Detach { name } => return ask(&front, Command::Detach { name }).await,
     };
-    ask(&front, command).await
+    lend(&front, &path, |lent, only| {
+        let cd = lent.kind == Kind::Cd;
+        let (cdrom, readonly) = (cdrom.unwrap_or(cd), readonly || cd);
+        let path = lent.path.display().to_string().replace(',', ",,");
+        let device = format!("usb-storage,path={path},readonly={readonly},cdrom={cdrom}");
+        Command::Attach { device, only: Some(only) }
+    })
+    .await
 }
 
 impl Front {
-    /// A file that those who may see the screen may have in the machine: one on the volume.
-    fn lent(&self, path: &Path) -> anyhow::Result<PathBuf> {
-        let whole = path.canonicalize().with_context(|| path.display().to_string())?;
-        let own = self.volume.canonicalize().is_ok_and(|volume| whole.starts_with(volume));
-        ensure!(own, "{}: only files on the volume can be lent to the machine", path.display());
-        Ok(whole)
+    /// Has the machine do this; its guest is asked by all ways that it may hear.
+    pub(super) async fn order(&self, button: Button) -> anyhow::Result<Value> {
+        match button {
+            Button::Shutdown => stop::ask(&self.control(), &self.agent).await,
+            _ => asked::ask(&self.room.control(), button.command()).await,
+        }
     }
 }
 
@@ -152,4 +212,65 @@ async fn ask(front: &Front, command: Command) -> Response {
 
 fn refusal(error: &anyhow::Error) -> Response {
     (StatusCode::CONFLICT, Json(json!({ "error": format!("{error:#}") }))).into_response()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn of(keyboard: &str, text: &str, skip: bool) -> Result<(String, Vec<char>), (u16, Value)> {
+        let keyboard = Layout::named(keyboard).unwrap();
+        let typed = typable(&keyboard, Text { text: text.into(), skip });
+        typed.map_err(|(status, answer)| (status.as_u16(), answer))
+    }
+
+    #[test]
+    fn characters_without_a_key_are_listed_and_left_out_only_on_demand() {
+        let (status, answer) = of("us", "Gr\u{fc}\u{df}e, \u{20ac}\n", false).unwrap_err();
+        assert_eq!((status, &answer["characters"]), (422, &json!(["ü", "ß", "€"])));
+        let error = answer["error"].as_str().unwrap();
+        for word in ["(us)", "`ü`, `ß`, `€`", "nothing was typed", "\"skip\": true"] {
+            assert!(error.contains(word), "{error}");
+        }
+        let (text, lacks) = of("us", "Grüße, €\n", true).unwrap();
+        assert_eq!((&*text, &lacks[..]), ("Gre, \n", &['ü', 'ß', '€'][..]));
+        assert_eq!(of("de", "Grüße, €\n", false), Ok(("Grüße, €\n".into(), Vec::new())));
+        assert_eq!(of("us", &"a".repeat(LONGEST_TEXT + 1), true).unwrap_err().0, 413);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_call_is_refused_in_json() {
+        for (kind, body, status) in [
+            ("application/json", r#"{"action":"explode"}"#, 422),
+            ("application/json", r#"{"action":"#, 400),
+            ("text/plain", r#"{"action":"off"}"#, 415),
+        ] {
+            let request = Request::post("/").header(CONTENT_TYPE, kind).body(body.into()).unwrap();
+            let refused = Said::<Power>::from_request(request, &()).await.err().unwrap();
+            assert_eq!(refused.status().as_u16(), status);
+            assert_eq!(refused.headers()[CONTENT_TYPE], "application/json");
+            let said = axum::body::to_bytes(refused.into_body(), 4096).await.unwrap();
+            let said: Value = serde_json::from_slice(&said).unwrap();
+            assert!(!said["error"].as_str().unwrap().is_empty(), "{said}");
+        }
+    }
+
+    #[test]
+    fn the_document_is_json_and_has_every_call() {
+        let document: Value = serde_json::from_str(DOCUMENT).unwrap();
+        for call in ["state", "screenshot", "power", "type", "media", "usb"] {
+            let call = &document["paths"][format!("/api/v1/{call}")];
+            // What the gate answers, and what a call that takes something does.
+            let (method, more) = match &call["post"] {
+                Value::Null => ("get", &[][..]),
+                _ => ("post", &[400, 408, 413, 415, 422][..]),
+            };
+            for status in [200, 401, 403, 429].iter().chain(more) {
+                assert!(
+                    call[method]["responses"][status.to_string()].is_object(),
+                    "{status} {call}"
+                );
+            }
+        }
+    }
 }

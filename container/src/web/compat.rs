@@ -35,12 +35,12 @@ pub(super) async fn message(State(front): Shared) -> Response {
 
 /// Whether there is a screen.
 fn shows(scene: &Scene) -> bool {
-    matches!(scene.phase, Phase::Booting | Phase::Running)
+    matches!(scene.phase, Phase::Booting | Phase::Running) && scene.failed.is_none()
 }
 
 /// What is done now, with how much of it.
 fn text(scene: &Scene) -> String {
-    let doing = escaped(&scene.doing);
+    let doing = escaped(scene.failed.as_ref().unwrap_or(&scene.doing));
     match scene.thousandths {
         Some(part) => format!("{doing} ({}.{}%)", part / 10, part % 10),
         None => doing,

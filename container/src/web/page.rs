@@ -18,6 +18,8 @@ use vmm::web::stage::Door;
 
 use super::Front;
 use super::compat::full;
+use crate::settings::list;
+use crate::settings::variable::Variable;
 use crate::story::Scene;
 
 /// The files of the page.
@@ -34,6 +36,8 @@ type Shared = State<Arc<Front>>;
 /// The page of a pod of this name, which leaves for the viewer if there will be a screen.
 pub(super) fn page(name: &str, screen: bool) -> Response {
     let text = PAGE.replace("{SCREEN}", if screen { "yes" } else { "no" });
+    let variables: Vec<_> = list::all().flat_map(Variable::names).collect();
+    let text = text.replace("{VARIABLES}", &variables.join(" "));
     // What somebody chose comes last: no mark in it is one.
     let text = text.replace("{NAME}", &escaped(name));
     let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, "no-store")];

@@ -99,7 +99,9 @@ pub enum Health {
 pub(super) async fn answer(front: &Front, health: Health) -> (bool, String) {
     let scene = front.story.scene().borrow().clone();
     let fine = match health {
+        // It ends by itself.
         Health::Live => Ok(()),
+        _ if scene.failed.is_some() => Err(scene.failed.unwrap_or_default()),
         Health::Started if matches!(scene.phase, Phase::Running | Phase::Stopping) => Ok(()),
         Health::Ready if scene.phase == Phase::Running => front.ready.serves().await,
         Health::Started | Health::Ready => Err(scene.doing),

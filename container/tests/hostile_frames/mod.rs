@@ -1,7 +1,7 @@
 //! What a hostile guest may do to the user-mode network: any frames, and any segments of a
 //! connection.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use container::net::dns::Local;
 use container::net::relay::Relay;
 use container::net::user::lan::{Lan, Pod};
-use container::net::user::network::{Network, Way};
-use container::net::user::packet::{
-    Draft, ETHERNET, Ends, Frame, ICMP, ICMPV6, Packet, TCP, UDP, write_frame,
-};
+use container::net::user::network::Network;
+use container::net::user::packet::{Draft, ETHERNET, Ends, ICMP, ICMPV6, TCP, UDP, write_frame};
+use container::net::user::quota::Limits;
 use container::net::user::segment::{ACK, FIN, PSH, RST, SYN, Segment, Seq};
 use container::net::user::tcp::buffer::Budget;
 use container::net::user::tcp::{Stage, Start, Tcp};
@@ -47,23 +46,38 @@ fn lan() -> Lan {
     Lan::new(&Settings::unsaid().network, &pod).expect("addresses")
 }
 
-/// Feeds a network with frames, whole ones with one byte changed here and there, and any bytes.
-/// What would leave this host is not fed.
+/// As few descriptors as make a network: all quotas are used up at once.
+const FILES: usize = 32;
+
+/// Feeds a network with frames, whole ones with one byte changed here and there, and any bytes, in
+/// bursts without a turn for others, while clients come from outside. All outside hosts are this
+/// one's loopback: nothing leaves it. There are never more tasks than places.
 pub(crate) fn frames(bytes: &[u8]) {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     let lan = lan();
     let local =
         Local { gateway: lan.gateway, guest: lan.guest, outside: None, host: "guest".into() };
-    let network = Rc::new(Network::new(lan, Relay::new(local, Path::new("/nowhere")), 64));
+    let relay = Relay::new(local, Path::new("/nowhere"));
+    let network = Rc::new(Network::new(lan, relay, FILES));
+    let world = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let address = world.local_addr().expect("it has one");
+    network.divert(address.port());
     LocalSet::new().block_on(&runtime, async {
         network.plug();
         let mut bytes = Bytes(bytes);
         while !bytes.0.is_empty() {
-            let frame = frame(&mut bytes, &network.lan);
-            if !leaves(&network, &frame) {
-                network.hear(&frame);
-                tokio::task::yield_now().await;
+            match bytes.byte() {
+                0..=31 => tokio::task::yield_now().await,
+                32 => come(&network, bytes.byte()).await,
+                33 => {
+                    network.unplug();
+                    network.plug();
+                }
+                34 => drop(world.set_nonblocking(true).and_then(|()| world.accept())),
+                _ => network.hear(&frame(&mut bytes, &network.lan)),
             }
+            let tasks = Rc::strong_count(&network) - 1;
+            assert!(tasks <= Limits::of(FILES).sum(), "{tasks} tasks");
             if !network.link.has_room() {
                 network.unplug();
                 network.plug();
@@ -76,32 +90,47 @@ pub(crate) fn frames(bytes: &[u8]) {
     });
 }
 
-/// Whether this would become a packet of this host's.
-fn leaves(network: &Network, bytes: &[u8]) -> bool {
-    let Some(frame) = Frame::read(bytes) else { return false };
-    let Some(packet) = Packet::read(frame.kind, frame.payload) else { return false };
-    match network.way(packet.to) {
-        Way::Outside => true,
-        Way::Gateway => {
-            [TCP, UDP].contains(&packet.protocol) && packet.payload.get(2..4) != Some(&[0, 53])
-        }
-        Way::Closed | Way::Nowhere => false,
-    }
+/// A client comes from one of some outside hosts.
+async fn come(network: &Rc<Network>, number: u8) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let client = listener.local_addr().and_then(TcpStream::connect).expect("it listens");
+    let (server, _) = listener.accept().expect("a client");
+    server.set_nonblocking(true).expect("it is a socket");
+    let server = tokio::net::TcpStream::from_std(server).expect("a runtime");
+    let from = match number % 4 {
+        0 => Ipv4Addr::LOCALHOST.into(),
+        1 => IpAddr::V6("2001:db8:5::1".parse().expect("an address")),
+        _ => Ipv4Addr::new(203, 0, 113, number % 8).into(),
+    };
+    let from = SocketAddr::new(from, 2000 + u16::from(number / 4));
+    network.connections.accept(network, server, from, 3389).await;
+    drop(client);
 }
 
-/// From the guest, more or less, to us or nowhere.
+/// From the guest, more or less, to us, to nowhere, or to other hosts.
 fn addresses(bytes: &mut Bytes<'_>, lan: &Lan, kind: u8) -> (IpAddr, IpAddr) {
     let v6 = lan.v6.expect("there is one");
+    let host = |low| Ipv4Addr::new(192, 0, 2, low);
+    let to = bytes.byte();
     let v4_to = [lan.gateway, Ipv4Addr::BROADCAST, Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED];
     if kind & 0x40 == 0 {
         let from = if kind & 0x20 == 0 { lan.guest } else { Ipv4Addr::UNSPECIFIED };
-        (from.into(), v4_to[usize::from(bytes.byte() % 4)].into())
+        (from.into(), v4_to.get(usize::from(to % 12)).copied().unwrap_or(host(to % 64)).into())
     } else {
         let guest = (u128::from(v6.prefix) | 0x77).into();
         let all = "ff02::2".parse().expect("an address");
         let v6_to = [v6.gateway, all, "::1".parse().expect("an address"), v6.prefix];
-        (IpAddr::V6(guest), v6_to[usize::from(bytes.byte() % 4)].into())
+        let host =
+            (u128::from(v6.prefix) >> 64 << 64 | 0xff_u128 << 64 | u128::from(to % 64)).into();
+        (IpAddr::V6(guest), v6_to.get(usize::from(to % 8)).copied().unwrap_or(host).into())
     }
+}
+
+/// A header of ICMP: often of an echo, or of what is asked of neighbours and routers.
+fn icmp(bytes: &mut Bytes<'_>) -> [u8; 8] {
+    let kinds = [8, 128, 133, 135, 136, bytes.byte()];
+    let kind = kinds[usize::from(bytes.byte()) % kinds.len()];
+    [kind, 0, 0, 0, bytes.byte(), 0, 0, 1]
 }
 
 fn frame(bytes: &mut Bytes<'_>, lan: &Lan) -> Vec<u8> {
@@ -125,14 +154,19 @@ fn frame(bytes: &mut Bytes<'_>, lan: &Lan) -> Vec<u8> {
         }
         _ => match protocol {
             TCP => {
-                let flags = bytes.byte();
-                let ports = (4000 + u16::from(bytes.byte() & 3), 53);
+                let port = bytes.byte();
+                let flags = if port & 0xc != 0 { SYN } else { bytes.byte() };
+                let ports =
+                    (4000 + u16::from(port & 3), [53, 53, 80, 3389][usize::from(port >> 6)]);
                 let mss = (flags & SYN != 0).then(|| bytes.word());
                 let segment = Segment { ports, flags, mss, window: 999, ..Segment::default() };
                 (segment.header().bytes().to_vec(), 16)
             }
-            UDP => (vec![0, 68, 0, [53, 67][usize::from(bytes.byte() % 2)], 0, 0, 0, 0], 6),
-            _ => (vec![bytes.byte(), 0, 0, 0, bytes.byte(), 0, 0, 1], 2),
+            UDP => {
+                let from = bytes.byte() % 64;
+                (vec![0, from, 0, [53, 67, 7][usize::from(bytes.byte() % 3)], 0, 0, 0, 0], 6)
+            }
+            _ => (icmp(bytes).to_vec(), 2),
         },
     };
     let length = usize::from(bytes.byte());

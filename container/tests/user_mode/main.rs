@@ -4,6 +4,7 @@
 //! It needs root, for the namespaces.
 #![forbid(unsafe_code)]
 
+mod flood;
 mod world;
 
 use std::fs;

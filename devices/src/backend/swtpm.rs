@@ -89,14 +89,14 @@ impl Swtpm {
         let (data, theirs) = UnixStream::pair().context("a socket for the TPM")?;
         let (path, patience) = (path.to_owned(), PATIENCE);
         let swtpm = Self { path, control, data, patience, on: false, broken: false };
-        swtpm.greet(&theirs).with_context(|| {
+        swtpm.greet(theirs).with_context(|| {
             format!("{shown}: this is no swtpm for a TPM 2.0, or another machine has it")
         })?;
         Ok(swtpm)
     }
 
     /// Hands over the other end of our socket, and looks whom we talk to.
-    fn greet(&self, theirs: &UnixStream) -> anyhow::Result<()> {
+    fn greet(&self, theirs: UnixStream) -> anyhow::Result<()> {
         let end = Instant::now() + GREETING;
         let fds = [theirs.as_fd()];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -106,6 +106,8 @@ impl Swtpm {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let sent = rustix::net::sendmsg(&self.control, &[IoSlice::new(&bytes)], &mut rights, flags);
         ensure!(sent? == bytes.len(), "it takes no command");
+        // Who hangs up has the only other end, so that it is noticed.
+        drop(theirs);
         self.answer::<0>("SET_DATAFD", end)?;
         // What was once a number of 64 bits is an error and 32 of them now.
         let has = u32::from_be_bytes(self.ask("GET_CAPABILITY", GET_CAPABILITY, &[], end)?);
@@ -322,6 +324,9 @@ fn receive(socket: &UnixStream, mut room: &mut [u8], end: Instant) -> anyhow::Re
 
 #[cfg(test)]
 mod test {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
@@ -349,6 +354,23 @@ mod test {
         }
         asked.wait(CANCEL);
         assert!(!asked.so_far().contains(&SHUTDOWN), "it would not be heard");
+    }
+
+    #[test]
+    fn nobody_waits_for_one_that_hung_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("swtpm");
+        let listener = UnixListener::bind(&path).unwrap();
+        let peer = std::thread::spawn(move || {
+            let (mut control, _) = listener.accept().unwrap();
+            // It takes no socket that comes along, and so closes it.
+            control.read_exact(&mut [0; 4]).unwrap();
+            control.write_all(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]).unwrap();
+            control
+        });
+        let said = format!("{:#}", Swtpm::connect(&path).unwrap_err());
+        assert!(!said.contains("it does not answer"), "{said}");
+        peer.join().unwrap();
     }
 
     #[test]

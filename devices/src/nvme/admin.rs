@@ -124,7 +124,7 @@ fn create_completion(controller: &mut Controller, command: &Command) -> Answer {
         queue.follow(&shared.memory, shadow).map_err(|_| Status::DATA_TRANSFER)?;
     }
     let server = Group::new(shared.clone(), queue).and_then(Server::start).map_err(|error| {
-        tracing::warn!("NVMe queue {id} cannot be served: {error:#}");
+        shared.told.call_once(|| tracing::warn!("NVMe queue {id} cannot be served: {error:#}"));
         Status::INTERNAL
     })?;
     controller.servers.insert(id, server);

@@ -245,9 +245,11 @@ impl Controller {
             Ok(true) => {}
             // Nothing is said to survive yet: it goes on when the device runs again.
             Ok(false) => return,
-            Err(error) => tracing::error!(
-                "the guest shut its NVMe disk down, which could not be flushed: {error:#}"
-            ),
+            Err(error) => self.shared.told.call_once(|| {
+                tracing::error!(
+                    "the guest shut its NVMe disk down, which could not be flushed: {error:#}"
+                );
+            }),
         }
         self.shared.registers().shutdown = COMPLETE;
     }
@@ -351,8 +353,7 @@ impl Controller {
     pub(super) fn answer(&mut self, id: u16, answer: Answer) {
         let shared = &self.shared;
         let Some(admin) = &mut self.admin else { return };
-        // A saved request for events may be of a queue that had none under way.
-        admin.submission.under_way = admin.submission.under_way.saturating_sub(1);
+        admin.submission.answered(1);
         let head = u16::try_from(admin.submission.head).expect("a queue has at most 4096 entries");
         let (result, status) = match answer {
             Ok(result) => (result, Status::SUCCESS),

@@ -1,7 +1,8 @@
 //! A completion queue with all its submission queues, and what they have under way.
 //!
 //! One pass looks at every queue, starts what is new with one `submit`, and tells the guest once of
-//! all that is done. The commands under way are bounded for each queue, and so is their memory.
+//! all that is done. The requests under way are bounded for each queue (511: see `queues.rs`), and
+//! so is their memory. What is taken back finds its command by its tag.
 
 use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Shared;
 use super::command::{Command, Completed, Status};
-use super::io::{self, Work};
+use super::io::{self, RANGES, Work};
 use super::log::Mistake;
 use super::queues::{Completion, ENTRIES, Submission, Waker};
 use crate::backend::disk::{self, Channel, Done, Operation, Request};
@@ -32,6 +33,9 @@ struct Pending {
     block: u64,
     /// Requests that are not done yet.
     left: u32,
+    /// Requests that its queue counts for it until it ends.
+    #[serde(skip)]
+    cost: u32,
     /// A flush is to follow.
     flush: bool,
     status: Status,
@@ -81,6 +85,8 @@ pub(super) struct Group {
     spare: Vec<Vec<Piece>>,
     /// Something was pushed since the last `submit`.
     pushed: bool,
+    /// Requests that the channel has.
+    asked: usize,
 }
 
 impl Group {
@@ -97,6 +103,7 @@ impl Group {
             done: Vec::new(),
             spare: Vec::new(),
             pushed: false,
+            asked: 0,
         })
     }
 
@@ -155,7 +162,8 @@ impl Group {
         let Work { operation, ranges, flush } = work.unwrap_or(nothing);
         let left = u32::try_from(ranges.len()).expect("a command has at most 256 ranges");
         let (id, opcode, block) = (command.id(), command.opcode(), command.slba());
-        let pending = Pending { queue, id, opcode, block, left, flush, status };
+        let cost = io::requests(command);
+        let pending = Pending { queue, id, opcode, block, left, cost, flush, status };
         if ranges.is_empty() {
             self.keep(pieces);
             self.end(&pending);
@@ -171,6 +179,7 @@ impl Group {
     fn push(&mut self, request: Request) {
         self.channel.push(request);
         self.pushed = true;
+        self.asked += 1;
     }
 
     fn slot(&mut self, pending: Pending) -> u32 {
@@ -194,6 +203,7 @@ impl Group {
         let mut done = mem::take(&mut self.done);
         self.channel.reap(&mut done);
         let worked = !done.is_empty();
+        self.asked -= done.len();
         for done in done.drain(..) {
             self.finish(done);
         }
@@ -239,10 +249,10 @@ impl Group {
     }
 
     fn end(&mut self, pending: &Pending) {
-        let Pending { queue, id, block, mut status, .. } = *pending;
+        let Pending { queue, id, block, cost, mut status, .. } = *pending;
         let from = self.submissions.iter_mut().find(|it| it.id == queue);
         let from = from.expect("a queue with commands under way is not deleted");
-        from.under_way -= 1;
+        from.answered(cost);
         let head = u16::try_from(from.head).expect("a queue has at most 1024 entries");
         if status.is_error() {
             status = status.logged();
@@ -277,7 +287,7 @@ impl Group {
     pub(super) fn abandon(&mut self, queue: u16) {
         let mut others = Vec::new();
         while self.submissions.iter().any(|it| it.id == queue && it.under_way > 0) {
-            for request in self.channel.withdraw() {
+            for request in self.withdraw() {
                 let pending = self.pending_of(request.tag);
                 if pending.queue != queue {
                     others.push(request);
@@ -298,41 +308,40 @@ impl Group {
         self.pushed = false;
     }
 
+    /// Takes back what is not under way.
+    fn withdraw(&mut self) -> Vec<Request> {
+        let requests = self.channel.withdraw();
+        self.asked -= requests.len();
+        requests
+    }
+
     /// Reaps once, waiting for something if there is nothing but there may be.
     fn wait(&mut self) {
-        if self.reap() || self.submissions.iter().all(|it| it.under_way == 0) {
-            return;
+        if !self.reap() && self.asked > 0 {
+            disk::wait(self.channel.as_ref());
         }
-        disk::wait(self.channel.as_ref());
     }
 
     /// Ends what is under way, and gives back what is to be saved.
     pub(super) fn freeze(mut self) -> Frozen {
-        let mut kept: Vec<(usize, Kept)> = Vec::new();
-        while self.submissions.iter().any(|it| it.under_way > 0) {
-            for request in self.channel.withdraw() {
+        // By slot, as `pending`.
+        let mut kept: Vec<Vec<Request>> = Vec::new();
+        while self.asked > 0 {
+            for request in self.withdraw() {
                 let slot = slot_of(request.tag);
-                let pending = self.pending_of(request.tag).clone();
-                match kept.iter_mut().find(|it| it.0 == slot) {
-                    Some((_, kept)) => kept.requests.push(request),
-                    None => kept.push((slot, Kept { pending, requests: vec![request] })),
+                if kept.len() <= slot {
+                    kept.resize_with(slot + 1, Vec::new);
                 }
-            }
-            let held = |slot: usize, left: u32| {
-                let kept = kept.iter().find(|it| it.0 == slot);
-                kept.is_some_and(|it| it.1.requests.len() == left as usize)
-            };
-            let pending = self.pending.iter().enumerate();
-            let mut pending = pending.filter_map(|(slot, it)| Some((slot, it.as_ref()?.left)));
-            if pending.all(|(slot, left)| held(slot, left)) {
-                break;
+                kept[slot].push(request);
             }
             self.wait();
         }
-        for (slot, kept) in &mut kept {
-            // As it is now: other parts of it may have ended, or failed.
-            kept.pending = self.pending[*slot].clone().expect("what is kept has not ended");
-        }
+        let kept = kept.into_iter().enumerate().filter(|(_, requests)| !requests.is_empty());
+        // As they are now: other parts of a command may have ended, or failed.
+        let mut pending =
+            |slot: usize| self.pending[slot].take().expect("what is kept has not ended");
+        let kept: Vec<_> =
+            kept.map(|(slot, requests)| Kept { pending: pending(slot), requests }).collect();
         let Self { mut completion, submissions, shared, .. } = self;
         completion.tell(&shared.bells);
         completion.freeze(&shared.bells, &shared.memory);
@@ -342,7 +351,7 @@ impl Group {
             queue
         };
         let submissions = submissions.into_iter().map(look).collect();
-        Frozen { completion, submissions, kept: kept.into_iter().map(|it| it.1).collect() }
+        Frozen { completion, submissions, kept }
     }
 
     /// What `freeze` gave back, on the way again.
@@ -355,9 +364,12 @@ impl Group {
         let mut group = Self { submissions, ..Self::new(shared, completion)? };
         for Kept { mut pending, requests } in kept {
             let queue = group.submissions.iter_mut().find(|it| it.id == pending.queue);
-            queue.context("a command of no queue")?.under_way += 1;
-            ensure!((1..=256).contains(&requests.len()), "a command without requests");
+            let queue = queue.context("a command of no queue")?;
+            ensure!((1..=RANGES).contains(&requests.len()), "a command without requests");
             pending.left = u32::try_from(requests.len()).expect("at most 256");
+            pending.cost = pending.left;
+            queue.under_way += 1;
+            queue.requests += pending.cost;
             let slot = group.slot(pending);
             for (part, request) in (0..).zip(requests) {
                 group.push(Request { tag: tag(slot, part), ..request });

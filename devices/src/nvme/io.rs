@@ -25,7 +25,7 @@ const PRINFO: u32 = 0xf << 26;
 const DATASET_DEALLOCATE: u32 = 1 << 2;
 /// Bytes of one of its ranges, and their number at most.
 const RANGE: usize = 16;
-const RANGES: usize = 256;
+pub(super) const RANGES: usize = 256;
 
 /// The one namespace, and all of them.
 pub(super) const NAMESPACE: u32 = 1;
@@ -113,9 +113,20 @@ fn writable(shared: &Shared) -> Result<(), Status> {
     if shared.read_only { Err(Status::WRITE_PROTECTED) } else { Ok(()) }
 }
 
+/// Requests that a command comes to at most, and at least one: they are counted before its data are
+/// looked at.
+pub(super) fn requests(command: &Command) -> u32 {
+    if command.opcode() == DATASET { u32::from(ranges_of(command)) } else { 1 }
+}
+
+/// The ranges that Dataset Management says it has: 1 to 256.
+fn ranges_of(command: &Command) -> u16 {
+    (command.halves(10).0 & 0xff) + 1
+}
+
 /// Dataset Management: only the deallocation of ranges does something here, the rest is advice.
 fn dataset(shared: &Shared, command: &Command) -> Result<Work, Status> {
-    let count = usize::from(command.halves(10).0 & 0xff) + 1;
+    let count = usize::from(ranges_of(command));
     let mut bytes = [0; RANGE * RANGES];
     let bytes = &mut bytes[..count * RANGE];
     prp::copy_in(&shared.memory, shared.page(), command.prp(), bytes)?;

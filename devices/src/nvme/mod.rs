@@ -10,7 +10,9 @@
 //! Threats: the guest writes all of the queues, lists and doorbells, at any time and from all
 //! processors. Commands are copied once and then judged; addresses are looked up with every access,
 //! and queues that are not in memory end in a fatal status until the guest resets. What is under
-//! way is bounded for each queue.
+//! way is bounded for each submission queue: at most 511 requests to the disk (255, and the 256
+//! ranges of one Dataset Management command), which are 2 MiB for 64 queues; further commands wait
+//! in the guest's memory.
 
 mod admin;
 mod command;
@@ -26,7 +28,7 @@ mod server;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
@@ -177,6 +179,8 @@ struct Shared {
     fatal: AtomicBool,
     /// The device is to be parked: what waits for room is not waited for.
     parks: AtomicBool,
+    /// Of what the host cannot do there is one line: a guest can ask for ever.
+    told: Once,
     fixed: Fixed,
 }
 
@@ -231,6 +235,7 @@ impl Shared {
             cache: AtomicBool::new(true),
             fatal: AtomicBool::new(false),
             parks: AtomicBool::new(false),
+            told: Once::new(),
             fixed,
         })
     }

@@ -14,6 +14,7 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::command::{Command, Completed, ENTRY};
+use super::io;
 use crate::memory::{Memory, NoMemory};
 use crate::pci::Interrupt;
 
@@ -21,9 +22,10 @@ use crate::pci::Interrupt;
 pub(super) const ENTRIES: u32 = 1024;
 /// Entries of an admin queue at most: AQA has 12 bits.
 pub(super) const ADMIN_ENTRIES: u32 = 4096;
-/// Commands of one queue that are under way at once. A driver may have more: they wait in its
-/// queue.
-const UNDER_WAY: u32 = 256;
+/// No command is fetched from a queue while this many requests to the disk are under way for it.
+/// A command counts as one, or as its ranges, of which it has at most [`io::RANGES`]. A driver may
+/// have more commands: they wait in its queue.
+const REQUESTS: u32 = 256;
 /// Bytes of a completion.
 const COMPLETION: u64 = 16;
 /// Commands that are copied at once.
@@ -263,13 +265,16 @@ pub(super) struct Submission {
     /// As last seen.
     pub(super) tail: u32,
     pub(super) shadow: Option<Shadow>,
+    /// Commands that were fetched and not answered, and how many requests these are for.
     #[serde(skip)]
     pub(super) under_way: u32,
+    #[serde(skip)]
+    pub(super) requests: u32,
 }
 
 impl Submission {
     pub(super) fn new(id: u16, size: u32, at: u64) -> Self {
-        Self { id, size, at, head: 0, tail: 0, shadow: None, under_way: 0 }
+        Self { id, size, at, head: 0, tail: 0, shadow: None, under_way: 0, requests: 0 }
     }
 
     /// Whether it is one of a controller with `queues` queues.
@@ -304,7 +309,14 @@ impl Submission {
 
     /// Whether there is a command that may be started.
     pub(super) fn has_more(&self) -> bool {
-        self.head != self.tail && self.under_way < UNDER_WAY
+        self.head != self.tail && self.requests < REQUESTS
+    }
+
+    /// A command was answered, which counted as this many requests.
+    pub(super) fn answered(&mut self, requests: u32) {
+        // A saved request for events may be of a queue that had none under way.
+        self.under_way = self.under_way.saturating_sub(1);
+        self.requests = self.requests.saturating_sub(requests);
     }
 
     /// Fetches what it has now, up to a limit.
@@ -316,16 +328,22 @@ impl Submission {
         let mut bytes = [0; ENTRY * BATCH];
         while self.has_more() {
             let end = if self.tail > self.head { self.tail } else { self.size };
-            let room = (UNDER_WAY - self.under_way).min(end - self.head);
+            let room = (REQUESTS - self.requests).min(end - self.head);
             let count = usize::try_from(room).unwrap_or(BATCH).min(BATCH);
             let read = &mut bytes[..count * ENTRY];
             let offset = u64::from(self.head) * ENTRY as u64;
             memory.read(self.at.checked_add(offset).ok_or(NoMemory)?, read)?;
-            let (entries, _) = read.as_chunks::<ENTRY>();
-            commands.extend(entries.iter().map(|entry| Command::new(*entry)));
-            let count = u32::try_from(count).expect("a batch is small");
-            self.head = (self.head + count) % self.size;
-            self.under_way += count;
+            for entry in read.as_chunks::<ENTRY>().0 {
+                // One before it may have many ranges.
+                if !self.has_more() {
+                    break;
+                }
+                let command = Command::new(*entry);
+                self.head = (self.head + 1) % self.size;
+                self.under_way += 1;
+                self.requests += if self.id == 0 { 1 } else { io::requests(&command) };
+                commands.push(command);
+            }
         }
         Ok(())
     }

@@ -189,6 +189,10 @@ struct Driver {
 impl Driver {
     /// A controller as firmware leaves it.
     fn new() -> Self {
+        Self::with_queues(8)
+    }
+
+    fn with_queues(queues: u16) -> Self {
         let mut bench = Bench::new(RAM);
         let state = Arc::new(DoubleState {
             mode: AtomicU8::new(GO),
@@ -197,7 +201,8 @@ impl Driver {
             fails: AtomicBool::new(false),
         });
         let image: Arc<dyn Image> = Arc::new(Double { below: memory(DISK), state: state.clone() });
-        let config = disk::Config { slot: Some(AT), queues: Some(8), ..disk::Config::new("disk") };
+        let config =
+            disk::Config { slot: Some(AT), queues: Some(queues), ..disk::Config::new("disk") };
         let config = Config(config);
         bench.board.add("nvme", |place| config.attach(image.clone(), place)).unwrap();
         bench.board.run(Vec::new()).unwrap();
@@ -804,6 +809,61 @@ fn zeroes_and_discards_hit_their_blocks_alone() {
         let expected = if gone { &[0; 512][..] } else { &data[block * 512..][..512] };
         assert_eq!(driver.data::<512>(DATA + block as u64 * 512), expected, "{block}");
     }
+}
+
+#[test]
+fn ranges_beyond_a_limit_wait_in_their_queues_and_are_all_done_or_forgotten() {
+    const QUEUES: u16 = 16;
+    let mut driver = Driver::with_queues(QUEUES);
+    let ranges = (0..256_u64)
+        .flat_map(|it| [&[0; 4][..], &8_u32.to_le_bytes(), &(it * 8).to_le_bytes()].concat());
+    driver.fill(LISTS, &ranges.collect::<Vec<u8>>());
+    let deallocate = prp(with(command(9, 1), &[(10, 255), (11, 4)]), (LISTS, 0));
+    let start = |driver: &mut Driver| {
+        driver.enable();
+        for id in 1..=QUEUES {
+            driver.create(id, 1024);
+            // Beside 255 commands of one request each, one of 256 ranges fits, and no more.
+            for _ in 0..255 {
+                driver.put(id.into(), transfer(2, 0, 1, (DATA, 0)));
+            }
+            for _ in 0..256 {
+                driver.put(id.into(), deallocate);
+            }
+            driver.ring(id.into());
+        }
+    };
+    let most = usize::from(QUEUES) * 511;
+    assert!(most * size_of::<Request>() < 1 << 20, "memory of what is under way");
+    let under_way = |driver: &Driver| {
+        driver.wait("all there is room for", || driver.disk.seen.lock().unwrap().len() >= most);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(driver.disk.seen().len(), most);
+    };
+    driver.disk.set(WAIT);
+    start(&mut driver);
+    under_way(&driver);
+    // A pause keeps them, in whatever order; a queue that is deleted ends its own.
+    let saved = driver.bench.board.park();
+    driver.bench.board.run(saved).unwrap();
+    under_way(&driver);
+    assert_eq!(driver.admin(with(command(0, 0), &[(10, 1)])).status, 0);
+    for _ in 0..256 {
+        assert_eq!(driver.next(1).code(), 0x08);
+    }
+    assert_eq!(driver.poll(1), None);
+    driver.disable();
+    driver.disk.seen();
+    driver.disk.set(GO);
+    start(&mut driver);
+    for id in 1..=QUEUES {
+        for _ in 0..511 {
+            assert_eq!(driver.next(id.into()).status, 0);
+        }
+        assert_eq!(driver.poll(id.into()), None);
+    }
+    let discards = driver.disk.seen().into_iter().filter(|it| *it == Operation::Discard);
+    assert_eq!(discards.count(), usize::from(QUEUES) * 256 * 256);
 }
 
 #[test]

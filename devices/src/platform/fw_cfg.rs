@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use anyhow::{bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -125,7 +125,8 @@ pub fn build(
     place.acpi("QEMU0002");
     let items = items(source.as_mut())?;
     let memory = place.shared().memory.clone();
-    Ok(Box::new(FwCfg { items, memory, source, registers: Registers::default() }))
+    let (registers, told) = (Registers::default(), Once::new());
+    Ok(Box::new(FwCfg { items, memory, source, registers, told }))
 }
 
 fn items(source: &mut dyn Source) -> anyhow::Result<BTreeMap<u16, Item>> {
@@ -242,6 +243,8 @@ struct FwCfg {
     memory: Memory,
     source: Box<dyn Source>,
     registers: Registers,
+    /// It is said once that there are no tables: a guest can reset the machine for ever.
+    told: Once,
 }
 
 /// At power-on the signature is selected.
@@ -269,7 +272,7 @@ impl FwCfg {
         if lazy && !self.registers.made {
             self.registers.made = true;
             if let Err(error) = self.make() {
-                tracing::error!("the guest gets no ACPI tables: {error:#}");
+                self.told.call_once(|| tracing::error!("the guest gets no ACPI tables: {error:#}"));
             }
         }
     }

@@ -220,6 +220,16 @@ impl Registers {
         waits.then(|| self.clock.at(self.overflow_at)).flatten()
     }
 
+    /// Sets a status bit of GPE0, which the guest clears. One that comes while the machine is
+    /// parked is lost: what it tells of is found at power-on.
+    fn raise(&mut self, event: u8) {
+        let (at, bit) = (usize::from(event / 8), event % 8);
+        if let Some(byte) = self.state.gpe_status.get_mut(at) {
+            *byte |= 1 << bit;
+            self.settle();
+        }
+    }
+
     fn press(&mut self) {
         if self.clock.since.is_some() {
             self.state.status |= PWRBTN;
@@ -263,6 +273,11 @@ impl Block {
         buttons.connect(move || {
             let registers = button.upgrade();
             registers.map(|it| it.lock().expect("no device panicked").press()).is_some()
+        });
+        let events = Arc::downgrade(&registers);
+        buttons.connect_events(move |event| {
+            let registers = events.upgrade();
+            registers.map(|it| it.lock().expect("no device panicked").raise(event)).is_some()
         });
         Self { registers, alarm: None, refused: false }
     }
@@ -350,7 +365,6 @@ impl Block {
         }
         let due = registers.settle();
         drop(registers);
-        self.refused = false;
         self.arm(due)
     }
 }
@@ -390,6 +404,20 @@ mod test {
         let mut json = serde_json::to_value(saved).unwrap();
         change(&mut json[0][1]["device"]["pm"]);
         bench.board.run(serde_json::from_value(json).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_general_purpose_event_interrupts_until_its_bit_is_cleared() {
+        let bench = bench();
+        bench.write(Kind::Port, BASE + GPE0_EN, &[1 << 5]);
+        set_word(&bench, PM1_CNT, SCI_EN);
+        assert!(bench.board.buttons().raise(5));
+        assert_eq!(bench.read(Kind::Port, BASE + GPE0_STS), [1 << 5, 0, 0, 0]);
+        assert!(bench.host.pins.is_high(9));
+        bench.write(Kind::Port, BASE + GPE0_STS, &[1 << 5]);
+        assert!(!bench.host.pins.is_high(9));
+        assert!(bench.board.buttons().raise(255), "beyond the register: nothing happens");
+        assert_eq!(bench.read(Kind::Port, BASE + GPE0_STS), [0; 4]);
     }
 
     #[test]

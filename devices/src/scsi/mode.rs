@@ -1,5 +1,7 @@
-//! MODE SENSE (SPC-4, 6.11, 7.5; SBC-3, 6.4; MMC-5, 7): what can be read of modes. None can be
-//! changed.
+//! MODE SENSE and MODE SELECT (SPC-4, 6.9, 6.11, 7.5; SBC-3, 6.4; MMC-5, 7). Of all modes a guest
+//! can change one: a disk's write cache (WCE of the caching page).
+//!
+//! Threats: a parameter list is at most 64 KiB, and nothing of it is kept but that one bit.
 
 use super::sense::Sense;
 use super::unit::{Cdb, Plan, Unit, answer};
@@ -14,6 +16,9 @@ const ALL: u8 = 0x3f;
 /// Of a disk's header: it cannot be written; it knows FUA.
 const WRITE_PROTECTED: u8 = 0x80;
 const DPOFUA: u8 = 0x10;
+
+/// CACHING: what is written lasts when it is flushed.
+const WCE: u8 = 4;
 
 /// Kilobytes per second that a CD of 50 times the first one's speed gives.
 const SPEED: [u8; 2] = [0x22, 0x60];
@@ -30,11 +35,7 @@ pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb, room: usize, long: bool) -> Resul
     }
     let mut pages = Vec::new();
     for it in known.iter().filter(|it| page == ALL || **it == page) {
-        let mut body = body(unit, *it);
-        if control == 1 {
-            // What can be changed: nothing.
-            body.fill(0);
-        }
+        let body = if control == 1 { changeable(unit, *it) } else { body(unit, *it) };
         pages.extend([*it, u8::try_from(body.len()).expect("ours are short")]);
         pages.extend(body);
     }
@@ -49,6 +50,64 @@ pub(crate) fn plan(unit: &Unit<'_>, cdb: &Cdb, room: usize, long: bool) -> Resul
         vec![u8::try_from(length + 3).expect("ours are short"), 0, state, count]
     };
     Ok(answer([head, blocks, pages].concat(), room))
+}
+
+/// The bits of a page's body that a guest can change.
+fn changeable(unit: &Unit<'_>, page: u8) -> Vec<u8> {
+    let mut mask = vec![0; body(unit, page).len()];
+    if page == CACHING {
+        mask[0] = WCE;
+    }
+    mask
+}
+
+/// MODE SELECT: how many bytes follow.
+pub(crate) fn select(cdb: &Cdb, length: usize) -> Result<Plan, Sense> {
+    let (format, save) = (cdb[1] & 0x10 != 0, cdb[1] & 1 != 0);
+    // Pages in the form of the standard, which last until the machine is switched off.
+    if !format || save {
+        return Err(Sense::INVALID_FIELD);
+    }
+    Ok(if length == 0 { Plan::Done } else { Plan::Parameters(length) })
+}
+
+/// The parameter list of MODE SELECT. It is taken whole or not at all.
+pub(crate) fn take(unit: &mut Unit<'_>, long: bool, data: &[u8]) -> Result<Plan, Sense> {
+    let (head, blocks) = if long { (8, 6..8) } else { (4, 3..4) };
+    let blocks = data.get(blocks).ok_or(Sense::INVALID_PARAMETER)?;
+    let blocks = blocks.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+    if !matches!(blocks, 0 | 8) {
+        return Err(Sense::INVALID_PARAMETER);
+    }
+    let mut rest = data.get(head + blocks..).ok_or(Sense::INVALID_PARAMETER)?;
+    let mut write_through = unit.conditions.write_through;
+    while let Some((page, body)) = next_page(unit, &mut rest)? {
+        if page == CACHING {
+            write_through = body[0] & WCE == 0;
+        }
+    }
+    let cache_ends = write_through && !unit.conditions.write_through;
+    unit.conditions.write_through = write_through;
+    // What lies in the cache is written before it is off (SBC-3, 6.4.5).
+    Ok(if cache_ends { Plan::Flush } else { Plan::Done })
+}
+
+/// Takes the next page off a parameter list: a disk's own, with nothing new but what can change.
+fn next_page<'a>(unit: &Unit<'_>, rest: &mut &'a [u8]) -> Result<Option<(u8, &'a [u8])>, Sense> {
+    let [page, length, ..] = **rest else {
+        return if rest.is_empty() { Ok(None) } else { Err(Sense::INVALID_PARAMETER) };
+    };
+    if ![RECOVERY, CACHING, CONTROL].contains(&page) {
+        return Err(Sense::INVALID_PARAMETER);
+    }
+    let now = body(unit, page);
+    let end = 2 + usize::from(length);
+    let new = rest.get(2..end).filter(|new| new.len() == now.len());
+    let new = new.ok_or(Sense::INVALID_PARAMETER)?;
+    let mask = changeable(unit, page);
+    let same = new.iter().zip(&now).zip(mask).all(|((new, now), mask)| (new ^ now) & !mask == 0);
+    *rest = &rest[end..];
+    same.then_some(Some((page, new))).ok_or(Sense::INVALID_PARAMETER)
 }
 
 /// DEVICE-SPECIFIC PARAMETER, which a CD has none of.
@@ -71,8 +130,10 @@ fn body(unit: &Unit<'_>, page: u8) -> Vec<u8> {
     match page {
         RECOVERY if unit.profile.cdrom => vec![0; 6],
         RECOVERY => vec![0; 10],
-        // WCE: what is written lasts when it is flushed.
-        CACHING => [&[4][..], &[0; 17]].concat(),
+        CACHING => {
+            let cache = if unit.conditions.write_through { 0 } else { WCE };
+            [&[cache][..], &[0; 17]].concat()
+        }
         // What is under way together is done in any order.
         CONTROL => [&[0, 0x10][..], &[0; 8]].concat(),
         // What is read: CDs, CD-Rs, DVDs in several sessions; a tray with a lock, which holds now.

@@ -100,7 +100,7 @@ fn write_same_is_of_zeros() {
     assert_eq!(plan(&disk(), &long, false), Ok(zeros(true)));
     let profile = Profile { bus: Bus::Usb, cdrom: false, removable: false, serial: "x".into() };
     let (mut conditions, disk) = (Conditions::default(), disk());
-    let unit = Unit { profile: &profile, conditions: &mut conditions, medium: Some(&disk) };
+    let mut unit = Unit { profile: &profile, conditions: &mut conditions, medium: Some(&disk) };
     let mut cdb = [0; 16];
     cdb[..10].copy_from_slice(&short);
     assert_eq!(unit.parameters(&cdb, &[0; 512]), Ok(zeros(false)));
@@ -115,4 +115,93 @@ fn write_same_is_of_zeros() {
     let fixed = Geometry { read_only: true, discard: 0, ..disk.clone() };
     assert_eq!(plan(&fixed, &short, false), Err(Sense::WRITE_PROTECTED));
     assert_eq!(plan(&disk, &short, true), Err(Sense::INVALID_COMMAND), "a CD");
+}
+
+/// A command of 16 bytes, however few it has.
+fn cdb(bytes: &[u8]) -> Cdb {
+    let mut whole = [0; 16];
+    whole[..bytes.len()].copy_from_slice(bytes);
+    whole
+}
+
+/// MODE SELECT (6) of the caching page with this first byte.
+fn caching(cache: u8) -> Vec<u8> {
+    [&[0, 0, 0, 0, 8, 18, cache][..], &[0; 17]].concat()
+}
+
+#[test]
+fn the_write_cache_is_switched_off_and_on() {
+    let profile = Profile { bus: Bus::Scsi, cdrom: false, removable: false, serial: "x".into() };
+    let (mut conditions, disk) = (Conditions::default(), disk());
+    let mut unit = Unit { profile: &profile, conditions: &mut conditions, medium: Some(&disk) };
+    assert_eq!(unit.plan(&[0; 16]), Err(Sense::POWER_ON));
+    let cache = |unit: &mut Unit<'_>, control: u8| match unit.plan(&cdb(&[
+        0x1a,
+        8,
+        control << 6 | 8,
+        0,
+        255,
+        0,
+    ])) {
+        Ok(Plan::Answer(data)) => data[4 + 2],
+        other => panic!("{other:?}"),
+    };
+    let write = cdb(&[0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0]);
+    let durable = |unit: &mut Unit<'_>, cdb: &Cdb| match unit.plan(cdb) {
+        Ok(Plan::Move(it)) => it.durable,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((cache(&mut unit, 0), cache(&mut unit, 1), cache(&mut unit, 2)), (4, 4, 4));
+    assert!(!durable(&mut unit, &write));
+
+    let select = cdb(&[0x15, 0x10, 0, 0, 24, 0]);
+    assert_eq!(unit.plan(&select), Ok(Plan::Parameters(24)));
+    assert_eq!(unit.parameters(&select, &caching(0)), Ok(Plan::Flush), "what it still holds");
+    assert_eq!((cache(&mut unit, 0), cache(&mut unit, 1)), (0, 4));
+    assert!(durable(&mut unit, &write));
+    assert!(durable(&mut unit, &cdb(&[0x0a, 0, 0, 9, 1, 0])), "a command without FUA too");
+    let read = cdb(&[0x28, 0, 0, 0, 0, 9, 0, 0, 1, 0]);
+    assert!(!durable(&mut unit, &read), "a read has nothing to keep");
+    let zeros = cdb(&[0x41, 0, 0, 0, 0, 9, 0, 0, 4, 0]);
+    assert_eq!(unit.plan(&zeros), Err(Sense::INVALID_COMMAND), "it could not be durable");
+    unit.conditions.reset();
+    assert_eq!(unit.plan(&[0; 16]), Err(Sense::POWER_ON));
+    assert!(durable(&mut unit, &write), "a reset of the unit leaves it so");
+
+    // The longer form, with a block descriptor.
+    let long = cdb(&[0x55, 0x10, 0, 0, 0, 0, 0, 0, 36, 0]);
+    assert_eq!(unit.plan(&long), Ok(Plan::Parameters(36)));
+    let list = [&[0, 0, 0, 0, 0, 0, 0, 8][..], &[0; 8], &caching(4)[4..]].concat();
+    assert_eq!(unit.parameters(&long, &list), Ok(Plan::Done));
+    assert!(!durable(&mut unit, &write));
+}
+
+#[test]
+fn a_mode_that_cannot_be_changed_changes_none() {
+    let profile = Profile { bus: Bus::Scsi, cdrom: false, removable: false, serial: "x".into() };
+    let (mut conditions, disk) = (Conditions::default(), disk());
+    let mut unit = Unit { profile: &profile, conditions: &mut conditions, medium: Some(&disk) };
+    let select = cdb(&[0x15, 0x10, 0, 0, 24, 0]);
+    let mut other = caching(0);
+    other[20] = 1;
+    let control = [&[10, 10, 0, 0][..], &[0; 8]].concat();
+    let lists = [
+        vec![],
+        vec![0, 0, 0, 7],
+        caching(1),
+        caching(0)[..23].to_vec(),
+        other,
+        [caching(0), control].concat(),
+        [&[0, 0, 0, 0, 0x3f, 18][..], &[0; 18]].concat(),
+    ];
+    for list in lists {
+        let answer = unit.parameters(&select, &list);
+        assert_eq!(answer, Err(Sense::INVALID_PARAMETER), "{list:x?}");
+        assert!(!unit.conditions.write_through, "{list:x?}");
+    }
+    for flags in [0, 0x11] {
+        let select = cdb(&[0x15, flags, 0, 0, 24, 0]);
+        unit.plan(&[0; 16]).ok();
+        assert_eq!(unit.plan(&select), Err(Sense::INVALID_FIELD), "{flags:#x}");
+    }
 }

@@ -60,6 +60,9 @@ pub(crate) struct Conditions {
     pub(crate) prevented: bool,
     /// What a CD's guest hears when it asks for events.
     pub(crate) news: News,
+    /// The guest switched the write cache off (WCE): each write is durable when it ends.
+    #[serde(default)]
+    pub(crate) write_through: bool,
 }
 
 /// Media events (MMC-5, 6.6.2.6).
@@ -75,11 +78,18 @@ pub(crate) enum News {
 impl Default for Conditions {
     fn default() -> Self {
         let attentions = VecDeque::from([Sense::POWER_ON]);
-        Self { sense: None, attentions, prevented: false, news: News::None }
+        let (prevented, news, write_through) = (false, News::None, false);
+        Self { sense: None, attentions, prevented, news, write_through }
     }
 }
 
 impl Conditions {
+    /// A reset of the unit. The write cache stays as it was set: drivers do not set it again, and a
+    /// guest that relies on durable writes must not lose them.
+    pub(crate) fn reset(&mut self) {
+        *self = Self { write_through: self.write_through, ..Self::default() };
+    }
+
     pub(crate) fn attend(&mut self, sense: Sense) {
         if !self.attentions.contains(&sense) {
             self.attentions.push_back(sense);
@@ -173,6 +183,8 @@ impl Unit<'_> {
             INQUIRY => inquiry::plan(self, cdb),
             0x1a => mode::plan(self, cdb, cdb[4].into(), false),
             0x5a => mode::plan(self, cdb, be16(cdb, 7), true),
+            0x15 if !cd => mode::select(cdb, cdb[4].into()),
+            0x55 if !cd => mode::select(cdb, be16(cdb, 7)),
             0x1b => self.start_stop(cdb),
             0x1e => {
                 self.conditions.prevented = self.profile.removable && cdb[4] & 1 != 0;
@@ -310,7 +322,7 @@ impl Unit<'_> {
         if write && self.medium()?.read_only {
             return Err(Sense::WRITE_PROTECTED);
         }
-        let durable = long && cdb[1] & 8 != 0;
+        let durable = write && self.conditions.write_through || long && cdb[1] & 8 != 0;
         let plan = Plan::Move(Move { write, durable, offset, length });
         Ok(if length == 0 { Plan::Done } else { plan })
     }
@@ -333,6 +345,10 @@ impl Unit<'_> {
     }
 
     fn write_same(&self, cdb: &Cdb) -> Result<Plan, Sense> {
+        if self.conditions.write_through {
+            // It cannot be durable by itself: drivers write the zeros instead.
+            return Err(Sense::INVALID_COMMAND);
+        }
         let (zeros, medium) = (self.zeros(cdb)?, self.medium()?);
         // NDOB: zeros it is, and none come.
         if cdb[0] == 0x93 && cdb[1] & 1 != 0 {
@@ -360,7 +376,10 @@ impl Unit<'_> {
     }
 
     /// What a command comes to whose parameters came.
-    pub(crate) fn parameters(&self, cdb: &Cdb, data: &[u8]) -> Result<Plan, Sense> {
+    pub(crate) fn parameters(&mut self, cdb: &Cdb, data: &[u8]) -> Result<Plan, Sense> {
+        if matches!(cdb[0], 0x15 | 0x55) {
+            return mode::take(self, cdb[0] == 0x55, data);
+        }
         if cdb[0] != UNMAP {
             let zeros = data.iter().all(|byte| *byte == 0);
             return if zeros { self.zeros(cdb) } else { Err(Sense::INVALID_PARAMETER) };

@@ -32,7 +32,8 @@ const OPERATIONAL: u64 = 0x80;
 pub const USBCMD: u64 = OPERATIONAL;
 /// USBSTS.
 pub const USBSTS: u64 = OPERATIONAL + 4;
-const CRCR: u64 = OPERATIONAL + 0x18;
+/// CRCR.
+pub const CRCR: u64 = OPERATIONAL + 0x18;
 const DCBAAP: u64 = OPERATIONAL + 0x30;
 const CONFIG: u64 = OPERATIONAL + 0x38;
 const PORTS: u64 = OPERATIONAL + 0x400;
@@ -79,6 +80,10 @@ pub struct Driver<'a> {
     event: u64,
     event_cycle: u32,
 }
+
+/// See [`Driver::progress`].
+#[derive(Clone, Copy, Debug)]
+pub struct Progress(Producer, u64, u32);
 
 /// What a block of this type, with this parameter, is.
 #[must_use]
@@ -184,6 +189,24 @@ impl<'a> Driver<'a> {
         self.set(INTERRUPTER, 2);
         self.set(USBCMD, 5);
         self.wait(USBSTS, 1, 0);
+    }
+
+    /// How far it is with the command ring and the event ring, for a driver that goes on.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress(self.commands, self.event, self.event_cycle)
+    }
+
+    /// Goes on where another driver of this controller was.
+    pub fn resume(&mut self, Progress(commands, event, cycle): Progress) {
+        (self.commands, self.event, self.event_cycle) = (commands, event, cycle);
+    }
+
+    /// Makes another command ring, and tells the controller, which stands still.
+    pub fn new_commands(&mut self, ring: u64) {
+        self.link(ring);
+        self.commands = Producer::new(ring);
+        self.set_wide(CRCR, ring | 1);
     }
 
     fn link(&self, ring: u64) {
@@ -373,6 +396,10 @@ impl<'a> Driver<'a> {
     }
 
     /// A transfer of so many bytes at an endpoint; its completion code, and how many went.
+    ///
+    /// # Panics
+    ///
+    /// When no events tell of it.
     pub fn transfer(&mut self, slot: u8, endpoint: u8, at: u64, length: u32) -> (u32, u32) {
         let (mut blocks, mut sent) = (Vec::new(), 0);
         loop {
@@ -390,6 +417,10 @@ impl<'a> Driver<'a> {
         let event = self.wait_event(32);
         let (code, of) = (event[2] >> 24, u64::from(event[1]) << 32 | u64::from(event[0]));
         let went = blocks.iter().find(|it| it.0 == of).map_or(0, |it| it.1);
+        if code == 13 && went < length {
+            // The last block asks for an event, too, and tells the same rest.
+            assert_eq!(self.wait_event(32)[2], event[2], "a short packet is told twice");
+        }
         (code, if matches!(code, 1 | 13) { went - (event[2] & 0xff_ffff) } else { 0 })
     }
 

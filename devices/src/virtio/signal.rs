@@ -1,8 +1,8 @@
 //! How a virtio device reaches its driver: interrupts, the ISR byte, and the news that it is
 //! broken.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Mutex, Once};
 
 use crate::pci::{Interrupt, Msix};
 
@@ -24,12 +24,15 @@ pub struct Signal {
     /// Of the configuration, and of each queue.
     vectors: Vec<AtomicU16>,
     broken: AtomicBool,
+    /// For the log, whatever a guest resets.
+    told: Once,
 }
 
 impl Signal {
     pub(super) fn new(interrupt: Interrupt, name: &'static str, queues: usize) -> Self {
         let vectors = (0..=queues).map(|_| AtomicU16::new(NO_VECTOR)).collect();
-        Self { interrupt, name, isr: Mutex::new(0), vectors, broken: AtomicBool::new(false) }
+        let (isr, broken, told) = (Mutex::new(0), AtomicBool::new(false), Once::new());
+        Self { interrupt, name, isr, vectors, broken, told }
     }
 
     /// The configuration changed.
@@ -97,12 +100,35 @@ impl Signal {
         self.broken.load(Ordering::Acquire)
     }
 
-    /// Says once that the device cannot go on, and why.
+    /// Says that the device cannot go on, and in its life's first case why: a guest can break and
+    /// reset it for ever.
     pub(super) fn fail(&self, queue: u16, why: &str) {
         if !self.broken.swap(true, Ordering::AcqRel) {
             let name = self.name;
-            tracing::warn!("{name}: queue {queue} is broken until the guest resets it: {why}");
+            self.told.call_once(|| {
+                tracing::warn!("{name}: queue {queue} is broken until the guest resets it: {why}");
+            });
+            tracing::debug!("{name}: queue {queue} is broken: {why}");
             self.configuration();
         }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::testutil::lines;
+
+    #[test]
+    fn a_guest_that_breaks_and_resets_a_device_for_ever_does_not_fill_the_log() {
+        let signal = Signal::new(Interrupt { msix: None, line: None }, "test", 1);
+        let told = lines(|| {
+            for _ in 0..1000 {
+                signal.fail(0, "a bad ring");
+                assert!(signal.is_broken() && signal.isr() == CONFIGURATION);
+                signal.restore(0, false);
+            }
+        });
+        assert_eq!(told, 1);
     }
 }

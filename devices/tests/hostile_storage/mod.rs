@@ -98,7 +98,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     for (name, path) in [("usb-storage", &disk), ("usb-storage.2", &cd)] {
         let tray = bench.board.disks().tray(name).expect("it was built");
         if tray.medium().is_none() {
-            tray.insert(path).expect("the file is free");
+            tray.insert(path, None).expect("the file is free");
         }
     }
     bench.board.reset().expect("power-on again");
@@ -194,7 +194,7 @@ fn deed<B: Iterator<Item = u8>>(
             if tray.medium().is_some() {
                 tray.eject(deeds.byte()? & 1 == 0).ok();
             } else {
-                tray.insert(paths[which]).expect("the file is free");
+                tray.insert(paths[which], None).expect("the file is free");
             }
         }
         240..250 => {

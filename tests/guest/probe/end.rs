@@ -1,4 +1,4 @@
-//! How a run ends: `then=poweroff`, `reset`, `triple`, or (the default) `halt`.
+//! How a run ends: `then=poweroff`, `reset`, `triple`, `deaf`, or (the default) `halt`.
 use crate::entry;
 use crate::hands::route;
 use crate::io::{in16, out8, out16};

@@ -48,6 +48,8 @@ pub(crate) struct Hands {
     prefix: Prefix,
     text: [u8; TEXT],
     length: usize,
+    /// Characters so far, with line feeds.
+    pub(crate) typed: u32,
     pub(crate) pointer: Pointer,
     packet: [u8; 4],
     got: usize,
@@ -109,6 +111,7 @@ impl Hands {
             prefix: Prefix::None,
             text: [0; TEXT],
             length: 0,
+            typed: 0,
             pointer,
             packet: [0; 4],
             got: 0,
@@ -166,7 +169,9 @@ impl Hands {
             self.capitals ^= key == CAPS_LOCK;
         }
         let shift = self.is_held(LEFT_SHIFT) || self.is_held(RIGHT_SHIFT);
-        match character(key, shift, self.capitals) {
+        let character = character(key, shift, self.capitals);
+        self.typed = self.typed.saturating_add(u32::from(character.is_some_and(|it| it != 8)));
+        match character {
             Some(8) => self.length = self.length.saturating_sub(1),
             Some(b'\n') => self.length = 0,
             Some(typed) => self.write(if typed == b'\t' { b' ' } else { typed }),

@@ -136,15 +136,26 @@ fn live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16) {
     if let Some((display, cpu)) = moving.filter(|_| session.interruptible) {
         display.move_on(&cpu);
     }
-    let Some(page) = session.page.as_mut().filter(|_| session.interruptible) else { return };
-    let Some(mut hands) = Hands::open(page.size()) else { return };
-    page.show(&session.report, Some(&hands));
+    if !session.interruptible {
+        return;
+    }
     let button = end::Button::open(pm_base);
+    let hands = session.page.as_ref().and_then(|page| Hands::open(page.size()));
+    let (Some(page), Some(mut hands)) = (session.page.as_mut(), hands) else { wait(button) };
+    page.show(&session.report, Some(&hands));
     loop {
         button.obey();
         while hands.take() {
             page.show_hands(&hands);
         }
+        entry::halt_once();
+    }
+}
+
+/// Nobody sees it, or nobody can touch it: the power button is all there is.
+fn wait(button: end::Button) -> ! {
+    loop {
+        button.obey();
         entry::halt_once();
     }
 }

@@ -32,6 +32,8 @@ const PADDING: usize = 2;
 const LABEL: usize = 12;
 const PLACE: usize = 9;
 const CHECK: usize = 17;
+/// Columns of the number of characters that were typed.
+const COUNT: usize = 13;
 
 /// What shall be on the screen, and what is.
 struct Cells {
@@ -409,7 +411,11 @@ impl Page {
         if hands.recent().next().is_none() {
             pen.say(Style::LABEL, format_args!("type something"));
         }
-        panel.line("Text", format_args!("{}_", hands.text(right - left - 1)));
+        panel.line("Text", format_args!("{}_", hands.text(right - left - 1 - COUNT)));
+        if hands.typed > 0 {
+            let mut pen = panel.pen(1, right - COUNT, right);
+            pen.say(Style::LABEL, format_args!("{:>7} typed", hands.typed));
+        }
         let pointer = &hands.pointer;
         if !pointer.seen {
             panel.line("Mouse", format_args!(""));
@@ -421,7 +427,8 @@ impl Page {
         panel.line("Mouse", format_args!("at {x}, {y}"));
         let mut pen = panel.pen(2, left + 16, right);
         for (bit, name) in [(0, "Left"), (2, "Middle"), (1, "Right")] {
-            let style = if pointer.buttons >> bit & 1 == 1 { Style::HELD } else { Style::KEY };
+            // Without a ground of its own, a button that is up does not look pressed.
+            let style = if pointer.buttons >> bit & 1 == 1 { Style::HELD } else { Style::LABEL };
             pen.say(style, format_args!(" {name} "));
             pen.say(Style::TEXT, format_args!(" "));
         }

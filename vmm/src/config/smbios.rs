@@ -1,6 +1,5 @@
 //! `--smbios`
 
-use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 /// What SMBIOS tells.
@@ -15,7 +14,8 @@ pub struct Smbios {
     pub version: String,
     /// Its serial number.
     pub serial: String,
-    /// Its UUID, in the usual form.
+    /// Its UUID, in the usual form. Derived from the first disk's place when it is empty, so that a
+    /// machine keeps it; all zeros without a disk.
     pub uuid: String,
 }
 
@@ -26,23 +26,7 @@ impl Default for Smbios {
             product: "Virtual machine".into(),
             version: env!("CARGO_PKG_VERSION").into(),
             serial: String::new(),
-            uuid: "00000000-0000-0000-0000-000000000000".into(),
+            uuid: String::new(),
         }
-    }
-}
-
-impl Smbios {
-    /// The UUID's bytes, as it is written.
-    ///
-    /// # Errors
-    ///
-    /// When it is not one.
-    pub fn uuid(&self) -> anyhow::Result<[u8; 16]> {
-        let digits: String = self.uuid.chars().filter(|c| *c != '-').collect();
-        let number = (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok()).flatten();
-        let number = number.with_context(|| {
-            format!("--smbios uuid={}: a UUID is 32 hexadecimal digits", self.uuid)
-        })?;
-        Ok(number.to_be_bytes())
     }
 }

@@ -3,8 +3,10 @@
 //!
 //! A call is on the list with those of its arguments that are let through, as far as a filter can
 //! see them: numbers, not what pointers point to. What a machine does not have is not on it: no
-//! connections without passt, no rings of io_uring without a disk. The kernel remembers which calls
-//! are allowed whatever their arguments, so that most of them cost nothing.
+//! connections without passt, no rings of io_uring without a disk. A ring is used and never made or
+//! changed here: no filter sees its operations, and those of a disk's rings were restricted before.
+//! The kernel remembers which calls are allowed whatever their arguments, so that most of them cost
+//! nothing.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +21,7 @@ use super::words::Seccomp;
 /// What a machine needs besides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Needs {
-    /// Rings for its disks.
+    /// To use the rings of its disks.
     pub(super) rings: bool,
     /// To connect to Unix sockets again.
     pub(super) connect: bool,
@@ -105,17 +107,30 @@ pub(super) const PLAIN: &[i64] = &[
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_shutdown,
 ];
 
-/// Calls of disks that have a ring.
-const RINGS: &[i64] =
-    &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+/// What is set of a socket that is there. No other: some of them make it another socket's kind, as
+/// those of TCP Fast Open do, by which data alone connects.
+const OPTIONS: &[(i32, i32)] = &[
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+];
+
+/// How data is sent. `MSG_FASTOPEN` is not among these: it connects a socket of the network that
+/// was left, to an address that no filter sees.
+const SENDING: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+
+/// What makes rings of io_uring, and changes them.
+const MAKES_RINGS: [i64; 2] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_register];
+/// What disks ask their rings by.
+const USES_RINGS: i64 = libc::SYS_io_uring_enter;
 
 /// The kind and number of an ioctl; the rest of its code is the size of what it takes.
 pub(super) const IOCTL: u64 = 0xffff;
@@ -199,6 +214,9 @@ pub(super) const FCNTL: &[i32] = &[
     libc::F_OFD_SETLK,
 ];
 
+/// The type of a socket; the rest of that word is flags (`SOCK_TYPE_MASK`).
+const SOCKET_TYPE: u64 = 0xf;
+
 /// The list.
 pub(super) type Calls = BTreeMap<i64, Vec<SeccompRule>>;
 
@@ -206,6 +224,11 @@ pub(super) type Calls = BTreeMap<i64, Vec<SeccompRule>>;
 pub(super) fn only(argument: u8, compare: SeccompCmpOp, value: u64) -> anyhow::Result<SeccompRule> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, value)?;
     Ok(SeccompRule::new(vec![condition])?)
+}
+
+/// The same as a part of a rule.
+fn word(argument: u8, compare: SeccompCmpOp, value: i32) -> anyhow::Result<SeccompCondition> {
+    Ok(SeccompCondition::new(argument, SeccompCmpArgLen::Dword, compare, flag(value))?)
 }
 
 /// One of these values.
@@ -248,22 +271,51 @@ fn allowed(needs: Needs) -> anyhow::Result<Calls> {
     let ioctls = [KVM, FILES, BLOCK, network].concat();
     let ioctls = ioctls.iter().map(|code| only(1, SeccompCmpOp::MaskedEq(IOCTL), *code));
     calls.insert(libc::SYS_ioctl, ioctls.collect::<anyhow::Result<_>>()?);
-    let unix = [flag(libc::AF_UNIX)];
-    // Both ends are ours: the runtime of the screen wakes itself so.
-    calls.insert(libc::SYS_socketpair, one_of(0, &unix)?);
+    // Both ends are ours: the runtime of the screen wakes itself so. A pair for datagrams could
+    // send to any socket that has a path.
+    calls.insert(libc::SYS_socketpair, unix_streams()?);
     if needs.connect {
-        calls.insert(libc::SYS_socket, one_of(0, &unix)?);
+        calls.insert(libc::SYS_socket, unix_streams()?);
+        // Not by TCP, which Landlock says (Linux 6.7): no filter sees an address.
         calls.insert(libc::SYS_connect, Vec::new());
     }
-    // Without a disk that has them, they are not there either.
-    calls.extend(RINGS.iter().map(|call| (*call, Vec::new())));
+    // To the peer that a socket has, and to no other address. That of a message is not seen; a
+    // socket of streams does not look at it.
+    let others = u64::from(!SENDING.unsigned_abs());
+    let plain = |argument| word(argument, SeccompCmpOp::MaskedEq(others), 0);
+    let nobody = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    calls.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![plain(3)?, nobody])?]);
+    calls.insert(libc::SYS_sendmsg, vec![SeccompRule::new(vec![plain(2)?])?]);
+    calls.insert(libc::SYS_setsockopt, options()?);
+    // A listener whose reading ends is no listener any more, and could be connected.
+    calls.insert(libc::SYS_shutdown, one_of(1, &[flag(libc::SHUT_WR)])?);
+    // Those that are not there either are for the other filter.
+    calls.extend(MAKES_RINGS.into_iter().chain([USES_RINGS]).map(|call| (call, Vec::new())));
     Ok(calls)
+}
+
+/// What of a socket may be set: its level, and the name there.
+fn options() -> anyhow::Result<Vec<SeccompRule>> {
+    let rule = |(level, name): &(i32, i32)| {
+        let [level, name] =
+            [(1, *level), (2, *name)].map(|(at, it)| word(at, SeccompCmpOp::Eq, it));
+        Ok(SeccompRule::new(vec![level?, name?])?)
+    };
+    OPTIONS.iter().map(rule).collect()
+}
+
+/// Unix sockets of streams, whatever their other flags.
+fn unix_streams() -> anyhow::Result<Vec<SeccompRule>> {
+    let unix = word(0, SeccompCmpOp::Eq, libc::AF_UNIX)?;
+    let stream = word(1, SeccompCmpOp::MaskedEq(SOCKET_TYPE), libc::SOCK_STREAM)?;
+    Ok(vec![SeccompRule::new(vec![unix, stream])?])
 }
 
 /// What those who ask are told is not there, and which they do without.
 fn absent(needs: Needs) -> Calls {
-    let rings = if needs.rings { &[] } else { RINGS };
-    [&[libc::SYS_clone3], rings].concat().into_iter().map(|call| (call, Vec::new())).collect()
+    let unused = (!needs.rings).then_some(USES_RINGS);
+    let all = [libc::SYS_clone3].into_iter().chain(MAKES_RINGS).chain(unused);
+    all.map(|call| (call, Vec::new())).collect()
 }
 
 /// The programs for the kernel, of which the strictest wins.
@@ -292,10 +344,16 @@ pub(super) fn apply(programs: &[BpfProgram]) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod test {
+    use std::fs::{self, File};
+    use std::io::{IoSlice, Read as _};
+    use std::net::{Shutdown, TcpListener};
+    use std::os::unix::net::UnixStream;
     use std::process::{Command, Output};
     use std::thread;
+    use std::time::Duration;
 
-    use rustix::net::{AddressFamily, SocketType};
+    use devices::backend::disk::{Config, open};
+    use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketType, sockopt};
 
     use super::super::kernel;
     use super::*;
@@ -324,32 +382,62 @@ mod test {
         });
     }
 
-    /// A call that is not allowed.
-    type Deed = (&'static str, i64, fn());
+    /// A call that is not allowed, with a listener that was there before.
+    type Deed = (&'static str, i64, fn(&TcpListener));
+
+    /// A flag that is none of the standard's.
+    const FAST_OPEN: SendFlags = SendFlags::from_bits_retain(libc::MSG_FASTOPEN.unsigned_abs());
 
     const FORBIDDEN: &[Deed] = &[
-        ("socket", libc::SYS_socket, || {
+        ("socket", libc::SYS_socket, |_| {
             rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).ok();
         }),
-        ("program", libc::SYS_execve, || {
+        ("datagrams", libc::SYS_socketpair, |_| {
+            std::os::unix::net::UnixDatagram::pair().ok();
+        }),
+        ("program", libc::SYS_execve, |_| {
             // The process that it would run in is one thing, and what it runs another.
             drop(std::os::unix::process::CommandExt::exec(&mut Command::new("/bin/true")));
         }),
-        ("process", libc::SYS_clone, || {
+        ("process", libc::SYS_clone, |_| {
             // Whichever call it is that the C library makes for it.
             Command::new("/bin/true").status().ok();
         }),
-        ("rights", libc::SYS_setresuid, || {
+        ("rights", libc::SYS_setresuid, |_| {
             let id = rustix::thread::Uid::from_raw(1);
             rustix::thread::set_thread_res_uid(id, id, id).ok();
         }),
-        ("ioctl", libc::SYS_ioctl, || {
+        ("ioctl", libc::SYS_ioctl, |_| {
             // TIOCSTI's neighbour: a terminal's foreground.
             rustix::termios::tcgetpgrp(rustix::stdio::stdin()).ok();
         }),
-        ("signal", libc::SYS_kill, || {
+        ("signal", libc::SYS_kill, |_| {
             let first = rustix::process::Pid::from_raw(1).unwrap();
             rustix::process::test_kill_process(first).ok();
+        }),
+        // A listener that hangs up is a socket again, of the network that it was made in, and its
+        // first bytes would connect it.
+        ("hang up", libc::SYS_shutdown, |listener| {
+            rustix::net::shutdown(listener, rustix::net::Shutdown::Both).ok();
+        }),
+        ("stop listening", libc::SYS_shutdown, |listener| {
+            rustix::net::shutdown(listener, rustix::net::Shutdown::Read).ok();
+        }),
+        ("connect by a message", libc::SYS_sendmsg, |listener| {
+            let (to, data) = (listener.local_addr().unwrap(), [IoSlice::new(b"x")]);
+            let mut rights = SendAncillaryBuffer::default();
+            rustix::net::sendmsg_addr(listener, &to, &data, &mut rights, FAST_OPEN).ok();
+        }),
+        ("connect by data", libc::SYS_sendto, |listener| {
+            rustix::net::send(listener, b"x", FAST_OPEN).ok();
+        }),
+        ("connect later", libc::SYS_setsockopt, |listener| {
+            // TCP_FASTOPEN_CONNECT has no name here; this one is as little ours.
+            sockopt::set_tcp_quickack(listener, true).ok();
+        }),
+        ("option", libc::SYS_setsockopt, |listener| {
+            // TCP_KEEPCNT's number, at the level of sockets.
+            sockopt::set_socket_broadcast(listener, true).ok();
         }),
     ];
 
@@ -358,7 +446,8 @@ mod test {
         let test = "what_is_not_on_the_list_ends_the_process_with_a_sentence";
         if let Ok(deed) = std::env::var(DEED) {
             let deed = FORBIDDEN.iter().find(|it| it.0 == deed).unwrap().2;
-            inside(Needs { network: true, rings: true, connect: false }, deed);
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            inside(Needs { network: true, rings: true, connect: false }, || deed(&listener));
             return;
         }
         for (name, call, _) in FORBIDDEN {
@@ -373,6 +462,48 @@ mod test {
             let sentence = format!("the jail forbids system call {call} in thread `inmate`");
             assert!(said.contains(&sentence), "{name}: {said}");
         }
+    }
+
+    #[test]
+    fn no_ring_is_made_or_changed_and_a_socket_reaches_its_peer_alone() {
+        let test = "no_ring_is_made_or_changed_and_a_socket_reaches_its_peer_alone";
+        if std::env::var_os(DEED).is_none() {
+            let ended = child(test, "rings");
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let [first, later] = ["first", "later"].map(|name| {
+            let path = folder.path().join(name);
+            File::create(&path).unwrap().set_len(1 << 20).unwrap();
+            open(&Config::new(path.clone()), None).map(|image| (path, image)).unwrap()
+        });
+        drop(later.1);
+        let before = rings();
+        inside(Needs { rings: true, ..Needs::default() }, || {
+            // A disk that comes later does without, and says so in the log alone.
+            let image = open(&Config::new(&later.0), None).unwrap();
+            assert_eq!((rings(), image.geometry().size), (before, 1 << 20));
+            let pair = UnixStream::pair().unwrap();
+            rustix::net::send(&pair.0, b"x", SendFlags::empty()).unwrap();
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let (data, mut rights) = ([IoSlice::new(b"y")], SendAncillaryBuffer::default());
+            rustix::net::sendmsg(&pair.0, &data, &mut rights, flags).unwrap();
+            pair.1.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            pair.0.shutdown(Shutdown::Write).unwrap();
+            let mut text = String::new();
+            (&pair.1).read_to_string(&mut text).unwrap();
+            assert_eq!(text, "xy");
+        });
+        drop(first);
+        assert!(rings() < before || before == 0, "{before} rings of a disk that was there before");
+    }
+
+    /// How many rings this process has.
+    fn rings() -> usize {
+        let links = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let links = links.filter_map(|link| fs::read_link(link.path()).ok());
+        links.filter(|link| link.to_string_lossy().contains("io_uring")).count()
     }
 
     #[test]

@@ -51,6 +51,8 @@ pub struct Held {
     group: u32,
     /// Whether the network is one of our own that has nothing.
     network: bool,
+    /// Whether Unix sockets may be connected all the same.
+    connects: bool,
     landlock: Option<paths::Kept>,
     files: bool,
     seccomp: Seccomp,
@@ -65,12 +67,22 @@ impl Held {
         (self.user, self.group) = (getuid().as_raw(), getgid().as_raw());
     }
 
+    /// The network that new sockets would have.
+    fn reach(&self) -> &'static str {
+        match (self.network, self.mode, self.seccomp) {
+            (true, ..) => "none",
+            (false, Mode::Off, _) | (.., Seccomp::Off | Seccomp::Log) => "as it was",
+            (false, _, Seccomp::On) if self.connects => "unix sockets",
+            (false, _, Seccomp::On) => "no new sockets",
+        }
+    }
+
     /// For `vmm ctl status`.
     pub fn status(&self) -> Value {
         let on = self.mode != Mode::Off;
         let capabilities = match (on, self.capabilities) {
             (false, _) => "as they were",
-            (true, true) => "files",
+            (true, true) => "dac_override",
             (true, false) => "none",
         };
         let landlock = self
@@ -81,7 +93,7 @@ impl Held {
             "user": self.user,
             "group": self.group,
             "capabilities": capabilities,
-            "network": if self.network { "none" } else { "as it was" },
+            "network": self.reach(),
             "landlock": landlock,
             "seccomp": if on { self.seccomp } else { Seccomp::Off },
             "lacks": self.lacks,
@@ -94,13 +106,20 @@ impl Held {
             let cause = cause.downcast_ref::<std::io::Error>();
             cause.is_some_and(|it| it.kind() == ErrorKind::PermissionDenied)
         };
-        if self.files && error.chain().any(refused) {
-            return anyhow!(
+        if !error.chain().any(refused) {
+            return error;
+        }
+        match (self.files, self.mode) {
+            (true, _) => anyhow!(
                 "{error:#}: in its jail the machine opens what lies beside its disks and media, \
                  and in the folders of --jail folders=PATH"
-            );
+            ),
+            (false, Mode::Auto) if self.user == 0 => anyhow!(
+                "{error:#}: in its jail root has no capabilities, and opens what root owns or all \
+                 may open: give the file to root, or start the machine as its owner"
+            ),
+            _ => error,
         }
-        error
     }
 }
 
@@ -125,17 +144,15 @@ pub fn enter(options: &Options, machine: &Machine) -> anyhow::Result<Held> {
     if threads > 1 {
         held.lacks.push(format!("{} threads stay outside: please report it", threads - 1));
     }
-    let programs = filter::programs(needs(options, machine), config.seccomp)?;
+    let needs = needs(options, machine);
+    held.connects = needs.connect;
+    let programs = filter::programs(needs, config.seccomp)?;
     let rules = paths(options, machine).rules(held.files)?;
     match kernel::leave_network() {
         Ok(()) => held.network = true,
-        // There are no calls for it either then.
-        Err(error) if config.seccomp == Seccomp::On => {
-            tracing::debug!("jail: the network stays, without calls for it: {error}");
-        }
-        Err(error) => held.lacks.push(format!("the network stays: {error}")),
+        Err(error) => held.lacks.push(format!("the network namespace stays: {error}")),
     }
-    become_nobody(config, &mut held)?;
+    become_nobody(config, needs, &mut held)?;
     // Another start tells who has a disk by our open files, which only root sees then.
     if config.mode != Mode::Auto && !config.debug {
         user::hide()?;
@@ -170,10 +187,10 @@ fn threads() -> usize {
 }
 
 /// Gives up the user and all rights, as far as the configuration says.
-fn become_nobody(config: &Config, held: &mut Held) -> anyhow::Result<()> {
+fn become_nobody(config: &Config, needs: Needs, held: &mut Held) -> anyhow::Result<()> {
     let root = getuid().is_root();
-    // Files that are named later may be anybody's, and root could open them all.
-    let keep = if config.mode == Mode::Auto && config.user.is_none() && root {
+    // A passt that is started again is another user, and so is its socket.
+    let keep = if config.mode == Mode::Auto && config.user.is_none() && root && needs.connect {
         held.capabilities = true;
         CapabilitySet::DAC_OVERRIDE
     } else {
@@ -197,8 +214,12 @@ fn become_nobody(config: &Config, held: &mut Held) -> anyhow::Result<()> {
 /// What could not be had, in a line: to insist on it is an error.
 fn tell(config: &Config, held: &Held) -> anyhow::Result<()> {
     let lacks = held.lacks.join("; ");
+    // Where nobody can open a socket, its network namespace is the second of two walls: few
+    // containers may have both.
+    let second = held.lacks.len() == 1 && !held.network && held.seccomp == Seccomp::On;
     match config.mode {
         Mode::Must if !lacks.is_empty() => bail!("--jail must: {lacks}"),
+        Mode::On if second => tracing::info!("jail: {lacks}; seccomp refuses new sockets"),
         Mode::On if !lacks.is_empty() => tracing::warn!("jail: {lacks}"),
         _ if !lacks.is_empty() => tracing::debug!("jail: {lacks}"),
         _ => {}

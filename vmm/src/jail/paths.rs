@@ -157,7 +157,29 @@ pub(super) fn close(rules: RulesetCreated) -> anyhow::Result<Kept> {
 
 #[cfg(test)]
 mod test {
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
     use super::*;
+
+    #[test]
+    fn whatever_files_may_be_opened_nobody_connects_by_tcp() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        TcpStream::connect(to).unwrap();
+        // What holds for the thread of this test would hold for the next one.
+        let body = move || {
+            let kept = close(Paths::default().rules(false).unwrap()).ok()?;
+            (kept.abi >= 4).then(|| TcpStream::connect(to).unwrap_err().kind())
+        };
+        match thread::spawn(body).join().unwrap() {
+            Some(kind) => assert_eq!(kind, std::io::ErrorKind::PermissionDenied),
+            None => skip::not_run(
+                "whatever_files_may_be_opened_nobody_connects_by_tcp",
+                "this kernel has no Landlock, or one that knows no network (before 6.7)",
+            ),
+        }
+    }
 
     #[test]
     fn a_file_brings_its_folder_and_a_device_only_itself() {

@@ -28,13 +28,22 @@ pub(super) fn change(user: User) -> anyhow::Result<()> {
     }
     ensure!(
         may(CapabilitySet::SETUID) && may(CapabilitySet::SETGID),
-        "user={user}: user {} may not become another one: start it as root, or as that user",
-        getuid().as_raw()
+        "{}",
+        cannot_change(user, getuid().as_raw())
     );
     let (uid, gid) = (Uid::from_raw(user.user), Gid::from_raw(user.group));
     set_thread_groups(&[]).context("no groups")?;
     set_thread_res_gid(gid, gid, gid).with_context(|| format!("group {}", user.group))?;
     set_thread_res_uid(uid, uid, uid).with_context(|| format!("user {}", user.user))
+}
+
+/// Why this user does not become another one. Root without its capabilities is no root.
+fn cannot_change(user: User, us: u32) -> String {
+    let out = match us {
+        0 => "give it the capabilities SETUID and SETGID, which it lost (--cap-add SETUID,SETGID)",
+        _ => "start it as root, or as that user",
+    };
+    format!("user={user}: user {us} may not become another one: {out}")
 }
 
 /// Whether we have a capability.
@@ -126,4 +135,17 @@ pub(super) fn keep_for_programs(rights: CapabilitySet) -> anyhow::Result<()> {
 /// When the kernel refuses, which it should not.
 pub(super) fn hide() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn root_that_lost_its_capabilities_is_told_which() {
+        let user = User { user: 10001, group: 10001 };
+        let (root, other) = (cannot_change(user, 0), cannot_change(user, 1000));
+        assert!(root.contains("--cap-add SETUID,SETGID") && !root.contains("as root"), "{root}");
+        assert!(other.ends_with("start it as root, or as that user"), "{other}");
+    }
 }

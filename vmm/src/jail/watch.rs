@@ -33,6 +33,10 @@ const CALLS: &[i64] = &[
     libc::SYS_listen,
     libc::SYS_accept,
     libc::SYS_socketpair,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
     libc::SYS_recvmmsg,
     libc::SYS_sendmmsg,
     libc::SYS_sendfile,
@@ -161,6 +165,15 @@ impl Walls {
 /// When the kernel refuses, which it should not.
 pub fn keep_for_programs(rights: Rights) -> anyhow::Result<()> {
     user::keep_for_programs(rights)
+}
+
+/// Gives up rights that this thread kept, for it and those that it starts.
+///
+/// # Errors
+///
+/// When the kernel refuses, which it should not.
+pub fn give_up(rights: Rights) -> anyhow::Result<()> {
+    user::drop_capabilities(rights.complement())
 }
 
 /// No other process of this user reads our memory, where passwords are, and none of it is in a core

@@ -324,6 +324,20 @@ fn is_named(keysym: u32) -> bool {
 }
 
 /// The key that types this in the United States: a guest with two keyboards knows what it means.
+/// The characters that viewers can type at this layout, in order.
+pub fn characters(layout: &Arc<Layout>) -> String {
+    let fingers = Fingers::new(layout.clone());
+    let mut all: BTreeSet<char> = layout.characters().collect();
+    all.extend(' '..='~');
+    let typed = |it: &char| {
+        let wanted = Symbol::Char(*it);
+        let alone = || wanted.alone().and_then(|symbol| fingers.best(symbol, Lights::default()));
+        let plain = || fingers.best(wanted, Lights::default());
+        plain().or_else(alone).is_some() || layout.second(*it).or_else(|| us(*it)).is_some()
+    };
+    all.into_iter().filter(typed).collect()
+}
+
 fn us(character: char) -> Option<Key> {
     static US: std::sync::LazyLock<Option<Arc<Layout>>> =
         std::sync::LazyLock::new(|| Layout::named("us").ok());
@@ -334,6 +348,24 @@ fn us(character: char) -> Option<Key> {
 #[cfg(test)]
 mod test {
     use super::*;
+
+    #[test]
+    fn characters_are_those_that_become_a_key() {
+        let of = |name: &str| characters(&Layout::named(name).unwrap());
+        let all = [("us", "aZ~ \"", "ä€한"), ("de", "äß€@ê^", "한ж"), ("ru", "жЯw", "ä한")];
+        for (name, typed, lacks) in all {
+            let found = of(name);
+            assert!(typed.chars().all(|it| found.contains(it)), "{name}: {found}");
+            assert!(!lacks.chars().any(|it| found.contains(it)), "{name}: {found}");
+        }
+        for character in of("de").chars() {
+            let mut fingers = Fingers::new(Layout::named("de").unwrap());
+            let symbol = Source::Symbol(0x0100_0000 | u32::from(character));
+            let symbol =
+                if character.is_ascii() { Source::Symbol(character.into()) } else { symbol };
+            assert!(!fingers.feel(symbol, true, None).is_empty(), "{character}");
+        }
+    }
 
     const SHIFT_L: u32 = 0xffe1;
     const CONTROL_L: u32 = 0xffe3;

@@ -1,4 +1,5 @@
-//! Typing a text for somebody: the strokes of a layout, no faster than the guest takes them.
+//! Typing a text for somebody: the strokes of a layout, no faster than the guest fetches them from
+//! its keyboard.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,40 +22,60 @@ const LOOK: Duration = Duration::from_millis(2);
 /// So many of the characters that cannot be typed are named.
 const NAMED: usize = 10;
 
+/// Characters of a text that this keyboard cannot type, each once.
+pub fn missing(layout: &Layout, text: &str) -> Vec<char> {
+    let mut missing = Vec::new();
+    for character in text.chars().filter(|it| !['\n', '\r', '\t'].contains(it)) {
+        if !missing.contains(&character) && layout.ways(Symbol::Char(character)).is_empty() {
+            missing.push(character);
+        }
+    }
+    missing
+}
+
+/// The first of some characters, for people.
+pub fn named(characters: &[char]) -> String {
+    let named: Vec<_> = characters.iter().take(NAMED).map(|it| format!("`{it}`")).collect();
+    let more = match characters.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    named.join(", ") + &more
+}
+
 /// What a text is on a keyboard.
 ///
 /// # Errors
 ///
 /// When some of its characters cannot be typed there; they are named.
 pub fn plan(layout: &Layout, text: &str) -> anyhow::Result<Vec<Stroke>> {
+    let missing = missing(layout, text);
+    if !missing.is_empty() {
+        bail!(
+            "the keyboard {} cannot type {}; nothing was typed (--keyboard has other keyboards)",
+            layout.name(),
+            named(&missing)
+        )
+    }
     let text = text.replace("\r\n", "\n");
     let plain = |code| {
         let key = Key::new(code)?;
         Some(Stroke { key, shift: false, third: false, locks: false, letter: false })
     };
-    let (mut strokes, mut missing) = (Vec::new(), Vec::new());
+    let mut strokes = Vec::new();
     for character in text.chars() {
         match character {
             '\n' | '\r' => strokes.extend(plain(RETURN)),
             '\t' => strokes.extend(plain(TAB)),
-            _ => match layout.ways(Symbol::Char(character)).first() {
-                Some(way) => strokes.extend(way.before.into_iter().chain([way.stroke])),
-                None if missing.contains(&character) => {}
-                None => missing.push(character),
-            },
+            _ => {
+                let way = layout.ways(Symbol::Char(character)).into_iter().next();
+                strokes.extend(
+                    way.into_iter().flat_map(|it| it.before.into_iter().chain([it.stroke])),
+                );
+            }
         }
     }
-    if missing.is_empty() {
-        return Ok(strokes);
-    }
-    let named: Vec<_> = missing.iter().take(NAMED).map(|it| format!("`{it}`")).collect();
-    let more = missing.len().saturating_sub(NAMED);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    bail!(
-        "the keyboard {} cannot type {}{more}; nothing was typed (--keyboard has other keyboards)",
-        layout.name(),
-        named.join(", ")
-    )
+    Ok(strokes)
 }
 
 /// Types it.

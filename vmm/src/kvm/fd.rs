@@ -6,13 +6,15 @@ use std::ptr;
 use std::sync::Once;
 
 use anyhow::Context;
-use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_cpuid2, kvm_userspace_memory_region};
+use kvm_bindings::{
+    CpuId, kvm_cpuid_entry2, kvm_cpuid2, kvm_reinject_control, kvm_userspace_memory_region,
+};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::MmapRegion;
 use vmm_sys_util::fam::FamStruct as _;
 use vmm_sys_util::ioctl::{ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
-use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
+use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
 
 use super::vm::Slot;
 
@@ -45,6 +47,17 @@ pub fn hyperv_cpuid(kvm: &Kvm) -> Vec<kvm_cpuid_entry2> {
     }
     let count = cpuid.as_fam_struct_ref().len();
     cpuid.as_slice().get(..count).unwrap_or_default().to_vec()
+}
+
+ioctl_io_nr!(KVM_REINJECT_CONTROL, kvm_bindings::KVMIO, 0x71);
+
+/// Ticks of the interval timer (PIT) that a guest misses are lost, and not delivered late.
+pub(super) fn discard_lost_ticks(vm: &VmFd) -> anyhow::Result<()> {
+    let control = kvm_reinject_control::default();
+    // SAFETY: the ioctl reads one structure from where it is told, which outlives the call.
+    let done = unsafe { ioctl_with_ref(vm, KVM_REINJECT_CONTROL(), &control) };
+    anyhow::ensure!(done == 0, "KVM_REINJECT_CONTROL: {}", std::io::Error::last_os_error());
+    Ok(())
 }
 
 ioctl_iow_nr!(KVM_X86_SETUP_MCE, kvm_bindings::KVMIO, 0x9c, u64);

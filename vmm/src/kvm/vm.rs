@@ -91,6 +91,11 @@ impl Vm {
         self.fd.create_irq_chip().context("interrupt controllers")?;
         let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         self.fd.create_pit2(config).context("the timer")?;
+        if self.fd.check_extension(Cap::ReinjectControl) {
+            // As QEMU's q35 (`lost_tick_policy=discard`). KVM cannot use AVIC and APICv while it
+            // reinjects, since it must see each end of the timer's interrupt.
+            fd::discard_lost_ticks(&self.fd)?;
+        }
         self.table.lock().expect("no thread panicked").load(&self.fd)?;
         self.enable(KVM_CAP_X2APIC_API, 3);
         // Unknown and invalid MSRs exit to us: what they mean is this machine's policy, and not

@@ -12,7 +12,8 @@ use devices::board::Board;
 use devices::bus::Window;
 use devices::device::{Claim, Kind};
 
-use super::Plan;
+use super::{Generation, Plan};
+use crate::config::guid;
 
 /// The machine as ACPI and SMBIOS tell it. Windows move, so it is asked anew each time.
 pub struct Description {
@@ -25,6 +26,7 @@ pub struct Description {
     nodes: Vec<Node>,
     ecam: Arc<Window>,
     pm: Arc<Window>,
+    generation: Arc<Generation>,
 }
 
 /// PMBASE before anybody has programmed it: where stock firmware puts it.
@@ -45,6 +47,7 @@ impl Description {
             nodes: nodes(board),
             ecam: window(board, "host-bridge", Kind::Memory)?,
             pm: window(board, "lpc", Kind::Port)?,
+            generation: plan.generation.clone(),
         })
     }
 
@@ -62,6 +65,7 @@ impl Description {
             pcie,
             pm_base: u16::try_from(self.pm.at().unwrap_or(PM_BASE)).context("PMBASE")?,
             nodes: self.nodes.clone(),
+            generation: self.generation.bytes(),
         })
     }
 
@@ -120,7 +124,7 @@ pub(super) fn smbios(plan: &Plan) -> anyhow::Result<Smbios> {
         product: told.product.clone(),
         version: told.version.clone(),
         serial: told.serial.clone(),
-        uuid: told.uuid()?,
+        uuid: guid::read(&told.uuid)?,
         processors: Processors {
             sockets: u16::try_from(cpus.sockets)?,
             cores: u16::try_from(cpus.cores)?,

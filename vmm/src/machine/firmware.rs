@@ -5,26 +5,33 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, bail};
+use boot::acpi::{self, vmgenid};
+use boot::e820;
 use boot::fw_cfg::{self as files, Files};
-use boot::{acpi, e820};
 use devices::board::Board;
 use devices::device::Claim;
 use devices::platform::fw_cfg::{self, Content, File};
 
+use super::Generation;
 use super::description::Description;
 use super::{Plan, order};
-use crate::config::Config;
+use crate::config::{Config, guid};
 
 /// Room for the ACPI files: their sizes are told before their contents are known, and what is left
 /// over reads as zeros, which loaders skip.
-const ROOM: [(&str, u32); 3] =
-    [(acpi::TABLES_FILE, 128 << 10), (acpi::RSDP_FILE, 4 << 10), (acpi::SCRIPT_FILE, 8 << 10)];
+const ROOM: [(&str, u32); 4] = [
+    (acpi::TABLES_FILE, 128 << 10),
+    (acpi::RSDP_FILE, 4 << 10),
+    (acpi::SCRIPT_FILE, 8 << 10),
+    (vmgenid::PAGE_FILE, 4 << 10),
+];
 
 /// The files of one machine.
 pub(super) struct Source {
     keys: Vec<(u16, Vec<u8>)>,
     files: Vec<(String, Vec<u8>)>,
     description: Arc<OnceLock<Description>>,
+    generation: Arc<Generation>,
 }
 
 impl Source {
@@ -39,7 +46,7 @@ impl Source {
         description: Arc<OnceLock<Description>>,
     ) -> anyhow::Result<Self> {
         let cpus = plan.apic_ids.len();
-        let mut keys = files::numbers(cpus, plan.config.smbios.uuid()?, false)?;
+        let mut keys = files::numbers(cpus, guid::read(&plan.config.smbios.uuid)?, false)?;
         keys.extend(kernel(&plan.config)?);
         let smbios = super::description::smbios(plan)?;
         let map = e820::for_firmware(plan.ram);
@@ -51,7 +58,7 @@ impl Source {
         for item in &plan.config.fw_cfg {
             files.push((item.name.clone(), item.bytes()?));
         }
-        Ok(Self { keys, files, description })
+        Ok(Self { keys, files, description, generation: plan.generation.clone() })
     }
 }
 
@@ -113,7 +120,7 @@ impl fw_cfg::Source for Source {
         let fixed = fixed.map(|(name, bytes)| File { name, content: Content::Fixed(bytes) });
         let lazy =
             ROOM.map(|(name, size)| File { name: name.to_owned(), content: Content::Acpi(size) });
-        fixed.chain(lazy).collect()
+        fixed.chain(lazy).chain([self.generation.address_file()]).collect()
     }
 
     fn acpi(&mut self) -> anyhow::Result<Vec<(String, Vec<u8>)>> {

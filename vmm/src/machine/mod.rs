@@ -6,6 +6,7 @@ mod bars;
 mod description;
 mod direct;
 mod firmware;
+mod generation;
 pub mod inspect;
 mod order;
 
@@ -34,7 +35,7 @@ use devices::usb::xhci;
 use kvm_ioctls::Kvm;
 use vm_memory::GuestMemoryMmap;
 
-use crate::config::{Config, Display, Hyperv};
+use crate::config::{Config, Display, Hyperv, guid};
 use crate::cpuid::{Model, Topology};
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Vm;
@@ -48,6 +49,7 @@ use crate::{kvm, ram};
 pub use self::description::Description;
 use self::direct::Direct;
 use self::firmware::Source;
+pub use self::generation::Generation;
 
 /// Where the display is if nothing else is said.
 const DISPLAY_SLOT: Address = Address::new(1, 0);
@@ -64,6 +66,7 @@ pub struct Machine {
     ram: Arc<GuestMemoryMmap>,
     /// How a kernel is started without firmware.
     direct: Option<Direct>,
+    generation: Arc<Generation>,
     /// No processor has run: interrupt controllers and processors are as KVM made them.
     fresh: bool,
 }
@@ -78,6 +81,8 @@ pub struct Plan {
     pub model: Model,
     /// APIC ids, processor by processor.
     pub apic_ids: Vec<u32>,
+    /// The VM Generation ID.
+    pub generation: Arc<Generation>,
     hyperv: bool,
     /// Only looked at: devices leave the host's files and terminals alone.
     dry: bool,
@@ -110,7 +115,8 @@ impl Plan {
             config.cpus
         );
         let ram = Ram::new(config.memory.size.0);
-        Ok(Self { config, ram, model, apic_ids, hyperv, dry: false })
+        let generation = Arc::new(identify(&mut config)?);
+        Ok(Self { config, ram, model, apic_ids, generation, hyperv, dry: false })
     }
 
     /// The same plan, to be looked at only.
@@ -221,9 +227,27 @@ pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
         Vcpu::new(&kvm, &vm, (index as usize, *apic_id), &cpuid, plan.hyperv)
     });
     let vcpus = vcpus.collect::<anyhow::Result<_>>()?;
-    let policy = Policy::new(plan.config.msr);
+    let (policy, generation) = (Policy::new(plan.config.msr, plan.hyperv), plan.generation);
     let processors = Processors::new(vcpus, board.spaces().clone(), policy, on_stop);
-    Ok(Machine { config: plan.config, processors, board, vm, ram, direct, fresh: true })
+    let config = plan.config;
+    Ok(Machine { config, processors, board, vm, ram, direct, generation, fresh: true })
+}
+
+/// Fills in the machine's UUID, where none was given and there is a disk to derive it from, and
+/// gives its VM Generation ID.
+fn identify(config: &mut Config) -> anyhow::Result<Generation> {
+    if config.smbios.uuid.is_empty() {
+        let first = config.disk.first().map(|disk| &*disk.path);
+        let first = first.or_else(|| config.device.iter().find_map(registry::Config::image));
+        config.smbios.uuid = guid::show(first.map_or([0; 16], guid::of_disk));
+    }
+    let own = config.vmgenid.as_deref().filter(|id| !id.is_empty());
+    let id = own.map_or_else(
+        || guid::read(&config.smbios.uuid).map(|uuid| guid::derived("generation", &uuid)),
+        guid::read,
+    )?;
+    config.vmgenid = Some(guid::show(id));
+    Ok(Generation::new(id))
 }
 
 /// What is started without firmware: the kernel that was named, or the probe.
@@ -284,6 +308,7 @@ impl Machine {
         if let Some(direct) = &mut self.direct {
             let first = self.processors.each().next().context("a machine without processors")?;
             direct.start(&self.ram, self.board.spaces(), &first)?;
+            self.generation.started_directly();
         }
         Ok(())
     }
@@ -351,6 +376,21 @@ impl Machine {
     /// The configuration, with what was not said filled in.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Changes the VM Generation ID and notifies the guest.
+    ///
+    /// # Errors
+    ///
+    /// When the guest has it where no RAM is.
+    pub fn renew(&self, id: [u8; 16]) -> anyhow::Result<()> {
+        let memory = Memory::new(self.ram.clone());
+        self.generation.change(id, &memory, self.board.buttons())
+    }
+
+    /// The VM Generation ID.
+    pub fn generation(&self) -> &Generation {
+        &self.generation
     }
 
     /// The buttons on the case.

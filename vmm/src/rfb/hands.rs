@@ -4,8 +4,10 @@
 //! that is typed after it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use devices::input::{Hub, Key, Motion, Position};
+use tokio::time::{Instant, sleep};
 
 use crate::keys::fingers::{Fingers, Source, Step};
 use crate::keys::layout::Layout;
@@ -15,6 +17,8 @@ pub struct Hands {
     hub: Arc<Hub>,
     fingers: Fingers,
     pointer: Pointer,
+    /// The guest has read no key for a long time: further keys are dropped until it does.
+    gave_up: bool,
 }
 
 /// Where a client's pointer is.
@@ -36,13 +40,33 @@ struct Pointer {
 const WHEEL: [u16; 2] = [1 << 3, 1 << 4];
 /// The wheel to the left and to the right.
 const PAN: [u16; 2] = [1 << 5, 1 << 6];
+/// Between looks at a guest whose queue of keys is full.
+const LOOK: Duration = Duration::from_millis(10);
 /// No way at all, for clients that send ways.
 const STILL: i32 = 0x7fff;
 
 impl Hands {
     /// Hands that hold nothing.
     pub fn new(hub: Arc<Hub>, layout: Arc<Layout>) -> Self {
-        Self { hub, fingers: Fingers::new(layout), pointer: Pointer::default() }
+        let (pointer, gave_up) = (Pointer::default(), false);
+        Self { hub, fingers: Fingers::new(layout), pointer, gave_up }
+    }
+
+    /// Whether the client must wait before it presses another key: thousands are queued.
+    pub fn must_wait(&mut self) -> bool {
+        let room = self.hub.has_room();
+        self.gave_up &= !room;
+        !room && !self.gave_up
+    }
+
+    /// Waits until the guest reads keys again, but not for longer than `patience`; whether it does.
+    pub async fn wait(&mut self, patience: Duration) -> bool {
+        let start = Instant::now();
+        while self.must_wait() {
+            self.gave_up = start.elapsed() > patience;
+            sleep(LOOK).await;
+        }
+        !self.gave_up
     }
 
     /// Whether clients should send ways, not places.
@@ -134,7 +158,7 @@ mod test {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use devices::input::{Event, Sink};
+    use devices::input::{Event, Lights, Sink};
 
     use super::*;
 
@@ -158,6 +182,45 @@ mod test {
         let (hub, seen) = (Arc::<Hub>::default(), Arc::<Seen>::default());
         hub.register(seen.clone());
         (Hands::new(hub, Layout::named("us").unwrap()), seen)
+    }
+
+    /// A keyboard whose guest reads when the test says so.
+    #[derive(Default)]
+    struct Full(AtomicBool);
+
+    impl Sink for Full {
+        fn take(&self, _: Event) -> bool {
+            true
+        }
+        fn lights(&self) -> Option<Lights> {
+            Some(Lights::default())
+        }
+        fn has_room(&self) -> bool {
+            !self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_does_not_read_is_waited_for_once() {
+        const LONG: Duration = Duration::from_secs(60);
+        let (hub, full) = (Arc::<Hub>::default(), Arc::<Full>::default());
+        hub.register(full.clone());
+        let mut hands = Hands::new(hub, Layout::named("us").unwrap());
+        assert!(!hands.must_wait() && hands.wait(LONG).await);
+        full.0.store(true, Ordering::Relaxed);
+        let reads = async {
+            sleep(5 * LOOK).await;
+            full.0.store(false, Ordering::Relaxed);
+        };
+        let (read, ()) = tokio::join!(hands.wait(LONG), reads);
+        assert!(read, "it reads in time");
+        full.0.store(true, Ordering::Relaxed);
+        assert!(hands.must_wait() && !hands.wait(2 * LOOK).await, "it reads nothing");
+        assert!(!hands.must_wait() && !hands.wait(LONG).await, "and is not waited for again");
+        full.0.store(false, Ordering::Relaxed);
+        assert!(!hands.must_wait());
+        full.0.store(true, Ordering::Relaxed);
+        assert!(hands.must_wait(), "it has read since");
     }
 
     #[test]

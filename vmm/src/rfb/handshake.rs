@@ -8,7 +8,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Duration, timeout};
 
-use super::security::{Door, Doors, Right};
+use super::security::{Denied, Door, Doors, Right};
 use super::{Admission, Duplex, Entry, Rules, Wire};
 
 /// A client that is in.
@@ -31,15 +31,18 @@ enum Version {
     V8,
 }
 
-const GREETING: &[u8; 12] = b"RFB 003.008\n";
+/// What both sides say first.
+pub(super) const GREETING: &[u8; 12] = b"RFB 003.008\n";
 /// Security types.
-const NONE: u8 = 1;
+pub(super) const NONE: u8 = 1;
 const VNC: u8 = 2;
 const VENCRYPT: u8 = 19;
 /// Those of VeNCrypt that we have: TLS with a certificate.
 const X509_NONE: u32 = 260;
 const X509_VNC: u32 = 261;
 const X509_PLAIN: u32 = 262;
+/// How somebody came in who was let in before this server saw them.
+const BEFORE: &str = "checked before";
 /// Longer names and passwords are nobody's.
 const LONGEST_NAME: u32 = 1024;
 /// What programs do by themselves takes no longer, until a person is asked for a password.
@@ -54,19 +57,18 @@ pub(super) async fn greet(
     mut stream: Wire,
     admission: &Admission,
 ) -> anyhow::Result<Welcome> {
-    let listens = matches!(admission.entry, Entry::Ask(Door::Network(_)));
+    let listens = matches!(admission.entry, Entry::Ask(Door::Loopback | Door::Network(_)));
     let version = quick(versions(&mut stream, listens)).await?;
     let door = match admission.entry {
         Entry::Open { view_only } => {
             quick(choose(&mut stream, version, NONE)).await?;
             let right = if view_only { Right::View } else { Right::Full };
-            return finish(stream, version, right, "by the browser's").await;
+            return finish(stream, version, right, BEFORE).await;
         }
         Entry::Ask(door) => door,
     };
     if let Some(left) = doors.closed(door) {
-        let seconds = left.as_secs() + 1;
-        let reason = format!("too many wrong passwords: try again in {seconds} s");
+        let reason = too_many(left);
         refuse_early(&mut stream, version, &reason).await?;
         bail!(reason);
     }
@@ -82,6 +84,10 @@ pub(super) async fn greet(
         }
         _ => talk.vencrypt(stream).await,
     }
+}
+
+fn too_many(left: Duration) -> String {
+    format!("too many wrong passwords: try again in {} s", left.as_secs() + 1)
 }
 
 async fn quick<T>(talk: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
@@ -200,7 +206,7 @@ async fn finish(
     security: &'static str,
 ) -> anyhow::Result<Welcome> {
     // Before 3.8 there is no result where nothing was asked for.
-    if version == Version::V8 || !matches!(security, "none" | "by the browser's") {
+    if version == Version::V8 || !matches!(security, "none" | BEFORE) {
         stream.write_u32(0).await?;
         stream.flush().await?;
     }
@@ -245,20 +251,20 @@ impl Talk<'_> {
         stream: &mut S,
         check: impl FnOnce() -> Option<Right>,
     ) -> anyhow::Result<Right> {
-        // Others from there may have guessed while this one waited.
-        let late = self.doors.closed(self.door).is_some();
-        if let Some(right) = check().filter(|_| !late) {
-            self.doors.opened(self.door, right);
-            return Ok(right);
-        }
-        let count = self.doors.failed(self.door);
+        let reason = match self.doors.judge(self.door, check) {
+            Ok(right) => return Ok(right),
+            Err(Denied::Wrong(count)) => format!("wrong password, number {count} from there"),
+            // Others may have guessed while this one waited.
+            Err(Denied::Later(left)) => too_many(left),
+        };
         stream.write_u32(1).await?;
         if self.version == Version::V8 {
-            say(stream, "wrong password").await?;
+            let short = reason.split_once(',').map_or(&*reason, |it| it.0);
+            say(stream, short).await?;
         }
         stream.flush().await?;
         stream.shutdown().await?;
-        bail!("wrong password (failure {count} from there)");
+        bail!(reason);
     }
 
     async fn vencrypt(&self, mut stream: Wire) -> anyhow::Result<Welcome> {

@@ -1,5 +1,6 @@
 //! What is asked of clients where they come from.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::net;
 
 use super::meter::Meter;
 use super::security::{Door, Passwords};
-use super::{Admission, Entry, Rules, Server, Wire, tls};
+use super::{Admission, Entry, Rules, Wire, lobby, tls};
 use crate::place::{Place, Socket};
 
 /// `--vnc`
@@ -47,6 +48,9 @@ pub struct Config {
     /// What messages call this place, for those who do not know that it is said here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub called: Option<String>,
+    /// Clients were let in before, and say who they are in a line before all else: for a Unix
+    /// socket that only a front of ours reaches.
+    pub announced: bool,
 }
 
 /// Whether a password is needed.
@@ -64,6 +68,7 @@ pub enum Auth {
 pub struct Listener {
     socket: Socket,
     rules: Rules,
+    announced: bool,
 }
 
 impl Listener {
@@ -97,10 +102,16 @@ impl Listener {
         }
         let open = config.auth == Auth::Auto && !needed;
         let socket = Socket::new(place, open)?;
+        let announced = config.announced;
+        ensure!(
+            !announced || matches!(socket, Socket::Unix(_)) && !needed,
+            "announced is for Unix sockets without a password: who comes was asked for it before"
+        );
         let name = config.name.clone().unwrap_or_else(|| "Transom".into());
         ensure!(name.len() <= 256, "a name of {} bytes: at most 256", name.len());
         let (view_only, always_shared) = (config.view_only, config.shared);
-        Ok(Self { socket, rules: Rules { passwords, tls, view_only, always_shared, name } })
+        let rules = Rules { passwords, tls, view_only, always_shared, name };
+        Ok(Self { socket, rules, announced })
     }
 
     /// Where we listen, with the port that was found.
@@ -113,17 +124,16 @@ impl Listener {
         }
     }
 
-    /// Lets clients in, for as long as it is polled.
+    /// Hands clients over, for as long as it is polled.
     ///
     /// # Errors
     ///
     /// When the runtime cannot take the socket.
-    pub async fn run(self, server: Arc<Server>) -> anyhow::Result<()> {
+    pub async fn run<F: Future<Output = ()> + Send + 'static>(
+        self,
+        serve: impl Fn(Arc<Rules>, Wire, Admission) -> F + Send + Sync + 'static,
+    ) -> anyhow::Result<()> {
         let rules = Arc::new(self.rules);
-        let serve = |stream: Wire, peer, door| {
-            let admission = Admission { peer, entry: Entry::Ask(door) };
-            tokio::spawn(server.clone().serve(rules.clone(), stream, admission));
-        };
         match self.socket {
             Socket::Tcp(socket) => {
                 socket.set_nonblocking(true)?;
@@ -134,8 +144,12 @@ impl Listener {
                             // A key's echo is one small packet.
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
-                            let door = Door::of(peer.ip());
-                            serve(Box::new(Meter::new(stream)), peer.to_string(), door);
+                            let address = peer.ip().to_canonical();
+                            let entry = Entry::Ask(Door::of(address));
+                            let peer = SocketAddr::new(address, peer.port()).to_string();
+                            let admission = Admission { peer, entry };
+                            let stream = Box::new(Meter::new(stream));
+                            tokio::spawn(serve(rules.clone(), stream, admission));
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -143,17 +157,38 @@ impl Listener {
             }
             Socket::Unix(bound) => {
                 let socket = net::UnixListener::from_std(bound.listener().try_clone()?)?;
+                let serve = Arc::new(serve);
                 loop {
                     match socket.accept().await {
                         Ok((stream, _)) => {
-                            let process = stream.peer_cred().ok().and_then(|it| it.pid());
-                            let peer = process.map_or("local".into(), |it| format!("process {it}"));
-                            serve(Box::new(Meter::new(stream)), peer, Door::Local);
+                            let (serve, rules) = (serve.clone(), rules.clone());
+                            tokio::spawn(async move {
+                                let met = meet(stream, self.announced).await;
+                                let Some((stream, admission)) = met else { return };
+                                serve(rules, stream, admission).await;
+                            });
                         }
                         Err(error) => rest(&error).await,
                     }
                 }
             }
+        }
+    }
+}
+
+/// Who comes by a Unix socket.
+async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admission)> {
+    let process = stream.peer_cred().ok().and_then(|it| it.pid());
+    let mut stream = Box::new(Meter::new(stream));
+    if !announced {
+        let peer = process.map_or("local".into(), |it| format!("process {it}"));
+        return Some((stream, Admission { peer, entry: Entry::Ask(Door::Local) }));
+    }
+    match lobby::announced(&mut stream).await {
+        Ok(peer) => Some((stream, Admission { peer, entry: Entry::Open { view_only: false } })),
+        Err(error) => {
+            tracing::debug!("vnc: nobody comes in: {error:#}");
+            None
         }
     }
 }
@@ -253,6 +288,8 @@ mod test {
         assert_eq!(said("[::1]:0"), "fine");
         assert_eq!(said(&format!("unix:{}", folder.path().join("s").display())), "fine");
         assert_eq!(said("0.0.0.0:0,auth=none"), "fine");
+        let announced = said("127.0.0.1:0,announced");
+        assert!(announced.contains("for Unix sockets"), "anybody could say anything: {announced}");
         assert_eq!(said(&format!("0.0.0.0:0,password={good}")), "fine");
         for (text, words) in [
             ("0.0.0.0:0".to_owned(), "auth=none"),

@@ -4,8 +4,8 @@
 //! One [`Server`] has the picture (`canvas`) and all clients. What of it only moved is found once
 //! for all of them (`scroll`), and told to those who can move what they have (`owed`). A client is
 //! a stream and what is known of it ([`Admission`]): listeners hand theirs over (`listen`), and so
-//! does the browser's WebSocket. `handshake` lets it in; then `session` reads what it sends and
-//! `paint` writes to it, as two futures of one task.
+//! does the browser's WebSocket. `lobby` and `handshake` let it in; then `session` reads what it
+//! sends and `paint` writes to it, as two futures of one task.
 //!
 //! Threats: whoever reaches the port, and the guest, whose picture is only ever bytes. A client
 //! costs a bounded amount of memory: 1 MiB of what it sends, which is twice that while it grows
@@ -25,6 +25,7 @@ pub mod hands;
 mod handshake;
 pub mod keys;
 pub mod listen;
+pub mod lobby;
 pub mod message;
 pub(crate) mod meter;
 pub mod owed;
@@ -45,7 +46,7 @@ pub mod wishes;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use devices::input::Hub;
@@ -56,26 +57,15 @@ use tokio::time::timeout;
 
 use self::canvas::{Canvas, Viewer};
 use self::clipboard::{Clipboard, Text};
-use self::complaints::Complaints;
-use self::crowd::Crowd;
 use self::format::PixelFormat;
 use self::handshake::Welcome;
+use self::lobby::{Entrant, HANDSHAKE, Lobby};
 use self::security::{Door, Doors, Passwords, Right};
 use self::session::State;
 use crate::keys::layout::Layout;
 
 /// Clients at once.
 pub const MOST: usize = 64;
-/// Of them, those who have not said a password yet.
-const STRANGERS: usize = 32;
-/// And of those, from one address.
-const NEIGHBOURS: usize = 8;
-/// Of those who find no place, so many are told.
-const REFUSALS: usize = 8;
-/// A person types a password meanwhile.
-const HANDSHAKE: Duration = Duration::from_secs(120);
-/// How long a refusal may take.
-const REFUSAL: Duration = Duration::from_secs(5);
 /// The most that encode at once.
 const ENCODERS: usize = 4;
 /// Whole updates that wait in memory, in KiB, for all clients that take none in parts.
@@ -161,13 +151,9 @@ pub struct Outside {
 pub struct Server {
     canvas: Arc<Canvas>,
     outside: Outside,
-    doors: Doors,
+    lobby: Lobby,
     clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     next: AtomicU64,
-    places: Semaphore,
-    strangers: Crowd,
-    complaints: Complaints,
-    refusals: Semaphore,
     budget: Arc<Semaphore>,
     /// Who may encode now.
     encoders: Arc<Semaphore>,
@@ -204,17 +190,18 @@ impl Server {
         Arc::new(Self {
             canvas,
             outside,
-            doors: Doors::default(),
+            lobby: Lobby::new(Arc::default()),
             clients: Mutex::default(),
             next: AtomicU64::new(1),
-            places: Semaphore::new(MOST),
-            strangers: Crowd::new(STRANGERS, NEIGHBOURS),
-            complaints: Complaints::default(),
-            refusals: Semaphore::new(REFUSALS),
             budget: Arc::new(Semaphore::new(BUDGET)),
             encoders: Arc::new(Semaphore::new(encoders())),
             patient: Arc::new(Semaphore::new(1)),
         })
+    }
+
+    /// What it reaches outside of itself.
+    pub fn outside(&self) -> &Outside {
+        &self.outside
     }
 
     /// The picture.
@@ -224,47 +211,18 @@ impl Server {
 
     /// Where guesses are counted, whichever way they come.
     pub fn doors(&self) -> &Doors {
-        &self.doors
+        self.lobby.doors()
     }
 
     /// Serves one client until it leaves; the rules are those of the door that it came in by.
     pub async fn serve(self: Arc<Self>, rules: Arc<Rules>, stream: Wire, admission: Admission) {
-        let peer = admission.peer.clone();
-        let Ok(_place) = self.places.try_acquire() else {
-            return self.turn_away(stream, &admission).await;
-        };
-        let stranger = match admission.entry {
-            Entry::Ask(door) => self.strangers.enter(door).map(Some),
-            Entry::Open { .. } => Some(None),
-        };
-        let Some(stranger) = stranger else {
-            return self.turn_away(stream, &admission).await;
-        };
-        let greet = handshake::greet(&rules, &self.doors, stream, &admission);
-        let welcome = timeout(HANDSHAKE, greet).await.context("it said nothing more").flatten();
-        let welcome = match welcome {
-            Ok(welcome) => welcome,
-            Err(error) => return self.complain(&admission, &format!("did not come in: {error:#}")),
-        };
-        drop(stranger);
+        let Some(entrant) = self.lobby.admit(&rules, stream, &admission).await else { return };
+        let Entrant { welcome, place: _place } = entrant;
+        let peer = admission.peer;
         match self.host(welcome, &peer, rules).await {
             Ok(()) => tracing::info!("vnc: {peer} left"),
             Err(error) => tracing::info!("vnc: {peer} is gone: {error:#}"),
         }
-    }
-
-    fn complain(&self, admission: &Admission, what: &str) {
-        // Who was let in elsewhere was counted there.
-        let Admission { peer, entry } = admission;
-        let door = if let Entry::Ask(door) = entry { *door } else { Door::Local };
-        self.complaints.log(door, &format!("vnc: {peer} {what}"));
-    }
-
-    async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
-        let Ok(_turn) = self.refusals.try_acquire() else { return };
-        self.complain(admission, "was turned away: too many clients are there");
-        let reason = format!("too many clients are there: {MOST}, or {STRANGERS} at the door");
-        timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
     }
 
     /// Shows the screen to one who is in.
@@ -298,8 +256,8 @@ impl Server {
             sent: AtomicU64::new(0),
         });
         let _seat = self.seat(&client)?;
-        let may = if right == Right::Full { "looks and touches" } else { "looks" };
-        tracing::info!("vnc: {peer} {may} (security {})", client.security);
+        let may = if right == Right::Full { "with keyboard and mouse" } else { "to look only" };
+        tracing::info!("vnc: {peer} is connected, {may} (security {})", client.security);
         let (reader, writer) = tokio::io::split(welcome.stream);
         let session = session::Session::new(self.clone(), client.clone());
         let painter = paint::Painter::new(self.clone(), client.clone(), (width, height));

@@ -32,9 +32,9 @@ pub const CHUNK: usize = 1 << 18;
 /// Fewer pixels than this are encoded where we are: another thread would cost more.
 const SMALL: usize = 1 << 13;
 /// A client that takes nothing for so long is gone.
-const STALL: Duration = Duration::from_secs(30);
+pub(super) const STALL: Duration = Duration::from_secs(30);
 /// Bytes for which a client has that long.
-const PIECE: usize = 64 << 10;
+pub(super) const PIECE: usize = 64 << 10;
 /// So long an update waits for its part of the budget; then it needs none.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// What a buffer keeps between two updates.

@@ -2,10 +2,15 @@
 //!
 //! Threats: VNC authentication is DES with a key of eight bytes, as it has been since 1998; whoever
 //! reads the line can guess at home. So it is for loopback and Unix sockets, or within TLS. Whoever
-//! guesses here gets slower with each guess, however many connections they open.
+//! guesses here gets slower with each guess, however many connections they open. Guesses of many
+//! addresses share one budget, which does not hold for addresses that logged in before, nor for
+//! this host: a flood of guesses from everywhere never locks those out. The loopback is one door,
+//! whichever of its many addresses somebody takes: guesses there become slow like all others, and
+//! cost that door alone.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -19,6 +24,8 @@ use subtle::{Choice, ConstantTimeEq};
 pub enum Door {
     /// A Unix socket, which is its owner's.
     Local,
+    /// This host, by any of the addresses that it calls itself.
+    Loopback,
     /// An address; of IPv6 the network, because everybody has many addresses.
     Network(u128),
 }
@@ -27,6 +34,7 @@ impl Door {
     /// The door of an address.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
+            address if address.is_loopback() => Self::Loopback,
             IpAddr::V4(address) => Self::Network(u128::from(address.to_bits())),
             IpAddr::V6(address) => Self::Network(address.to_bits() >> 64 << 64),
         }
@@ -34,16 +42,32 @@ impl Door {
 
     /// Whether it is of this host alone.
     pub fn is_here(self) -> bool {
+        matches!(self, Self::Local | Self::Loopback)
+    }
+}
+
+impl fmt::Display for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Local => true,
-            // The network of `::1`, and 127.0.0.0/8.
-            Self::Network(address) => address == 0 || address >> 24 == 127,
+            Self::Local => f.write_str("this host"),
+            Self::Loopback => f.write_str("the loopback"),
+            // An IPv6 network has bits above those of any IPv4 address, but for `::/64` itself.
+            Self::Network(bits) => match u32::try_from(*bits) {
+                Ok(bits) if bits != 0 => Ipv4Addr::from_bits(bits).fmt(f),
+                _ => write!(f, "{}/64", Ipv6Addr::from_bits(*bits)),
+            },
         }
     }
 }
 
-/// So many doors are remembered.
+/// Doors with failures that are remembered.
 const MOST_DOORS: usize = 1024;
+/// Doors that are remembered because somebody logged in there.
+const MOST_FRIENDS: usize = 256;
+/// Wrong passwords of all other doors together before they wait for each other.
+const BURST: u32 = 64;
+/// After this time one more is allowed.
+const REFILL: Duration = Duration::from_secs(10);
 /// The first delay; each further failure doubles it.
 const FIRST: Duration = Duration::from_secs(1);
 /// The longest.
@@ -54,7 +78,54 @@ const FORGET: Duration = Duration::from_secs(15 * 60);
 /// Who failed, and until when they wait.
 #[derive(Default)]
 pub struct Doors {
-    failures: Mutex<HashMap<Door, Failures>>,
+    book: Mutex<Book>,
+}
+
+#[derive(Default)]
+struct Book {
+    failures: HashMap<Door, Failures>,
+    /// Doors that the full password was said at, and when that was the last time.
+    friends: HashMap<Door, Instant>,
+    budget: Budget,
+}
+
+/// Wrong passwords that all strangers together have left: a token bucket.
+struct Budget {
+    left: u32,
+    /// When it was last filled.
+    filled: Option<Instant>,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { left: BURST, filled: None }
+    }
+}
+
+impl Budget {
+    /// How long until there is one left; nothing if there is one now.
+    fn wait(&mut self, now: Instant) -> Option<Duration> {
+        let filled = *self.filled.get_or_insert(now);
+        let since = now.saturating_duration_since(filled);
+        let new = since.as_secs() / REFILL.as_secs();
+        self.left = self.left.saturating_add(u32::try_from(new).unwrap_or(u32::MAX)).min(BURST);
+        if self.left == BURST {
+            self.filled = Some(now);
+        } else {
+            self.filled = Some(filled + Duration::from_secs(new * REFILL.as_secs()));
+        }
+        let next = self.filled.unwrap_or(now) + REFILL;
+        (self.left == 0).then(|| next.saturating_duration_since(now))
+    }
+}
+
+/// Why a password was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// It was wrong; the number counts those of this door.
+    Wrong(u32),
+    /// It was not looked at: this door has to wait.
+    Later(Duration),
 }
 
 #[derive(Clone, Copy)]
@@ -75,36 +146,91 @@ impl Failures {
     }
 }
 
-impl Doors {
-    /// How long nobody is heard here; nothing when they may try.
-    pub fn closed(&self, door: Door) -> Option<Duration> {
-        let now = Instant::now();
-        let failures = self.failures.lock().expect("no door panicked");
-        failures.get(&door).map(|it| it.left(now)).filter(|left| !left.is_zero())
+impl Book {
+    /// Whether the common budget does not hold here.
+    fn trusts(&self, door: Door) -> bool {
+        door.is_here() || self.friends.contains_key(&door)
     }
 
-    /// A password was wrong. Answers how many were.
-    pub fn failed(&self, door: Door) -> u32 {
-        let now = Instant::now();
-        let mut failures = self.failures.lock().expect("no door panicked");
-        failures.retain(|_, it| now.duration_since(it.last) < FORGET);
-        if failures.len() >= MOST_DOORS && !failures.contains_key(&door) {
-            // The one that waits least loses least.
-            let least = failures.iter().min_by_key(|(_, it)| (it.left(now), it.last));
-            let least = least.map(|(door, _)| *door);
-            least.map(|door| failures.remove(&door));
+    fn closed(&mut self, door: Door, now: Instant) -> Option<Duration> {
+        let own = self.failures.get(&door).map(|it| it.left(now)).filter(|left| !left.is_zero());
+        let all = if self.trusts(door) { None } else { self.budget.wait(now) };
+        own.max(all)
+    }
+
+    fn failed(&mut self, door: Door, now: Instant) -> u32 {
+        if !self.trusts(door) {
+            self.budget.left = self.budget.left.saturating_sub(1);
         }
-        let entry = failures.entry(door).or_insert(Failures { count: 0, last: now });
+        self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET);
+        if self.failures.len() >= MOST_DOORS && !self.failures.contains_key(&door) {
+            // The one that waits least loses least.
+            let least = self.failures.iter().min_by_key(|(_, it)| (it.left(now), it.last));
+            let least = least.map(|(door, _)| *door);
+            least.map(|door| self.failures.remove(&door));
+        }
+        let entry = self.failures.entry(door).or_insert(Failures { count: 0, last: now });
         entry.count = entry.count.saturating_add(1);
         entry.last = now;
         entry.count
     }
 
-    /// The password was right. Who may look with it may still be guessing the other one.
-    pub fn opened(&self, door: Door, right: Right) {
-        if right == Right::Full {
-            self.failures.lock().expect("no door panicked").remove(&door);
+    /// Who may look with a password may still be guessing the other one.
+    fn opened(&mut self, door: Door, right: Right, now: Instant) {
+        if right != Right::Full {
+            return;
         }
+        self.failures.remove(&door);
+        if self.friends.len() >= MOST_FRIENDS && !self.friends.contains_key(&door) {
+            let oldest = self.friends.iter().min_by_key(|(_, since)| **since);
+            let oldest = oldest.map(|(door, _)| *door);
+            oldest.map(|door| self.friends.remove(&door));
+        }
+        self.friends.insert(door, now);
+    }
+}
+
+impl Doors {
+    /// How long no password is looked at here; nothing when they may try.
+    pub fn closed(&self, door: Door) -> Option<Duration> {
+        self.book(|book, now| book.closed(door, now))
+    }
+
+    /// Looks at a password, unless this door has to wait. No two are looked at at once, so that
+    /// guesses that come together count like those that come one by one.
+    ///
+    /// # Errors
+    ///
+    /// When it is wrong, or not the time for it.
+    pub fn judge(
+        &self,
+        door: Door,
+        check: impl FnOnce() -> Option<Right>,
+    ) -> Result<Right, Denied> {
+        self.book(|book, now| {
+            if let Some(left) = book.closed(door, now) {
+                return Err(Denied::Later(left));
+            }
+            let right = check().ok_or_else(|| Denied::Wrong(book.failed(door, now)))?;
+            book.opened(door, right, now);
+            Ok(right)
+        })
+    }
+
+    /// Counts a wrong password.
+    #[cfg(test)]
+    pub(crate) fn failed(&self, door: Door) -> u32 {
+        self.book(|book, now| book.failed(door, now))
+    }
+
+    /// Counts a right one.
+    #[cfg(test)]
+    pub(crate) fn opened(&self, door: Door, right: Right) {
+        self.book(|book, now| book.opened(door, right, now));
+    }
+
+    fn book<T>(&self, work: impl FnOnce(&mut Book, Instant) -> T) -> T {
+        work(&mut self.book.lock().expect("no door panicked"), Instant::now())
     }
 }
 
@@ -228,34 +354,99 @@ mod test {
 
     #[test]
     fn guessing_becomes_slow_and_memory_is_bounded() {
-        let doors = Doors::default();
+        let mut book = Book::default();
+        let now = Instant::now();
         let door = Door::of("10.0.0.1".parse().unwrap());
-        doors.failed(door);
-        assert_eq!(doors.closed(door), None, "one slip is free");
+        book.failed(door, now);
+        assert_eq!(book.closed(door, now), None, "one slip is free");
         let mut last = Duration::ZERO;
         for _ in 0..5 {
-            doors.failed(door);
-            let now = doors.closed(door).unwrap();
-            assert!(now > last && now <= LONGEST);
-            last = now;
+            book.failed(door, now);
+            let wait = book.closed(door, now).unwrap();
+            assert!(wait > last && wait <= LONGEST);
+            last = wait;
         }
-        assert_eq!(doors.closed(Door::Local), None, "another's guesses");
+        assert_eq!(book.closed(Door::Local, now), None, "another's guesses");
         for address in 0..3 * MOST_DOORS {
-            doors.failed(Door::Network(address as u128));
+            book.failed(Door::Network(address as u128), now);
         }
-        assert!(doors.failures.lock().unwrap().len() <= MOST_DOORS);
-        assert!(doors.closed(door).is_some(), "it waits longest and stays");
-        doors.opened(door, Right::View);
-        assert!(doors.closed(door).is_some(), "a password for looking is no way to guess faster");
-        doors.opened(door, Right::Full);
-        assert_eq!(doors.closed(door), None);
+        assert!(book.failures.len() <= MOST_DOORS);
+        assert!(book.failures.contains_key(&door), "it waits longest and stays");
+        book.opened(door, Right::View, now);
+        assert!(book.failures.contains_key(&door), "the password for looking is no way around");
+        book.opened(door, Right::Full, now);
+        assert_eq!(book.closed(door, now), None);
+        for address in 0..3 * MOST_FRIENDS {
+            book.opened(Door::Network(address as u128), Right::Full, now);
+        }
+        assert_eq!(book.friends.len(), MOST_FRIENDS);
+    }
+
+    #[test]
+    fn guesses_of_many_addresses_share_one_budget() {
+        let (mut book, start) = (Book::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let network = |text: &str| Door::of(text.parse().unwrap());
+        let (friend, stranger) = (network("10.0.0.1"), network("10.0.0.2"));
+        book.opened(friend, Right::Full, start);
+        // Ever other addresses guess, as often as they are heard.
+        let mut next = 1_u128 << 96;
+        let mut guess = |book: &mut Book, count: u32, now| {
+            let heard = |_: &u32| -> bool {
+                next += 1 << 64;
+                let door = Door::Network(next);
+                let open = book.closed(door, now).is_none();
+                open.then(|| book.failed(door, now)).is_some()
+            };
+            (0..count).filter(heard).count()
+        };
+        assert_eq!(guess(&mut book, 10_000, start), 64, "at once");
+        assert_eq!(book.closed(stranger, start), Some(REFILL));
+        assert_eq!(book.closed(friend, start), None, "who logged in before does so again");
+        assert_eq!(book.closed(network("127.0.0.1"), start), None, "and so does this host");
+        // A day of guesses.
+        let day: usize = (1..=86_400).map(|second| guess(&mut book, 3, at(second))).sum();
+        assert_eq!(day, 8640);
+        assert!(book.closed(stranger, at(86_400)).is_some());
+        assert_eq!(book.closed(stranger, at(86_410)), None, "when they stop, all are heard");
+        // Their own delays hold all the same.
+        for _ in 0..3 {
+            book.failed(friend, at(86_410));
+        }
+        assert!(book.closed(friend, at(86_410)).is_some());
+    }
+
+    #[test]
+    fn a_password_that_comes_too_early_is_not_looked_at() {
+        let doors = Doors::default();
+        let door = Door::of("10.0.0.1".parse().unwrap());
+        assert_eq!(doors.judge(door, || None), Err(Denied::Wrong(1)));
+        assert_eq!(doors.judge(door, || None), Err(Denied::Wrong(2)));
+        let early = doors.judge(door, || panic!("it is looked at"));
+        assert!(matches!(early, Err(Denied::Later(_))), "{early:?}");
+        assert_eq!(doors.judge(Door::Local, || Some(Right::Full)), Ok(Right::Full));
+    }
+
+    #[test]
+    fn a_door_is_an_address_or_a_network_and_is_shown_so() {
         let network = |text: &str| Door::of(text.parse().unwrap());
         assert_eq!(network("2001:db8::1"), network("2001:db8::2:1"));
-        assert_eq!(network("::ffff:10.0.0.1"), door);
-        for (text, here) in
-            [("127.0.0.9", true), ("::1", true), ("10.0.0.1", false), ("2001:db8::1", false)]
-        {
-            assert_eq!(network(text).is_here(), here, "{text}");
+        assert_eq!(network("::ffff:10.0.0.1"), network("10.0.0.1"));
+        for one in ["127.0.0.1", "127.255.255.254", "::ffff:127.9.9.9", "::1"] {
+            assert_eq!(network(one), Door::Loopback, "{one}");
         }
+        assert_ne!(network("::2"), Door::Loopback);
+        for (text, here, shown) in [
+            ("127.0.0.9", true, "the loopback"),
+            ("::1", true, "the loopback"),
+            ("::2", false, "::/64"),
+            ("10.88.0.1", false, "10.88.0.1"),
+            ("::ffff:10.88.0.1", false, "10.88.0.1"),
+            ("2001:db8::1", false, "2001:db8::/64"),
+        ] {
+            assert_eq!(network(text).is_here(), here, "{text}");
+            assert_eq!(network(text).to_string(), shown);
+        }
+        assert_eq!(Door::Local.to_string(), "this host");
     }
 }

@@ -28,6 +28,8 @@ const READ: usize = 16 << 10;
 const TURN: usize = 64;
 /// So often a button can be pressed in so long.
 const PRESSES: (u32, Duration) = (4, Duration::from_secs(1));
+/// How long a client is not read while the guest reads none of its keys.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// No wish is larger.
 const LARGEST: u16 = 8192;
 
@@ -227,6 +229,8 @@ pub(super) struct Session {
     buffer: Vec<u8>,
     /// Bytes to come that nobody wants.
     skip: usize,
+    /// The next message is a key, and the guest is too far behind to take it.
+    ahead: bool,
     /// How often it pressed a button of the machine, since when.
     pressed: (u32, Instant),
 }
@@ -235,7 +239,7 @@ impl Session {
     pub(super) fn new(server: Arc<Server>, client: Arc<Client>) -> Self {
         let hands = Hands::new(server.outside.hub.clone(), server.outside.layout.clone());
         let pressed = (0, Instant::now());
-        Self { server, client, hands, buffer: Vec::new(), skip: 0, pressed }
+        Self { server, client, hands, buffer: Vec::new(), skip: 0, ahead: false, pressed }
     }
 
     /// Reads until the client leaves.
@@ -254,6 +258,10 @@ impl Session {
                 while self.is_owed_much() {
                     self.client.room.notified().await;
                 }
+                if self.ahead && !self.hands.wait(PATIENCE).await {
+                    let peer = &self.client.peer;
+                    tracing::info!("vnc: {peer}: keys are dropped: the guest does not read them");
+                }
             }
         }
     }
@@ -261,6 +269,13 @@ impl Session {
     /// Whether answers wait for a client that does not read them.
     fn is_owed_much(&self) -> bool {
         self.client.state(|state| state.replies.len()) > MOST_REPLIES
+    }
+
+    /// Whether this is a key that is pressed too early.
+    fn is_ahead(&mut self, message: &Message) -> bool {
+        let pressed =
+            matches!(message, Message::Key { down: true, .. } | Message::Code { down: true, .. });
+        pressed && self.client.right == Right::Full && self.hands.must_wait()
     }
 
     /// Takes some of what came in; true if there is more, or too many answers wait.
@@ -272,6 +287,10 @@ impl Session {
                 more = false;
                 continue;
             };
+            self.ahead = self.is_ahead(&message);
+            if self.ahead {
+                break;
+            }
             (start, count) = (start + used, count + 1);
             self.heed(message);
             let skipped = self.skip.min(self.buffer.len() - start);

@@ -23,8 +23,10 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::canvas::Canvas;
 use super::clipboard::{self, Clipboard, Say};
+use super::listen::Listener;
+use super::lobby::Lobby;
 use super::picture::Area;
-use super::security::{Door, Passwords};
+use super::security::{Door, Doors, Passwords};
 use super::testing::{
     CERTIFICATE, Chance, Eye, Fake, Heard, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, lock_out,
     stir,
@@ -40,6 +42,8 @@ const LONG: Duration = Duration::from_secs(20);
 struct Board {
     events: std::sync::Mutex<Vec<Event>>,
     lights: std::sync::Mutex<Option<Lights>>,
+    /// The guest reads no keys.
+    full: std::sync::atomic::AtomicBool,
 }
 
 impl Sink for Board {
@@ -52,6 +56,9 @@ impl Sink for Board {
     }
     fn lights(&self) -> Option<Lights> {
         *self.lights.lock().unwrap()
+    }
+    fn has_room(&self) -> bool {
+        !self.full.load(Ordering::Relaxed)
     }
 }
 
@@ -128,7 +135,7 @@ impl Bench {
             }
         };
         timeout(LONG, left).await.expect("clients leave");
-        assert_eq!(self.server.places.available_permits(), MOST);
+        assert_eq!(self.server.lobby.places.available_permits(), MOST);
     }
 }
 
@@ -375,6 +382,37 @@ async fn keys_reach_the_guest_and_are_let_go_when_the_client_drops() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
+    let bench = bench(rules(Passwords::default()));
+    *bench.board.lights.lock().unwrap() = Some(Lights::default());
+    let full = |full| bench.board.full.store(full, Ordering::Relaxed);
+    full(true);
+    let (mut typist, mut other) = (bench.eye().await, bench.eye().await);
+    for letter in b'a'..=b'z' {
+        typist.say(&[4, 1, 0, 0, 0, 0, 0, letter]).await;
+        typist.say(&[4, 0, 0, 0, 0, 0, 0, letter]).await;
+    }
+    // Who only looks is served, before the guest reads and after.
+    other.say(&[5, 0, 0, 4, 0, 3]).await;
+    bench.sees_all(&mut other).await;
+    let keys = || {
+        let events = bench.board.events.lock().unwrap();
+        events.iter().filter(|it| matches!(it, Event::Key(..))).count()
+    };
+    assert_eq!(keys(), 0, "not one is pressed before there is room");
+    full(false);
+    let typed = async {
+        while keys() < 52 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, typed).await.expect("all of them arrive");
+    let events = std::mem::take(&mut *bench.board.events.lock().unwrap());
+    let downs = events.iter().filter(|it| matches!(it, Event::Key(_, true))).count();
+    assert_eq!((keys(), downs), (0, 26));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn texts_go_both_ways() {
     let bench = bench(rules(Passwords::default()));
     let (mut new, mut old) = (bench.eye().await, bench.eye().await);
@@ -482,6 +520,46 @@ async fn passwords_are_asked_for_in_every_version() {
     assert!(vnc(&mut line, b"RFB 003.008\n", "full").await.is_err(), "too many guesses");
     let mut line = bench.connect(network(3));
     assert_eq!(vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(), 0, "not from there");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn viewers_that_another_process_let_in_are_called_as_it_says() {
+    let bench = bench(rules(Passwords::default()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("screen");
+    let words = format!("unix:{},announced,name=Prüfung", path.display());
+    let listener = Listener::new(&crate::keyvalue::parse(&words, Some("to")).unwrap()).unwrap();
+    let server = bench.server.clone();
+    let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
+    tokio::spawn(async { listener.run(serve).await });
+    // The other process.
+    let doors = Arc::<Doors>::default();
+    let lobby = Arc::new(Lobby::new(doors.clone()));
+    let connect = |peer: &'static str, entry| {
+        let (near, far) = duplex(64 << 10);
+        let (lobby, path) = (lobby.clone(), path.clone());
+        tokio::spawn(async move {
+            let who = Admission { peer: peer.into(), entry };
+            let entrant = lobby.admit(&rules(both()), Box::new(far), &who).await?;
+            let machine = tokio::net::UnixStream::connect(path).await.unwrap();
+            entrant.relay(peer, machine).await.ok()
+        });
+        near
+    };
+    let mut line = connect("10.0.0.1:7", network(1));
+    assert_eq!(vnc(&mut line, b"RFB 003.003\n", "full").await.unwrap(), 0);
+    let mut eye = Eye::init(Box::new(line), true).await.unwrap();
+    assert_eq!((eye.size, eye.name.as_str()), ((320, 200), "Prüfung"));
+    eye.encodings(&[0, -224]).await;
+    eye.ask(false).await;
+    bench.sees_all(&mut eye).await;
+    let shown = bench.server.status();
+    assert_eq!((&shown[0]["peer"], &shown[0]["access"]), (&"10.0.0.1:7".into(), &"full".into()));
+    let mut line = connect("10.0.0.2:7", network(2));
+    assert_eq!(vnc(&mut line, b"RFB 003.008\n", "wrong").await.unwrap(), 1);
+    let Entry::Ask(door) = network(2) else { panic!("it is asked") };
+    lock_out(&doors, door, 1);
+    assert_eq!(bench.server.status().len(), 1);
 }
 
 #[derive(Debug)]
@@ -632,12 +710,34 @@ async fn more_clients_than_there_is_room_for_are_told() {
     assert!(text.contains("too many clients are there: 64"), "{text}");
     eyes.pop();
     let again = async {
-        while bench.server.places.available_permits() == 0 {
+        while bench.server.lobby.places.available_permits() == 0 {
             sleep(Duration::from_millis(5)).await;
         }
         bench.eye().await
     };
     timeout(LONG, again).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_says_no_password_gives_way_to_who_does() {
+    let bench = bench(rules(both()));
+    // Places for those who are in are not theirs either.
+    let mut eyes = Vec::new();
+    for _ in 0..MOST - 8 {
+        eyes.push(bench.eye().await);
+    }
+    let mut silent = Vec::new();
+    for number in 0..40 {
+        let mut line = bench.connect(network(number % 4));
+        line.read_exact(&mut [0; 12]).await.ok();
+        silent.push(line);
+    }
+    for last in [1, 9] {
+        let mut line = bench.connect(network(last));
+        assert_eq!(vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(), 0);
+        eyes.push(Eye::init(Box::new(line), true).await.unwrap());
+    }
+    drop(eyes);
 }
 
 /// Any bytes at all, as a client that is in and as one that is not: nothing of it ends more than

@@ -1,26 +1,27 @@
 //! Who asks, and whether they may.
 //!
 //! Threats: a page from elsewhere can make a browser ask us anything, with the cookies that it has
-//! for us. What changes or shows something is therefore for requests whose `Origin` is ours. And
-//! such a page can have its own name lead to our address (DNS rebinding): its origin then is what
-//! it calls us. It has no cookie then; but where no password is needed, only those may come in who
-//! call us by an address, `localhost`, or what `origin` says. Where an owner said that everybody
-//! may, its pages show and change nothing, unless nobody else can have that name: one without a
-//! dot, one of a network at home, or one that a browser asked for by TLS, which ends at a proxy
-//! with a certificate for it. What a proxy says of others counts when `proxy` names it, or it comes
-//! by a Unix socket.
+//! for us. So a request that changes something has an `Origin` that is ours; or it is no browser's:
+//! browsers send `Origin` with everything but plain reading, and no page can hide that. And such a
+//! page can have its own name lead to our address (DNS rebinding): its origin then is what it calls
+//! us. It has no cookie then; but where no password is needed, every request has to call us by a
+//! name that nobody else could have ([`Gate::named`]), for reading, too. What a proxy says of
+//! others counts when `proxy` names it, or it comes by a Unix socket.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use subtle::ConstantTimeEq as _;
 
 use super::known::{Origins, Proxies};
-use super::sessions::{Session, Sessions};
-use crate::rfb::security::{Door, Doors, Passwords, Right};
+use super::sessions::{Session, Sessions, random};
+use crate::rfb::security::{Denied, Door, Doors, Passwords, Right};
 
+/// Fetch Metadata 2.2: where the page that asks is from, as browsers see it.
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// What names end with that are of no use outside of a network (RFC 6761, 6762, 8375, clusters).
 const OWN: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa", ".svc", ".test"];
 
@@ -84,10 +85,20 @@ pub(super) struct Asker {
     pub(super) peer: String,
     /// Where guesses are counted.
     pub(super) door: Door,
-    /// What they call us.
-    pub(super) host: String,
+    /// What they call us: one name or address, perhaps with a port. None where they call us
+    /// something else, or by more than one name, of which others may believe another.
+    host: Option<String>,
     /// Their way to us is TLS; not known behind some proxies.
     pub(super) secure: Option<bool>,
+    /// A browser asked for that name by TLS: whoever answered has a certificate for it.
+    certified: bool,
+}
+
+impl Asker {
+    /// What they call us, in one way.
+    fn host(&self) -> &str {
+        self.host.as_deref().unwrap_or_default()
+    }
 }
 
 /// Somebody who may come in.
@@ -109,6 +120,8 @@ pub(super) enum Refusal {
     Later(u64),
     /// They come from somewhere else; the sentence says what can be done.
     Elsewhere(String),
+    /// What they call us is not one name.
+    Unnamed,
 }
 
 impl Refusal {
@@ -118,6 +131,7 @@ impl Refusal {
             Self::Unknown | Self::Wrong => StatusCode::UNAUTHORIZED,
             Self::Later(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Elsewhere(_) => StatusCode::FORBIDDEN,
+            Self::Unnamed => StatusCode::BAD_REQUEST,
         }
     }
 
@@ -128,6 +142,9 @@ impl Refusal {
             Self::Wrong => "That is not the password.".into(),
             Self::Later(seconds) => format!("Too many wrong passwords: try again in {seconds} s."),
             Self::Elsewhere(sentence) => sentence.clone(),
+            Self::Unnamed => "Host, or a proxy's X-Forwarded-Host, is not one name or address, \
+                              perhaps with a port."
+                .into(),
         }
     }
 }
@@ -136,11 +153,13 @@ impl Refusal {
 pub(super) struct Gate {
     rules: Rules,
     sessions: Sessions,
+    /// Who knows this has asked by TLS before; without randomness nobody does.
+    proof: Option<String>,
 }
 
 impl Gate {
     pub(super) fn new(rules: Rules) -> Self {
-        Self { rules, sessions: Sessions::default() }
+        Self { rules, sessions: Sessions::default(), proof: random().ok() }
     }
 
     /// Whether there is anything to say at the door.
@@ -162,14 +181,36 @@ impl Gate {
         };
         let told = |name| proxy.then(|| said(name)).flatten();
         let address = told("x-forwarded-for").and_then(|it| it.parse().ok()).or(line.address);
-        let host = told("x-forwarded-host").or_else(|| said("host")).unwrap_or_default();
+        let host = only(headers, &header::HOST);
+        let host = host.map(|host| told("x-forwarded-host").unwrap_or(host));
         let scheme = told("x-forwarded-proto").map(|it| it.eq_ignore_ascii_case("https"));
-        Asker {
+        let secure = if line.tls { Some(true) } else { scheme };
+        // Browsers say `Sec-Fetch-Site` (Fetch Metadata) by TLS alone, but for names of this host,
+        // and scripts cannot. An `Origin` says how the page came, and not how it asks.
+        let certified = secure == Some(true) || headers.contains_key(SEC_FETCH_SITE);
+        let asker = Asker {
             peer: address.map_or("local".into(), |it: IpAddr| it.to_canonical().to_string()),
             door: address.map_or(Door::Local, Door::of),
-            host: host.to_ascii_lowercase(),
-            secure: if line.tls { Some(true) } else { scheme },
-        }
+            host: host.map(|it| it.to_ascii_lowercase()).filter(|it| is_plain(it)),
+            secure,
+            certified,
+        };
+        Asker { certified: asker.certified || self.is_proven(&asker, headers), ..asker }
+    }
+
+    /// The cookie that proves at a WebSocket that its page came by TLS, where that is a question:
+    /// not all browsers say `Sec-Fetch-Site` there. It is `Secure`, so that what has the same name
+    /// and no TLS never has it.
+    pub(super) fn proof(&self, asker: &Asker) -> Option<String> {
+        let doubted = !self.asks() && asker.secure.is_none() && asker.certified;
+        let proof = self.proof.as_ref().filter(|_| doubted)?;
+        Some(format!("{}={proof}; HttpOnly; SameSite=Strict; Secure", proof_name(asker)))
+    }
+
+    fn is_proven(&self, asker: &Asker, headers: &HeaderMap) -> bool {
+        let said = cookie(headers, &proof_name(asker));
+        let both = self.proof.as_ref().zip(said);
+        both.is_some_and(|(proof, said)| proof.as_bytes().ct_eq(said.as_bytes()).into())
     }
 
     /// Whether the page that asks is ours.
@@ -189,52 +230,60 @@ impl Gate {
                 Some(secure) => scheme == if secure { "https" } else { "http" },
                 None => matches!(scheme, "http" | "https"),
             };
-            fits && !place.is_empty() && plain(scheme, place) == plain(scheme, &asker.host)
+            fits && !place.is_empty() && plain(scheme, place) == plain(scheme, asker.host())
         });
-        if !same {
-            return Err(Refusal::Elsewhere(format!(
-                "This request is from `{}`, and this place is called `{}`: behind a proxy, set {}, \
-                 or have the proxy pass on the header Host.",
+        if same {
+            return Ok(());
+        }
+        let place = short(asker.host());
+        Err(Refusal::Elsewhere(match &*origin {
+            "" => format!(
+                "This request has no header Origin: a page's is this place, `{place}`; a program \
+                 sends JSON (Content-Type: application/json), and no Cookie, Referer or \
+                 Sec-Fetch-Site."
+            ),
+            _ => format!(
+                "This request is from `{}`, and this place is called `{place}`: behind a proxy, \
+                 set {}, or have the proxy pass on the header Host.",
                 short(&origin),
-                short(&asker.host),
                 self.rules.words.origin
-            )));
-        }
-        self.own_name(asker, &origin)
+            ),
+        }))
     }
 
-    /// Whether the page that asks could do what it is for. It shows why not; nobody sees what is
-    /// said of a WebSocket.
-    pub(super) fn own_page(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
-        let page = headers.get(header::REFERER).and_then(|it| it.to_str().ok());
-        let Some((scheme, rest)) = page.and_then(|it| it.split_once("://")) else { return Ok(()) };
-        let place = rest.split('/').next().unwrap_or_default().to_ascii_lowercase();
-        let scheme = scheme.to_ascii_lowercase();
-        if plain(&scheme, &place) != plain(&scheme, &asker.host) {
+    /// Whether what changes something may be asked for: by a page of ours, or by a program that is
+    /// no browser. Even a browser that sent no `Origin` could not send JSON to another place: that
+    /// is asked for beforehand (CORS), and never answered here.
+    pub(super) fn may_act(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
+        let browsers = [header::ORIGIN, header::COOKIE, header::REFERER, SEC_FETCH_SITE];
+        let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
+        let kind = kind.and_then(|it| it.split(';').next()).unwrap_or_default();
+        let json = kind.trim().eq_ignore_ascii_case("application/json");
+        if json && !browsers.iter().any(|name| headers.contains_key(name)) {
             return Ok(());
         }
-        self.own_name(asker, &format!("{scheme}://{place}"))
+        self.same_origin(asker, headers)
     }
 
-    /// Refuses pages under names that anybody could have given us, where no password is asked for.
-    fn own_name(&self, asker: &Asker, origin: &str) -> Result<(), Refusal> {
-        let name = name_of(&asker.host);
-        let own = !self.rules.open
-            || self.rules.any_name
-            // We do not speak it, or with a certificate that nobody else's name is in.
-            || origin.starts_with("https://")
-            || self.is_known(name)
-            || !name.contains('.')
-            || OWN.iter().any(|end| name.trim_end_matches('.').ends_with(end));
-        if own {
+    /// Refuses names that anybody could have given us, where no password is asked for. Where an
+    /// owner said that everybody may come in, more names are ours: one without a dot, one of a
+    /// network at home or of a cluster, and one that a browser asked for by TLS.
+    pub(super) fn named(&self, asker: &Asker) -> Result<(), Refusal> {
+        let host = asker.host.as_deref().ok_or(Refusal::Unnamed)?;
+        let name = name_of(host);
+        if self.asks() || self.rules.any_name || self.is_known(name) {
             return Ok(());
         }
-        let Words { origin: set, password, .. } = self.rules.words;
+        let near = OWN.iter().any(|end| name.trim_end_matches('.').ends_with(end));
+        let own = asker.certified || !name.contains('.') || near;
+        if self.rules.open && own {
+            return Ok(());
+        }
+        let Words { origin, password, .. } = self.rules.words;
+        let (name, host) = (short(name), short(host));
         Err(Refusal::Elsewhere(format!(
-            "Without a password, pages of `{}` may do nothing here, since that could be anybody's \
-             name: set {set} to `{}` if it is yours, or {password}, or come by its address.",
-            short(name),
-            short(origin)
+            "No password is asked for here, and `{name}` could be anybody's name for this address: \
+             set {origin} to `http://{host}` if it is yours, or {password}, or come by the address."
         )))
     }
 
@@ -253,8 +302,8 @@ impl Gate {
         headers: &HeaderMap,
         doors: &Doors,
     ) -> Result<Guest, Refusal> {
+        self.named(asker)?;
         if !self.asks() {
-            self.known_name(asker)?;
             return Ok(self.guest(Right::Full, None));
         }
         if let Some((user, password)) = basic(headers) {
@@ -303,20 +352,15 @@ impl Gate {
         password: &[u8],
         doors: &Doors,
     ) -> Result<Right, Refusal> {
-        if let Some(left) = doors.closed(door) {
-            return Err(Refusal::Later(left.as_secs() + 1));
-        }
-        match self.rules.passwords.check_plain(user, password) {
-            Some(right) => {
-                doors.opened(door, right);
-                Ok(right)
+        doors.judge(door, || self.rules.passwords.check_plain(user, password)).map_err(|denied| {
+            match denied {
+                Denied::Later(left) => Refusal::Later(left.as_secs() + 1),
+                Denied::Wrong(count) => {
+                    tracing::warn!("web: a wrong password, number {count} from {door}");
+                    Refusal::Wrong
+                }
             }
-            None => {
-                let count = doors.failed(door);
-                tracing::warn!("web: a wrong password, number {count} from there ({door:?})");
-                Err(Refusal::Wrong)
-            }
-        }
+        })
     }
 
     /// A cookie has no path: browsers then send it to the folder that set it, whatever proxies
@@ -327,31 +371,35 @@ impl Gate {
     }
 
     fn cookie<'a>(asker: &Asker, headers: &'a HeaderMap) -> Option<&'a str> {
-        let name = cookie_name(asker);
-        let all = headers.get_all(header::COOKIE).iter().filter_map(|it| it.to_str().ok());
-        let mut pairs = all.flat_map(|it| it.split(';')).filter_map(|it| it.trim().split_once('='));
-        pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
-    }
-
-    /// Refuses names that anybody could have given us.
-    fn known_name(&self, asker: &Asker) -> Result<(), Refusal> {
-        let name = name_of(&asker.host);
-        if self.rules.open || self.is_known(name) {
-            return Ok(());
-        }
-        let Words { origin, password, .. } = self.rules.words;
-        Err(Refusal::Elsewhere(format!(
-            "Without a password, this place has to be called by its address, and not `{}`: set \
-             {origin} to what the browser shows, or {password}.",
-            short(name)
-        )))
+        cookie(headers, &cookie_name(asker))
     }
 }
 
+fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let all = headers.get_all(header::COOKIE).iter().filter_map(|it| it.to_str().ok());
+    let mut pairs = all.flat_map(|it| it.split(';')).filter_map(|it| it.trim().split_once('='));
+    pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+fn proof_name(asker: &Asker) -> String {
+    format!("{}-tls", cookie_name(asker))
+}
+
 fn cookie_name(asker: &Asker) -> String {
-    let port = asker.host.strip_prefix(name_of(&asker.host)).unwrap_or_default();
+    let host = asker.host();
+    let port = host.strip_prefix(name_of(host)).unwrap_or_default();
     let digits: String = port.chars().filter(char::is_ascii_digit).take(5).collect();
     format!("transom{digits}")
+}
+
+/// Whether this is a name or an address, perhaps with a port (RFC 9110 7.2), as browsers write it.
+/// Programs may call us nothing.
+fn is_plain(host: &str) -> bool {
+    let name = name_of(host);
+    match name.strip_prefix('[') {
+        Some(address) => address.strip_suffix(']').is_some_and(|it| it.parse::<Ipv6Addr>().is_ok()),
+        None => name.bytes().all(|it| it.is_ascii_alphanumeric() || b"-._".contains(&it)),
+    }
 }
 
 /// A host without its port.
@@ -366,6 +414,16 @@ fn name_of(host: &str) -> &str {
 fn plain<'a>(scheme: &str, host: &'a str) -> &'a str {
     let port = if scheme == "https" { ":443" } else { ":80" };
     host.strip_suffix(port).unwrap_or(host)
+}
+
+/// What a header says that may be there once; nothing where it is not there.
+fn only(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Some(String::new()),
+        (Some(value), None) => value.to_str().ok().map(|it| it.trim().to_owned()),
+        _ => None,
+    }
 }
 
 /// What the nearest one said: the last of a list.
@@ -486,29 +544,41 @@ mod test {
         let origins = Origins::read("https://Vm.org:8443").unwrap();
         let named = Gate::new(Rules { origins, ..Rules::default() });
         assert!(comes(&named, "vm.org") && !comes(&named, "evil.org"));
-        assert!(comes(&Gate::new(Rules { open: true, ..Rules::default() }), "any.org"));
+        let passwords = Passwords { full: Some("full".into()), ..Passwords::default() };
+        let asks = Gate::new(Rules { passwords, ..Rules::default() });
+        let any = headers(&[("host", "any.org")]);
+        assert_eq!(asks.named(&asks.asker(near(false), &any)), Ok(()), "it has no cookie");
     }
 
     #[test]
-    fn where_everybody_may_come_a_page_of_anybodys_name_may_not_ask() {
+    fn where_everybody_may_come_a_page_of_anybodys_name_sees_nothing() {
         let words = Words { origin: "WEB_ORIGIN", password: "PROTECT=Y", ..Words::default() };
         let origins = Origins::read("http://vm.example:8080").unwrap();
-        let rules = Rules { open: true, words, origins, ..Rules::default() };
-        let gate = Gate::new(rules);
-        let asks = |gate: &Gate, scheme: &str, host: &str| {
-            let headers = headers(&[("host", host), ("origin", &format!("{scheme}://{host}"))]);
-            gate.same_origin(&gate.asker(near(false), &headers), &headers)
+        let proxies = Proxies::read("10.0.0.1").unwrap();
+        let rules = Rules { open: true, words, origins, proxies, ..Rules::default() };
+        let (gate, doors) = (Gate::new(rules), Doors::default());
+        let from = |address: &str, list: &[(&'static str, &str)]| {
+            let line = Line { address: Some(address.parse().unwrap()), tls: false };
+            let headers = headers(list);
+            gate.admit(&gate.asker(line, &headers), &headers, &doors).map(drop)
         };
+        let reads = |list: &[(&'static str, &str)]| from("10.9.9.9", list);
         for host in ["evil.example:8006", "evil.example", "evil.example.", "a.localhost.evil.org"] {
-            let refused = asks(&gate, "http", host).unwrap_err();
+            let refused = reads(&[("host", host)]).unwrap_err();
             let says = refused.sentence();
             assert_eq!(refused.status(), StatusCode::FORBIDDEN);
             assert!(says.contains("WEB_ORIGIN") && says.contains("PROTECT=Y"), "{says}");
             assert!(says.contains(host), "{says}");
-            let page = headers(&[("host", host), ("referer", &format!("http://{host}/vm/"))]);
-            assert_eq!(gate.own_page(&gate.asker(near(false), &page), &page), Err(refused));
+            let origin = format!("http://{host}");
+            assert_eq!(reads(&[("host", host), ("origin", &origin)]), Err(refused));
+            // What a script can write is not believed, unless a proxy is that we trust.
+            let told = [("host", host), ("x-forwarded-proto", "https")];
+            assert!(reads(&told).is_err(), "{host}");
+            assert_eq!(from("10.0.0.1", &told), Ok(()), "{host}");
+            // A page of theirs may have come by TLS, from another place.
+            assert!(reads(&[("host", host), ("origin", &format!("https://{host}"))]).is_err());
             // TLS ends at a proxy that has a certificate for that name.
-            assert_eq!(asks(&gate, "https", host), Ok(()), "{host}");
+            assert_eq!(reads(&[("host", host), ("sec-fetch-site", "none")]), Ok(()), "{host}");
         }
         for host in [
             "192.0.2.1:8006",
@@ -520,14 +590,70 @@ mod test {
             "windows-service.windows.svc.cluster.local",
             "vm.example:8080",
         ] {
-            assert_eq!(asks(&gate, "http", host), Ok(()), "{host}");
+            assert_eq!(reads(&[("host", host)]), Ok(()), "{host}");
+        }
+        for host in ["evil.example,localhost", "localhost evil.example", "a@localhost", "[::1]a"] {
+            assert_eq!(reads(&[("host", host)]), Err(Refusal::Unnamed), "{host}");
+            let told = [("host", "localhost"), ("x-forwarded-host", host)];
+            let list = host.contains(',');
+            assert_eq!(
+                from("10.0.0.1", &told).is_ok(),
+                list,
+                "the last of a list is the nearest's"
+            );
+            assert_eq!(reads(&told), Ok(()), "nobody believes it");
         }
         let any = Gate::new(Rules { open: true, any_name: true, ..Rules::default() });
-        assert_eq!(asks(&any, "http", "evil.example:8006"), Ok(()));
-        // Where a password is asked for, such a page has no cookie.
-        let passwords = Passwords { full: Some("full".into()), ..Passwords::default() };
-        let asked = Gate::new(Rules { passwords, ..Rules::default() });
-        assert_eq!(asks(&asked, "http", "a.org"), Ok(()));
+        let evil = headers(&[("host", "evil.example:8006")]);
+        assert_eq!(any.named(&any.asker(near(false), &evil)), Ok(()));
+    }
+
+    #[test]
+    fn browsers_that_do_not_say_how_a_websocket_came_have_a_proof() {
+        let gate = Gate::new(Rules { open: true, ..Rules::default() });
+        let reads = |list: &[(&'static str, &str)]| {
+            let headers = headers(list);
+            gate.admit(&gate.asker(near(false), &headers), &headers, &Doors::default()).map(drop)
+        };
+        let (host, tls) = (("host", "evil.example"), ("sec-fetch-site", "none"));
+        let shown = |gate: &Gate, list: &[(&'static str, &str)]| {
+            gate.proof(&gate.asker(near(false), &headers(list)))
+        };
+        let proof = shown(&gate, &[host, tls]).unwrap();
+        assert!(proof.ends_with("; HttpOnly; SameSite=Strict; Secure"), "{proof}");
+        let proof = proof.split(';').next().unwrap();
+        assert!(reads(&[host, ("cookie", proof)]).is_ok());
+        assert_eq!(shown(&gate, &[host]), None);
+        let another = Gate::new(Rules { open: true, ..Rules::default() });
+        let wrong = shown(&another, &[host, tls]).unwrap();
+        assert!(reads(&[host, ("cookie", &wrong)]).is_err());
+    }
+
+    #[test]
+    fn a_program_that_is_no_browser_may_act_without_an_origin() {
+        let gate = Gate::new(Rules { open: true, ..Rules::default() });
+        let acts = |list: &[(&'static str, &str)]| {
+            let headers = headers(list);
+            gate.may_act(&gate.asker(near(false), &headers), &headers)
+        };
+        let (host, json) = (("host", "10.0.0.1:8006"), ("content-type", "application/json"));
+        assert_eq!(acts(&[host, json]), Ok(()));
+        assert_eq!(acts(&[host, ("content-type", "Application/JSON; charset=utf-8")]), Ok(()));
+        assert_eq!(acts(&[host, json, ("origin", "http://10.0.0.1:8006")]), Ok(()));
+        for mark in [
+            ("origin", "http://evil.example"),
+            ("origin", "null"),
+            ("cookie", "transom8006=1"),
+            ("referer", "http://evil.example/"),
+            ("sec-fetch-site", "cross-site"),
+        ] {
+            assert!(acts(&[host, json, mark]).is_err(), "{mark:?}");
+        }
+        for kind in ["text/plain", "application/x-www-form-urlencoded", ""] {
+            let says = acts(&[host, ("content-type", kind)]).unwrap_err().sentence();
+            assert!(says.contains("application/json") && !says.contains("``"), "{says}");
+        }
+        assert!(acts(&[host]).is_err(), "a form of an old browser");
     }
 
     #[test]

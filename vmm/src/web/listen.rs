@@ -1,8 +1,9 @@
 //! What browsers speak where they come from: TLS if there is a certificate, and HTTP.
 //!
-//! Threats: nobody is known here. There are [`MOST`] connections at once, a request's head is small
-//! and comes at once, and a connection ends after a while unless it became a WebSocket, of which
-//! the server has few ([`crate::rfb::MOST`]).
+//! Threats: nobody is known here. There are [`MOST`] connections at once, of which those that wait
+//! for a request give way to new ones (`places`); a request's head is small and comes at once, and
+//! a connection ends after a while unless it became a WebSocket, of which the server has few
+//! ([`crate::rfb::MOST`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,7 +11,6 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use axum::Router;
-use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -22,11 +22,11 @@ use tokio::time::timeout;
 
 use super::gate::{Line, Rules};
 use super::known::{Origins, Proxies};
+use super::places::{Place, Places};
 use super::socket::Farewell;
 use super::stage::{More, Stage};
 use super::{Config, routes};
 use crate::place::Socket;
-use crate::rfb::crowd::Crowd;
 use crate::rfb::listen::{self, keep_alive, rest};
 use crate::rfb::meter::Meter;
 use crate::rfb::security::Door;
@@ -58,7 +58,7 @@ pub struct Listener {
 struct Inside {
     router: Router,
     tls: Option<tls::Files>,
-    places: Crowd,
+    places: Places,
     proxies: Proxies,
 }
 
@@ -139,7 +139,7 @@ impl Listener {
     pub async fn run(self, stage: Arc<dyn Stage>, more: More) -> anyhow::Result<()> {
         let proxies = self.rules.proxies.clone();
         let router = routes::router(stage, self.rules, self.farewell, more);
-        let places = Crowd::new(MOST, EACH);
+        let places = Places::new(MOST, EACH);
         let inside = Arc::new(Inside { router, tls: self.tls, places, proxies });
         match self.socket {
             Socket::Tcp(socket) => {
@@ -175,25 +175,28 @@ impl Listener {
 impl Inside {
     async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
         let door = if self.proxies.have(address) { Door::Local } else { Door::of(address) };
-        let Some(_place) = self.places.enter(door) else {
+        let Some(place) = self.places.enter(door) else {
             return tracing::debug!("web: a connection too many from {address}");
         };
-        if self.tls.is_some() && timeout(AGREE, speaks_http(&stream)).await.unwrap_or(false) {
-            timeout(AGREE, explain(&mut stream)).await.ok();
-            return;
-        }
-        self.connection(Box::new(Meter::new(stream)), Some(address)).await;
+        let speak = async {
+            if self.tls.is_some() && timeout(AGREE, speaks_http(&stream)).await.unwrap_or(false) {
+                timeout(AGREE, explain(&mut stream)).await.ok();
+                return;
+            }
+            self.connection(Box::new(Meter::new(stream)), Some(address), &place).await;
+        };
+        until_lost(&place, speak).await;
     }
 
     async fn unix(self: Arc<Self>, stream: net::UnixStream) {
-        let Some(_place) = self.places.enter(Door::Local) else {
+        let Some(place) = self.places.enter(Door::Local) else {
             return tracing::debug!("web: a connection too many");
         };
-        self.connection(Box::new(Meter::new(stream)), None).await;
+        until_lost(&place, self.connection(Box::new(Meter::new(stream)), None, &place)).await;
     }
 
     /// One connection until it ends, or is a WebSocket.
-    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>) {
+    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>, place: &Place) {
         let (stream, tls): (rfb::Wire, bool) = match &self.tls {
             Some(files) => match timeout(AGREE, files.acceptor().accept(stream)).await {
                 Ok(Ok(stream)) => (Box::new(stream), true),
@@ -204,9 +207,11 @@ impl Inside {
         };
         let line = Line { address, tls };
         let service = TowerToHyperService::new(self.router.clone());
-        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        let service = service_fn(|mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(line);
-            hyper::service::Service::call(&service, request.map(Body::new))
+            let (request, asked) = place.request(request);
+            let answer = hyper::service::Service::call(&service, request);
+            async move { answer.await.map(|it| asked.until_sent(it)) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -219,6 +224,14 @@ impl Inside {
             connection.as_mut().graceful_shutdown();
             timeout(LAST, connection).await.ok();
         }
+    }
+}
+
+/// Serves a connection for as long as it has its place.
+async fn until_lost(place: &Place, serve: impl Future<Output = ()>) {
+    tokio::select! {
+        () = serve => {}
+        () = place.lost() => tracing::debug!("web: a connection that waited gave way to a new one"),
     }
 }
 

@@ -15,6 +15,7 @@ mod files;
 pub mod gate;
 pub mod known;
 pub mod listen;
+mod places;
 pub mod routes;
 mod sessions;
 pub mod socket;
@@ -22,6 +23,7 @@ pub mod stage;
 pub mod talk;
 #[cfg(test)]
 mod test;
+pub mod viewers;
 
 use std::path::PathBuf;
 

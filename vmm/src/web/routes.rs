@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::to_bytes;
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Extension, Path, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, ORIGIN, RETRY_AFTER, SET_COOKIE,
@@ -15,21 +15,30 @@ use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use percent_encoding::percent_decode_str;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::files;
 use super::gate::{Asker, Gate, Line, Refusal, Rules};
+use super::places::Spare;
 use super::socket::{self, Farewell};
-use super::stage::{More, Stage, Viewer};
+use super::stage::{Button, More, Stage, Viewer};
 use super::talk;
+use crate::keys::fingers;
+use crate::rfb::MOST;
 use crate::rfb::complaints::Complaints;
+use crate::rfb::crowd::Crowd;
 use crate::rfb::security::Right;
 
 /// A name and a password are shorter.
 const LONGEST_FORM: usize = 4096;
-/// A form is on its way for no longer.
-const FORM: Duration = Duration::from_secs(10);
+/// And so is whatever else is said with a request.
+const LONGEST: usize = 64 << 10;
+/// It is on its way for no longer.
+const SAYING: Duration = Duration::from_secs(10);
+
+/// Of as many as see the screen at once, those from one address.
+const NEIGHBOURS: usize = 16;
 
 /// Said with every answer. Scripts and styles are files of ours, nothing is embedded elsewhere, and
 /// nothing that is no script is taken for one. noVNC draws cursors and pictures as `data:`.
@@ -52,6 +61,8 @@ const HEADERS: [(HeaderName, &str); 6] = [
 struct Web {
     gate: Gate,
     complaints: Complaints,
+    /// Who sees the screen, or is about to.
+    viewers: Crowd,
     stage: Arc<dyn Stage>,
     farewell: Farewell,
 }
@@ -62,9 +73,16 @@ type Wire = Extension<Line>;
 /// All of it. Each request must carry a [`Line`] as its extension.
 pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
     let (gate, complaints) = (Gate::new(rules), Complaints::default());
-    let web = Arc::new(Web { gate, complaints, stage, farewell });
+    let viewers = Crowd::new(MOST, NEIGHBOURS);
+    let web = Arc::new(Web { gate, complaints, viewers, stage, farewell });
     let guard = from_fn_with_state(web.clone(), guard);
+    let named = from_fn_with_state(web.clone(), named);
     let open = more.open.layer(from_fn_with_state(web.clone(), tell));
+    let machine = Router::new()
+        .route("/machine", get(machine))
+        .route("/machine/{button}", post(press))
+        .route_layer(guard.clone())
+        .with_state(web.clone());
     // Where there are none it would panic.
     let inside = more.inside;
     let inside = if inside.has_routes() { inside.route_layer(guard) } else { inside };
@@ -76,16 +94,36 @@ pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: Mor
         .route("/websockify", get(websocket))
         .route("/files/{*path}", get(file))
         .with_state(web)
+        .merge(machine)
         .merge(open)
         .merge(inside)
         .fallback(|| async { (StatusCode::NOT_FOUND, "There is no such page.\n") })
+        .layer(named)
+        .merge(more.health)
         .layer(map_response(safe))
 }
 
 /// What `vmm` itself serves besides.
 pub fn health() -> More {
-    let open = Router::new().route("/healthz", get(|| async { "ok\n" }));
-    More { open, ..More::default() }
+    let health = Router::new().route("/healthz", get(|| async { "ok\n" }));
+    More { health, ..More::default() }
+}
+
+/// Answers nothing under a name that anybody could have given us, and nothing where there are only
+/// places left for questions of health.
+async fn named(
+    State(web): Shared,
+    Extension(line): Wire,
+    request: Request,
+    next: Next,
+) -> Response {
+    if request.extensions().get::<Spare>().is_some() {
+        return crowded("Too many connections.\n");
+    }
+    match web.gate.named(&web.gate.asker(line, request.headers())) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refuse(&refusal),
+    }
 }
 
 /// Tells by which door somebody comes, who may be anybody. Pages of others open no WebSocket, which
@@ -108,7 +146,17 @@ async fn tell(
     next.run(request).await
 }
 
-/// Lets in those who may, with what changes something from pages of ours alone.
+/// All that is said with a request, if it is said in time, or the status of the answer.
+async fn heard(body: Body, most: usize) -> Result<Bytes, StatusCode> {
+    match timeout(SAYING, to_bytes(body, most)).await {
+        Ok(Ok(said)) => Ok(said),
+        Ok(Err(_)) => Err(StatusCode::PAYLOAD_TOO_LARGE),
+        Err(_) => Err(StatusCode::REQUEST_TIMEOUT),
+    }
+}
+
+/// Lets in those who may, with what changes something from pages of ours alone, once all of it is
+/// there.
 async fn guard(
     State(web): Shared,
     Extension(line): Wire,
@@ -118,13 +166,17 @@ async fn guard(
     let asker = web.gate.asker(line, request.headers());
     let origin = match request.method().is_safe() {
         true => Ok(()),
-        false => web.gate.same_origin(&asker, request.headers()),
+        false => web.gate.may_act(&asker, request.headers()),
     };
     let admitted =
         origin.and_then(|()| web.gate.admit(&asker, request.headers(), web.stage.doors()));
     match admitted {
         Ok(guest) if guest.right == Right::Full || request.method().is_safe() => {
-            next.run(request).await
+            let (parts, body) = request.into_parts();
+            match heard(body, LONGEST).await {
+                Ok(said) => next.run(Request::from_parts(parts, said.into())).await,
+                Err(status) => status.into_response(),
+            }
         }
         Ok(_) => {
             (StatusCode::FORBIDDEN, "Those who may only look change nothing.\n").into_response()
@@ -156,6 +208,12 @@ fn delay(refusal: &Refusal, response: &mut Response) {
     }
 }
 
+/// The answer for one too many, who may come again.
+fn crowded(sentence: &'static str) -> Response {
+    let again = [(RETRY_AFTER, "10")];
+    (StatusCode::SERVICE_UNAVAILABLE, again, sentence).into_response()
+}
+
 /// Elsewhere; the place is relative, so that it is right below any path.
 fn see(place: &'static str) -> Response {
     (StatusCode::SEE_OTHER, [(LOCATION, place)]).into_response()
@@ -183,11 +241,20 @@ async fn login_page(State(web): Shared, Extension(line): Wire, headers: HeaderMa
 }
 
 fn form(web: &Web, status: StatusCode, said: &str, user: &[u8]) -> Response {
-    let name = if web.gate.asks_name() { "named" } else { "unnamed" };
+    let named = web.gate.asks_name();
+    let name = if named { "named" } else { "unnamed" };
     let user = String::from_utf8_lossy(user);
+    let (first, second) = match named && user.is_empty() {
+        true => ("autofocus", ""),
+        false => ("", "autofocus"),
+    };
+    let hint = web.stage.about().login;
+    let fill = [("{NAMED}", name), ("{SAID}", said), ("{HINT}", hint)];
+    let focus = [("{FOCUS_NAME}", first), ("{FOCUS_PASSWORD}", second)];
     // What somebody typed comes last: no mark in it is one.
-    let fill = [("{NAMED}", name), ("{SAID}", said), ("{USER}", &*user)];
-    files::page(status, "login.html", &fill)
+    let fill: Vec<_> = fill.into_iter().chain(focus).chain([("{USER}", &*user)]).collect();
+    let fill = &fill[..];
+    files::page(status, "login.html", fill)
 }
 
 async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> Response {
@@ -200,16 +267,20 @@ async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> 
     if !web.gate.asks() {
         return see("./");
     }
-    let text = match timeout(FORM, to_bytes(body, LONGEST_FORM)).await {
-        Ok(Ok(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
-        Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE.into_response(),
-        Err(_) => return StatusCode::REQUEST_TIMEOUT.into_response(),
+    let text = match heard(body, LONGEST_FORM).await {
+        Ok(said) => String::from_utf8_lossy(&said).into_owned(),
+        Err(status) => return status.into_response(),
     };
     let (user, password) = (field(&text, "user"), field(&text, "password"));
     match web.gate.log_in(&asker, &user, &password, web.stage.doors()) {
         Ok(cookie) => with_cookie(see("./"), &cookie),
         Err(refusal) => {
-            let mut response = form(&web, refusal.status(), &refusal.sentence(), &user);
+            // Which of both is wrong is nobody's business.
+            let said = match refusal {
+                Refusal::Wrong if web.gate.asks_name() => "That name or password is wrong.".into(),
+                _ => refusal.sentence(),
+            };
+            let mut response = form(&web, refusal.status(), &said, &user);
             delay(&refusal, &mut response);
             response
         }
@@ -245,14 +316,49 @@ async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) 
 /// What the page needs to know before it begins.
 async fn session(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
     let asker = web.gate.asker(line, &headers);
-    let own = web.gate.own_page(&asker, &headers);
-    match own.and_then(|()| web.gate.admit(&asker, &headers, web.stage.doors())) {
+    match web.gate.admit(&asker, &headers, web.stage.doors()) {
         Ok(guest) => {
             let access = if guest.right == Right::Full { "full" } else { "view" };
-            let text = json!({ "access": access, "logout": guest.session.is_some() }).to_string();
-            ([(CONTENT_TYPE, "application/json")], text).into_response()
+            let about = web.stage.about();
+            let answer = json!({
+                "access": access,
+                "logout": guest.session.is_some(),
+                "keyboard": about.keyboard.name(),
+                "characters": fingers::characters(&about.keyboard),
+                "clipboard": about.clipboard,
+                "again": about.again,
+            });
+            let answer = as_json(&answer);
+            match web.gate.proof(&asker) {
+                Some(cookie) => with_cookie(answer, &cookie),
+                None => answer,
+            }
         }
         Err(refusal) => refuse(&refusal),
+    }
+}
+
+fn as_json(value: &Value) -> Response {
+    ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
+}
+
+/// How the machine is.
+async fn machine(State(web): Shared) -> Response {
+    pressed(web, None).await
+}
+
+/// A button of the machine.
+async fn press(State(web): Shared, Path(button): Path<String>) -> Response {
+    match serde_json::from_value::<Button>(Value::String(button)) {
+        Ok(button) => pressed(web, Some(button)).await,
+        Err(_) => (StatusCode::NOT_FOUND, "There is no such button.\n").into_response(),
+    }
+}
+
+async fn pressed(web: Arc<Web>, button: Option<Button>) -> Response {
+    match web.stage.clone().press(button).await {
+        Ok(answer) => as_json(&answer),
+        Err(error) => (StatusCode::CONFLICT, format!("{error:#}\n")).into_response(),
     }
 }
 
@@ -274,11 +380,16 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
             return refuse(&refusal);
         }
     };
+    // What it costs to show the screen is bounded before anything of it is there.
+    let Some(place) = web.viewers.enter(asker.door) else {
+        return crowded("Too many look already.\n");
+    };
     let (response, upgrade) = match talk::upgrade(&mut request) {
         Ok(both) => both,
         Err(response) => return response,
     };
     tokio::spawn(async move {
+        let _place = place;
         let Asker { peer, door, .. } = asker;
         let upgraded = match talk::upgraded(upgrade).await {
             Ok(upgraded) => upgraded,

@@ -32,6 +32,17 @@ impl Session {
     }
 }
 
+/// 256 random bits.
+pub(super) fn random() -> anyhow::Result<String> {
+    let mut bytes = [0; 32];
+    let count = getrandom(&mut bytes, GetRandomFlags::empty()).context("randomness")?;
+    ensure!(count == bytes.len(), "randomness");
+    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").ok();
+        text
+    }))
+}
+
 /// All of them, by their cookies: 256 random bits each, so that the time that a search takes
 /// tells nothing.
 #[derive(Default)]
@@ -40,13 +51,7 @@ pub(super) struct Sessions(Mutex<HashMap<String, (Arc<Session>, Instant)>>);
 impl Sessions {
     /// A new one. Where all places are taken, it has that of the one who was away longest.
     pub(super) fn start(&self, right: Right) -> anyhow::Result<String> {
-        let mut bytes = [0; 32];
-        let count = getrandom(&mut bytes, GetRandomFlags::empty()).context("randomness")?;
-        ensure!(count == bytes.len(), "randomness");
-        let cookie = bytes.iter().fold(String::new(), |mut text, byte| {
-            write!(text, "{byte:02x}").ok();
-            text
-        });
+        let cookie = random()?;
         let mut all = self.0.lock().expect("no session panicked");
         all.retain(|_, (_, used)| used.elapsed() < FORGET);
         if all.len() >= MOST {

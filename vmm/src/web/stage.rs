@@ -3,12 +3,21 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use axum::Router;
 use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
+use crate::control::Command;
+pub use crate::keys::layout::{Layout, Name as LayoutName};
+pub use crate::keys::text;
 pub use crate::rfb::crowd::Crowd;
 pub use crate::rfb::security::{Door, Doors};
 use crate::rfb::{self, Admission, Entry, Server, Wire};
+
+/// The answer of a machine whose button is pressed.
+pub type Answer = Pin<Box<dyn Future<Output = anyhow::Result<Value>> + Send>>;
 
 /// A screen, behind a gate that asks for passwords.
 pub trait Stage: Send + Sync + 'static {
@@ -22,7 +31,57 @@ pub trait Stage: Send + Sync + 'static {
     fn instead(&self) -> Option<Response> {
         None
     }
+
+    /// What pages say of the machine.
+    fn about(&self) -> About;
+
+    /// Presses a button, or none; how the machine is then: `{"state": "running"}`.
+    fn press(self: Arc<Self>, button: Option<Button>) -> Answer;
 }
+
+/// What pages say of the machine.
+pub struct About {
+    /// The keyboard that the guest expects.
+    pub keyboard: Arc<Layout>,
+    /// Texts of viewers reach the guest's clipboard.
+    pub clipboard: bool,
+    /// Where name and password come from.
+    pub login: &'static str,
+    /// How the machine is started again.
+    pub again: &'static str,
+}
+
+/// What may be done to a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Button {
+    /// The guest is asked to shut down.
+    Shutdown,
+    /// It starts anew at once.
+    Reset,
+    /// Its processors stop.
+    Pause,
+    /// They run on.
+    Resume,
+    /// It is off at once.
+    Off,
+}
+
+impl Button {
+    /// The command of the control socket.
+    pub fn command(self) -> Command {
+        match self {
+            Self::Shutdown => Command::PowerButton,
+            Self::Reset => Command::Reset,
+            Self::Pause => Command::Pause,
+            Self::Resume => Command::Resume,
+            Self::Off => Command::Quit,
+        }
+    }
+}
+
+/// Has the machine of this process obey.
+pub type Ask = Arc<dyn Fn(Command) -> anyhow::Result<Value> + Send + Sync>;
 
 /// Somebody who was let in.
 pub struct Viewer {
@@ -37,6 +96,8 @@ pub struct Viewer {
 /// What else is served at the same port.
 #[derive(Default)]
 pub struct More {
+    /// To everybody, by any name, and however many connections there are: nothing of the guest's.
+    pub health: Router,
     /// To everybody; each request carries its [`Door`].
     pub open: Router,
     /// To those whom the gate lets in; what changes something, to pages of ours alone.
@@ -47,14 +108,15 @@ pub struct More {
 pub struct Own {
     server: Arc<Server>,
     rules: Arc<rfb::Rules>,
+    ask: Ask,
 }
 
 impl Own {
     /// Under this name.
-    pub fn new(server: Arc<Server>, name: String) -> Self {
+    pub fn new(server: Arc<Server>, name: String, ask: Ask) -> Self {
         // Who may touch is known already, and nobody sends others away.
         let rules = rfb::Rules { name, always_shared: true, ..rfb::Rules::default() };
-        Self { server, rules: Arc::new(rules) }
+        Self { server, rules: Arc::new(rules), ask }
     }
 }
 
@@ -68,5 +130,27 @@ impl Stage for Own {
         let admission =
             Admission { peer: format!("{peer} (web)"), entry: Entry::Open { view_only } };
         Box::pin(self.server.clone().serve(self.rules.clone(), line, admission))
+    }
+    fn about(&self) -> About {
+        let outside = self.server.outside();
+        About {
+            keyboard: outside.layout.clone(),
+            clipboard: outside.clipboard.is_some(),
+            login: "They are set by the option --web of vmm: user=NAME, password=FILE.",
+            again: "Run vmm again to start it.",
+        }
+    }
+
+    fn press(self: Arc<Self>, button: Option<Button>) -> Answer {
+        Box::pin(async move {
+            let work = move || -> anyhow::Result<Value> {
+                let pressed = button.map(|button| (self.ask)(button.command())).transpose()?;
+                match (pressed, button) {
+                    (Some(_), Some(Button::Off)) => Ok(json!({ "state": "off" })),
+                    _ => Ok(json!({ "state": (self.ask)(Command::Status)?["state"] })),
+                }
+            };
+            tokio::task::spawn_blocking(work).await.context("a thread")?
+        })
     }
 }

@@ -1,11 +1,12 @@
 //! A browser's way in, over real sockets: pages, cookies, refusals, the WebSocket, TLS.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::extract::Request;
-use axum::routing::get;
+use axum::routing::{get, post};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use devices::input::{Event, Hub, Sink};
@@ -14,7 +15,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring::default_provider;
@@ -29,6 +30,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 use super::listen::Listener;
 use super::socket::Farewell;
 use super::{Config, routes, talk};
+use crate::control::Command;
 use crate::keys::layout::Layout;
 use crate::keyvalue;
 use crate::rfb::canvas::Canvas;
@@ -77,9 +79,19 @@ fn server() -> (Arc<Server>, Arc<Board>) {
     (Server::new(canvas, outside), board)
 }
 
+/// A machine that is paused when it is asked to, and cannot be reset.
+#[expect(clippy::needless_pass_by_value, reason = "a stage hands commands over")]
+fn obeys(command: Command) -> anyhow::Result<serde_json::Value> {
+    match command {
+        Command::Status => Ok(serde_json::json!({ "state": "paused", "pid": 1 })),
+        Command::Reset => anyhow::bail!("no reset"),
+        _ => Ok(serde_json::json!({})),
+    }
+}
+
 /// A stage for it.
 fn own(server: &Arc<Server>) -> Arc<Own> {
-    Arc::new(Own::new(server.clone(), "a test".into()))
+    Arc::new(Own::new(server.clone(), "a test".into(), Arc::new(obeys)))
 }
 
 /// What is served besides, as a container does it.
@@ -87,9 +99,12 @@ fn more() -> More {
     let told =
         get(|request: Request| async { talk::open(request, async |talk| talk.close().await) });
     let health = routes::health();
-    let more = More { open: health.open.route("/told", told), ..health };
-    let inside =
-        axum::Router::new().route("/power", get(|| async { "on" }).post(|| async { "off" }));
+    let more = More { open: axum::Router::new().route("/told", told), ..health };
+    let power = get(|| async { "on" }).post(|| async { "off" });
+    let waits = get(|| async { sleep(LONG * 3).await });
+    let hears = post(|said: String| async { said });
+    let inside = axum::Router::new().route("/power", power).route("/waits", waits);
+    let inside = inside.route("/hears", hears);
     More { inside, ..more }
 }
 
@@ -162,6 +177,17 @@ impl Bench {
         let host = if headers.contains("Host:") { "" } else { &format!("Host: {place}\n") };
         let text = format!("{line} HTTP/1.1\n{host}Connection: close\n{headers}\n");
         say(self.connect().await, &text).await
+    }
+
+    /// The status of the answer, if there is one: where many come at once, who has not been read
+    /// yet may give way to who comes next.
+    async fn tries(&self, line: &str) -> Option<u16> {
+        let mut stream = self.connect().await;
+        let text = format!("{line} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.place);
+        stream.write_all(text.as_bytes()).await.ok()?;
+        let mut bytes = Vec::new();
+        timeout(LONG, stream.read_to_end(&mut bytes)).await.expect("an end").ok();
+        (!bytes.is_empty()).then(|| Answer::read(&bytes).status)
     }
 
     fn origin(&self) -> String {
@@ -371,18 +397,59 @@ async fn where_everybody_may_come_pages_of_anybodys_name_do_not_reach_the_screen
     let bench = bench(",auth=none,origin=http://vm.example");
     let rebound = ["Host: evil.example:6080", "Origin: http://evil.example:6080"];
     assert_eq!(bench.status(&rebound).await, 403);
-    // Its page says why.
-    let page = "Referer: http://evil.example:6080/";
-    let session = bench.ask("GET /session", &[rebound[0], page]).await;
-    assert_eq!(session.status, 403);
-    assert!(session.text().contains("origin="), "{}", session.text());
+    // Nor does one read anything, and it is told why.
+    for path in ["/", "/power", "/session", "/login", "/told", "/files/x", "/nothing"] {
+        let answer = bench.ask(&format!("GET {path}"), &rebound[..1]).await;
+        assert_eq!(answer.status, 403, "{path}");
+        assert!(answer.text().contains("origin="), "{}", answer.text());
+    }
+    assert_eq!(bench.ask("GET /healthz", &rebound[..1]).await.status, 200);
+    // A page of theirs that came by TLS says so of itself, and not of its way to us.
+    let elsewhere = ["Host: evil.example", "Origin: https://evil.example"];
+    assert_eq!(bench.ask("GET /power", &elsewhere).await.status, 403);
+    assert_eq!(bench.status(&elsewhere).await, 403);
+    let by_tls = ["Host: evil.example", "Sec-Fetch-Site: none"];
+    assert_eq!(bench.ask("GET /power", &by_tls).await.status, 200);
+    let session = bench.ask("GET /session", &by_tls).await;
+    assert!(session.header("set-cookie").ends_with("; secure"), "{}", session.head);
+    let proven = format!("Origin: https://evil.example\n{}", session.cookie());
     for own in [
-        ["Host: evil.example", "Origin: https://evil.example"],
+        ["Host: evil.example", &proven],
+        ["Host: evil.example", "Origin: https://evil.example\nSec-Fetch-Site: same-origin"],
         ["Host: vm.example", "Origin: http://vm.example"],
         ["Host: nas.local:6080", "Origin: http://nas.local:6080"],
     ] {
         assert_eq!(bench.status(&own).await, 101, "{own:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_for_more_than_one_place_is_answered_by_none() {
+    for bench in [bench(",auth=none"), bench(",proxy=127.0.0.1"), bench("")] {
+        for hosts in [
+            &["Host: evil.example,localhost"][..],
+            &["Host: localhost, evil.example"],
+            &["Host: evil.example", "Host: localhost"],
+            &["Host: localhost", "Host: localhost"],
+            &["Host: evil.example@localhost"],
+            &["Host: localhost/evil.example"],
+            &["Host: localhost:80:80"],
+            &["Host: [::1"],
+        ] {
+            let answer = bench.ask("GET /power", hosts).await;
+            assert_eq!(answer.status, 400, "{hosts:?}");
+            assert!(answer.text().contains("Host"), "{}", answer.text());
+            assert_eq!(bench.status(hosts).await, 400, "{hosts:?}");
+        }
+        assert_eq!(bench.ask("GET /power", &["Host: [::1]:8006"]).await.status, 200);
+    }
+    let bench = bench(",proxy=127.0.0.1");
+    let told = |host: &str| format!("X-Forwarded-Host: {host}");
+    let [own, other] = [told("evil.example, localhost"), told("localhost, evil.example")];
+    assert_eq!(bench.ask("GET /power", &["Host: inside", &own]).await.status, 200);
+    assert_eq!(bench.ask("GET /power", &["Host: localhost", &other]).await.status, 403);
+    let strange = told("evil.example@localhost");
+    assert_eq!(bench.ask("GET /power", &["Host: localhost", &strange]).await.status, 400);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -410,7 +477,8 @@ async fn a_password_opens_the_page_and_logging_out_closes_it() {
     let cookie = entered.cookie();
     assert_eq!(bench.ask("GET /", &[&cookie]).await.status, 200);
     let session = bench.ask("GET /session", &[&cookie]).await;
-    assert_eq!(session.text(), r#"{"access":"full","logout":true}"#);
+    let session: serde_json::Value = serde_json::from_str(&session.text()).unwrap();
+    assert_eq!((&session["access"], &session["logout"]), (&"full".into(), &true.into()));
     assert_eq!(bench.status(&["Origin: http://evil.example", &cookie]).await, 403);
     let viewer = bench.look(&[&origin, &cookie]).await;
     let watcher = bench.log_in(&origin, "user=me&password=look").await.cookie();
@@ -477,6 +545,77 @@ async fn what_is_served_besides_is_behind_the_gate() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_may_act_without_an_origin_where_no_password_is_asked_for() {
+    let bench = bench(",auth=none");
+    let json = "Content-Type: application/json";
+    for (headers, status) in [
+        (&[json][..], 200),
+        (&[json, "Cookie: a=b"], 403),
+        (&[json, "Sec-Fetch-Site: cross-site"], 403),
+        (&[json, "Origin: http://elsewhere.example"], 403),
+        (&[json, "Host: evil.example"], 403),
+        (&["Content-Type: text/plain"], 403),
+        (&[], 403),
+    ] {
+        let answer = bench.ask("POST /power", headers).await;
+        assert_eq!(answer.status, status, "{headers:?}: {}", answer.text());
+        assert!(!answer.text().contains("``"), "{}", answer.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guesses_of_many_addresses_are_limited_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = secret(folder.path(), "full", "full");
+    let bench = bench(&format!(",password={full},proxy=127.0.0.1"));
+    let try_it = async |address: &str, password: &str| {
+        let basic = BASE64_STANDARD.encode(format!("me:{password}"));
+        let headers =
+            [format!("X-Forwarded-For: {address}"), format!("Authorization: Basic {basic}")];
+        bench.ask("GET /power", &[&headers[0], &headers[1]]).await.status
+    };
+    assert_eq!(try_it("10.0.0.1", "full").await, 200);
+    let mut heard = 0;
+    for number in 0..200 {
+        let status = try_it(&format!("2001:db8:{number:x}::1"), "guess").await;
+        assert!(status == 401 || status == 429, "{status}");
+        heard += u32::from(status == 401);
+    }
+    // One more for each ten seconds that this took.
+    assert!((64..100).contains(&heard), "{heard} of 200 guesses were heard");
+    assert_eq!(try_it("10.0.0.1", "full").await, 200, "who was there before comes in again");
+    let doors = bench.server.doors();
+    let vnc = Door::of("10.0.0.9".parse().unwrap());
+    assert!(doors.closed(vnc).is_some(), "VNC clients wait for the same");
+    let near = bench.log_in(&bench.origin(), "password=full").await;
+    assert_eq!(near.status, 303, "and this host does not");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn buttons_are_pressed_by_pages_of_ours_that_may_touch() {
+    let bench = bench(",auth=none");
+    let origin = bench.origin();
+    let ours = [&*origin];
+    assert_eq!(bench.ask("GET /machine", &[]).await.text(), r#"{"state":"paused"}"#);
+    for (button, status, said) in [
+        ("pause", 200, r#"{"state":"paused"}"#),
+        ("off", 200, r#"{"state":"off"}"#),
+        ("reset", 409, "no reset\n"),
+        ("explode", 404, "There is no such button.\n"),
+    ] {
+        let answer = bench.ask(&format!("POST /machine/{button}"), &ours).await;
+        assert_eq!((answer.status, &*answer.text()), (status, said), "{button}");
+    }
+    let elsewhere = ["Origin: http://evil.example"];
+    assert_eq!(bench.ask("POST /machine/off", &elsewhere).await.status, 403);
+    let session = bench.ask("GET /session", &ours).await.text();
+    let session: serde_json::Value = serde_json::from_str(&session).unwrap();
+    assert_eq!((&session["keyboard"], &session["clipboard"]), (&"us".into(), &false.into()));
+    let characters = session["characters"].as_str().unwrap();
+    assert!(characters.contains('a') && !characters.contains('ä'));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_can_be_a_part_of_something_else_below_a_path() {
     let (server, board) = server();
     let rules = Rules { name: "a test".into(), ..Rules::default() };
@@ -516,20 +655,114 @@ async fn what_is_too_long_or_too_many_is_turned_away() {
         }
     };
     timeout(Duration::from_secs(5), talks).await.expect("an end");
+    // Who says nothing gives way to who does.
     let mut idle = Vec::new();
-    for _ in 0..256 {
+    for _ in 0..300 {
         idle.push(bench.connect().await);
+        if idle.len() % 100 == 0 {
+            assert_eq!(bench.ask("GET /healthz", &[]).await.status, 200);
+        }
     }
-    let is_served = async || {
-        let mut stream = bench.connect().await;
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.ok();
-        stream.read_u8().await.is_ok()
-    };
-    let closed = async { while is_served().await {} };
-    timeout(Duration::from_secs(8), closed).await.expect("no place is left");
     drop(idle);
-    let open = async { while !is_served().await {} };
+    // Where all places are busy, health is told and nothing else.
+    let mut busy = Vec::new();
+    let crowded = async {
+        // One whose question was not read yet has given way to ours.
+        while busy.len() < 256 || bench.tries("GET /session").await != Some(503) {
+            let mut stream = bench.connect().await;
+            stream.write_all(b"GET /waits HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+            busy.push(stream);
+        }
+    };
+    timeout(LONG, crowded).await.expect("all places are busy");
+    assert_eq!(bench.ask("GET /healthz", &[]).await.status, 200);
+    drop(busy);
+    let open = async { while bench.tries("GET /session").await != Some(200) {} };
     timeout(LONG, open).await.expect("and then there are places again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_never_ends_a_request_keeps_nobody_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = secret(folder.path(), "full", "full");
+    let bench = bench(&format!(",password={full}"));
+    let head = "POST /login HTTP/1.1\nHost: localhost\nContent-Length: 100\nTransfer-Encoding: ";
+    let plain = head.replace("\nTransfer-Encoding: ", "");
+    let mut unfinished = Vec::new();
+    for number in 0..300 {
+        let head = if number % 2 == 0 { &plain } else { &format!("{head}chunked") };
+        let text = format!("{head}\nOrigin: http://localhost\n\n9\npassword=");
+        let mut stream = bench.connect().await;
+        stream.write_all(text.replace('\n', "\r\n").as_bytes()).await.unwrap();
+        unfinished.push(stream);
+        if number > 250 {
+            assert_eq!(bench.ask("GET /login", &[]).await.status, 200, "{number}");
+        }
+    }
+    let origin = bench.origin();
+    assert_eq!(bench.log_in(&origin, "password=full").await.status, 303);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_said_too_slowly_is_not_heard() {
+    let bench = bench(",auth=none");
+    let text = format!(
+        "POST /hears HTTP/1.1\nHost: {}\nContent-Type: application/json\nConnection: close\n\
+         Content-Length: 9\n\n",
+        bench.place
+    );
+    assert_eq!(say(bench.connect().await, &format!("{text}123456789")).await.text(), "123456789");
+    assert_eq!(say(bench.connect().await, &format!("{text}1234")).await.status, 408);
+    let text = text.replace(": 9", ": 99999");
+    let long = say(bench.connect().await, &format!("{text}{}", "1".repeat(99_999))).await;
+    assert_eq!(long.status, 413);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_address_has_a_part_of_the_viewers_and_is_told() {
+    let bench = bench(",proxy=127.0.0.1");
+    let origin = bench.origin();
+    let (one, other) = ("X-Forwarded-For: 10.0.0.1", "X-Forwarded-For: 10.0.0.2");
+    let mut there = Vec::new();
+    for _ in 0..16 {
+        there.push(bench.look(&[&origin, one]).await);
+    }
+    let (_, refused) = bench.knock(&[&origin, one]).await;
+    assert_eq!(refused.status, 503);
+    assert_ne!(refused.header("retry-after"), "");
+    assert_eq!(bench.status(&[&origin, other]).await, 101);
+    drop(there);
+    let again = async { while bench.status(&[&origin, one]).await != 101 {} };
+    timeout(LONG, again).await.expect("those who left have left their places");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_addresses_of_the_loopback_guess_at_one_door() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = secret(folder.path(), "full", "full");
+    let bench = bench(&format!(",password={full}"));
+    let place = bench.place.parse().unwrap();
+    let basic = |password| BASE64_STANDARD.encode(format!("me:{password}"));
+    let text = |password| {
+        format!(
+            "GET /power HTTP/1.1\nHost: localhost\nConnection: close\nAuthorization: Basic {}\n\n",
+            basic(password)
+        )
+    };
+    let mut heard = 0;
+    for number in 0..600_u16 {
+        let [high, low] = number.to_be_bytes();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((Ipv4Addr::new(127, 1, high, low), 0).into()).unwrap();
+        let answer = say(socket.connect(place).await.unwrap(), &text("guess")).await;
+        assert!([401, 429].contains(&answer.status), "{}", answer.status);
+        heard += u32::from(answer.status == 401);
+    }
+    // Two at once, and the time between others doubles.
+    assert!((2..20).contains(&heard), "{heard} of 600 guesses were heard");
+    // It costs nobody else.
+    let door = Door::of("10.0.0.1".parse().unwrap());
+    assert_eq!(bench.server.doors().closed(door), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

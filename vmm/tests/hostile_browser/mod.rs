@@ -60,7 +60,8 @@ impl Bench {
         let passwords = Passwords { full, ..Passwords::default() };
         let (said, rules) = (request(way, bytes), Rules { passwords, ..Rules::default() });
         let server = self.server();
-        let own = Arc::new(Own::new(server.clone(), String::new()));
+        let own =
+            Arc::new(Own::new(server.clone(), String::new(), Arc::new(|_| Ok(Default::default()))));
         let router = routes::router(own, rules, Farewell::default(), routes::health());
         let answer = self.runtime.block_on(async {
             let (near, far) = duplex(64 << 10);

@@ -11,9 +11,17 @@ const LONGEST_PAUSE = 10000;
 const LASTING = 5000;
 // Nobody needs to read what is over at once.
 const SOON = 700;
-const BETWEEN_KEYS = 12;
+// Between looks at a line that is full, and bytes that may wait on it.
+const LOOK = 20;
+const FULL = 16384;
+// How long a message is read, and between looks at a machine that is paused.
+const MESSAGE = 6000;
+const PAUSED = 3000;
 // By then a window is as large as it will be.
 const SETTLED = 500;
+
+// As the host says it.
+const OFF = "The machine is off.";
 
 let rfb = null;
 let pause = FIRST_PAUSE;
@@ -21,6 +29,9 @@ let timer = 0;
 let looks = false;
 // What the host said when it closed the line.
 let farewell = "";
+// The connection, and what the host says of the machine: keys, clipboard, how to start it again.
+let line = null;
+let machine = { characters: "", keyboard: "", clipboard: false, again: "" };
 
 // --- what is remembered; a browser may forbid it
 const remember = (key, value) => {
@@ -38,15 +49,26 @@ function show(state, text) {
     $("again").hidden = state === "connected";
   }
   $("hope").hidden = state === "connected";
+  $("resume").hidden = true;
   if (state === "connected") {
     say("");
   }
 }
 
 // What is to be read over the picture.
-function say(text) {
+function say(text, how = "") {
   $("reason").textContent = text;
+  $("how").textContent = how;
+  $("how").hidden = !how;
   $("cover").hidden = !text;
+}
+
+// What passes: a message at the lower edge.
+let passing = 0;
+function tell(text) {
+  $("toast").textContent = text;
+  clearTimeout(passing);
+  passing = setTimeout(() => { $("toast").textContent = ""; }, MESSAGE);
 }
 
 // The last picture stays in sight, dimmed.
@@ -81,7 +103,7 @@ async function connect() {
   try {
     session = await fetch("session", { cache: "no-store" });
   } catch {
-    return later(farewell || "The machine is off, or its host cannot be reached.");
+    return later(farewell || "The machine is off, or its host cannot be reached.", machine.again);
   }
   if (session.status === 401) {
     location.replace("login");
@@ -90,7 +112,8 @@ async function connect() {
   if (!session.ok) {
     return later(await session.text());
   }
-  const { access, logout } = await session.json();
+  const { access, logout, ...about } = await session.json();
+  machine = about;
   if (rfb) {
     return;
   }
@@ -104,7 +127,7 @@ async function connect() {
 }
 
 function open(url) {
-  const line = new WebSocket(url, ["binary"]);
+  line = new WebSocket(url, ["binary"]);
   line.addEventListener("close", (event) => { farewell = event.reason; });
   asked = null;
   rfb = new RFB($("screen"), line, { shared: true });
@@ -120,6 +143,8 @@ function open(url) {
     picture = $("screen").querySelector("div canvas");
     $("last")?.remove();
     show("connected", "connected");
+    zoom();
+    state();
     rfb.focus({ preventScroll: true });
   });
   rfb.addEventListener("securityfailure", (event) => { reason = event.detail.reason || reason; });
@@ -133,7 +158,8 @@ function open(url) {
     if (Date.now() - since > LASTING) {
       pause = FIRST_PAUSE;
     }
-    later(farewell || reason);
+    clearTimeout(paused);
+    later(farewell || reason, farewell === OFF ? machine.again : "");
   });
   rfb.addEventListener("desktopname", (event) => {
     $("name").textContent = event.detail.name;
@@ -146,9 +172,9 @@ function open(url) {
   });
 }
 
-function later(reason) {
+function later(reason, how = "") {
   show("waiting", "not connected");
-  say(reason.trim());
+  say(reason.trim(), how);
   clearTimeout(timer);
   timer = setTimeout(connect, pause);
   pause = Math.min(2 * pause, LONGEST_PAUSE);
@@ -180,7 +206,38 @@ function arrange() {
   rfb.clipViewport = size === "real";
   rfb.dragViewport = size === "real" && $("drags").checked;
   rfb.qualityLevel = Number(quality);
+  zoom();
 }
+
+// --- a wide picture on an upright phone: as high as there is room, and a finger moves it
+let zoomed = false;
+function zoom() {
+  const [pane, canvas] = [$("pane"), $("screen").querySelector("div canvas")];
+  const wide = canvas?.height ? pane.clientHeight * canvas.width / canvas.height : 0;
+  const useful = Boolean(rfb) && rfb.scaleViewport && !rfb.resizeSession && wide > 1.5 * pane.clientWidth;
+  const on = zoomed && useful;
+  $("zoom").hidden = !useful;
+  $("zoom").setAttribute("aria-pressed", String(on));
+  $("move").hidden = !on;
+  document.body.classList.toggle("zoomed", on);
+  document.body.classList.toggle("moving", on && $("move").ariaPressed === "true");
+  $("screen").style.width = on ? `${Math.round(wide)}px` : "";
+}
+$("zoom").addEventListener("click", () => {
+  zoomed = !zoomed;
+  $("move").setAttribute("aria-pressed", "true");
+  zoom();
+  if (zoomed) {
+    tell("A finger moves the picture.");
+  }
+});
+$("move").addEventListener("click", () => {
+  const moves = $("move").ariaPressed !== "true";
+  $("move").setAttribute("aria-pressed", String(moves));
+  tell(moves ? "A finger moves the picture." : "A finger is the mouse.");
+  zoom();
+});
+new ResizeObserver(zoom).observe($("pane"));
 
 for (const key of ["size", "quality"]) {
   document.querySelectorAll(`input[name=${key}]`).forEach((it) => it.addEventListener("change", () => {
@@ -342,7 +399,21 @@ const FILL = "\u00a0".repeat(16);
 const typed = $("typed");
 typed.value = FILL;
 
+// Characters that the machine's keyboard has no key for.
+function lacking(text) {
+  return [...new Set(text)].filter((it) => !"\r\n\t".includes(it) && !machine.characters.includes(it));
+}
+
+function noKey(lacks) {
+  const some = lacks.slice(0, 20).join(" ") + (lacks.length > 20 ? " …" : "");
+  return `The machine's keyboard (${machine.keyboard}) has no key for: ${some}`;
+}
+
 function letters(text) {
+  const lacks = lacking(text);
+  if (lacks.length > 0) {
+    tell(noKey(lacks));
+  }
   for (const letter of text) {
     if (letter === "\n") {
       press("Enter", true);
@@ -383,33 +454,125 @@ typed.addEventListener("blur", () => {
 });
 
 // --- the clipboard
+let asks = false;
+function told(text) {
+  $("told").textContent = text;
+}
+
+$("text").addEventListener("input", () => {
+  told("");
+  asks = false;
+  $("type").textContent = "Type it";
+});
 $("paste").addEventListener("click", () => {
-  rfb?.clipboardPasteFrom($("text").value);
-  $("clipboard").hidePopover();
+  const text = $("text").value;
+  if (!machine.clipboard) {
+    told("Not sent: no agent in the machine takes text. “Type it” presses its keys instead.");
+    return;
+  }
+  rfb?.clipboardPasteFrom(text);
+  told(`Sent to the machine's clipboard: ${text.length} characters.`);
 });
 $("type").addEventListener("click", async () => {
-  const text = $("text").value.replaceAll("\r\n", "\n");
+  const text = [...$("text").value.replaceAll("\r\n", "\n")];
+  const lacks = lacking(text);
+  if (lacks.length > 0 && !asks) {
+    told(`${noKey(lacks)}. Nothing was typed.`);
+    asks = true;
+    $("type").textContent = "Type the rest";
+    return;
+  }
+  asks = false;
+  $("type").textContent = "Type it";
+  told("");
   $("clipboard").hidePopover();
-  for (const letter of text) {
-    if (!rfb) {
-      break;
+  const [own, typed] = [rfb, text.filter((it) => !lacks.includes(it))];
+  let count = 0;
+  for (const letter of typed) {
+    // The host reads no more when the machine is far behind.
+    while (rfb === own && line.bufferedAmount > FULL) {
+      tell(`Typing: ${count} of ${typed.length} characters…`);
+      await new Promise((done) => { setTimeout(done, LOOK); });
+    }
+    if (!own || rfb !== own) {
+      tell(`The connection ended: ${count} of ${typed.length} characters were typed.`);
+      return;
     }
     letters(letter);
-    await new Promise((done) => { setTimeout(done, BETWEEN_KEYS); });
+    count += 1;
   }
+  const left = lacks.length > 0 ? `, without ${lacks.join(" ")}` : "";
+  tell(`Typed ${count} characters${left}.`);
 });
 
 // --- buttons of the machine
-$("off").addEventListener("click", () => {
-  rfb?.machineShutdown();
+const SURE = {
+  reset: "Reset the machine? What it has not written to its disks is lost.",
+  off: "Switch the machine off at once? What it has not written to its disks is lost.",
+};
+const DONE = {
+  shutdown: "The guest was asked to shut down.",
+  reset: "The machine starts anew.",
+  resume: "The machine runs on.",
+  off: "The machine is switched off.",
+};
+let paused = 0;
+
+// Whether the machine is paused; others may pause it, too.
+async function state(answer) {
+  clearTimeout(paused);
+  const found = await (answer ?? fetch("machine", { cache: "no-store" })).catch(() => null);
+  if (!rfb || document.body.dataset.state !== "connected" || !found?.ok) {
+    return;
+  }
+  const still = (await found.json()).state === "paused";
+  $("pause").dataset.press = still ? "resume" : "pause";
+  $("pause").textContent = still ? "Resume" : "Pause";
+  $("pause").title = still ? "Let the machine run on" : "Stop the machine where it is";
+  $("state").textContent = still ? "paused" : "connected";
+  $("resume").hidden = !still || looks;
+  document.body.classList.toggle("still", still);
+  say(still ? "The machine is paused." : "");
+  if (still) {
+    paused = setTimeout(state, PAUSED);
+  }
+}
+
+async function push(button) {
+  if (SURE[button] && !confirm(SURE[button])) {
+    return;
+  }
+  $("power-told").textContent = "";
+  const answer = await fetch(`machine/${button}`, { method: "POST" }).catch(() => null);
+  if (!answer?.ok) {
+    $("power-told").textContent = answer ? (await answer.text()).trim() : "The host cannot be reached.";
+    return;
+  }
   $("power").hidePopover();
+  tell(DONE[button] ?? "");
+  state(Promise.resolve(answer));
+}
+
+document.querySelectorAll("[data-press]").forEach((button) => {
+  button.addEventListener("click", () => push(button.dataset.press));
 });
-$("reset").addEventListener("click", () => {
-  $("power").hidePopover();
-  if (confirm("Reset the machine? What it has not written is lost.")) {
-    rfb?.machineReset();
+$("resume").addEventListener("click", () => push("resume"));
+$("power").addEventListener("beforetoggle", (event) => {
+  $("power-told").textContent = "";
+  if (event.newState === "open") {
+    state();
   }
 });
+
+// --- more keys than there is room for: the edge says so
+const strip = $("strip");
+function edges() {
+  const end = strip.scrollWidth - strip.clientWidth - strip.scrollLeft;
+  strip.classList.toggle("before", strip.scrollLeft > 4);
+  strip.classList.toggle("after", end > 4);
+}
+strip.addEventListener("scroll", edges, { passive: true });
+new ResizeObserver(edges).observe(strip);
 
 arrange();
 connect();

@@ -76,7 +76,8 @@ impl Ear {
 }
 
 /// The address that the owner of a card says that it has.
-fn said(packet: &[u8], mac: Mac) -> Option<Ipv4Addr> {
+#[must_use]
+pub fn said(packet: &[u8], mac: Mac) -> Option<Ipv4Addr> {
     let (kind, rest) = packet.split_first_chunk::<6>()?;
     let (_, rest) = rest.split_first_chunk::<2>()?;
     let (card, rest) = rest.split_first_chunk::<6>()?;

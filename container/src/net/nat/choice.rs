@@ -12,7 +12,6 @@ use crate::files;
 use crate::net::link::{Block, Pod};
 use crate::net::resolv::Resolv;
 use crate::settings::Settings;
-use crate::settings::translate::Display;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
 use crate::settings::words::{Mac, Ports, Protocol};
@@ -158,9 +157,7 @@ impl Kept {
     pub(super) fn of(settings: &Settings) -> Self {
         let mut kept = Self::default();
         let screen = &settings.screen;
-        if matches!(screen.display.is, Display::Web | Display::Vnc) {
-            kept.tcp.extend(u16::try_from(screen.vnc_port.0).ok());
-        }
+        kept.tcp.extend(settings.vnc());
         if screen.web {
             kept.tcp.extend(u16::try_from(screen.web_port.0).ok());
         }
@@ -203,6 +200,7 @@ pub(super) fn left_out(settings: &Settings, kept: &Kept) -> Vec<String> {
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::settings::translate::Display;
 
     fn address(text: &str) -> Ipv4Addr {
         text.parse().unwrap()
@@ -263,6 +261,9 @@ mod test {
     fn what_the_pod_serves_stays_with_it() {
         let mut settings = Settings::unsaid();
         let kept = Kept::of(&settings);
+        assert_eq!(kept.tcp, [8006].into(), "nobody asked for VNC: its port is the guest's");
+        settings.screen.display.is = Display::Vnc;
+        let kept = Kept::of(&settings);
         assert_eq!(kept.tcp, [5900, 8006].into());
         assert_eq!(loopback_ports(&settings, &kept), [3389].into());
         settings.network.kept.0 = vec![(3389, Protocol::Tcp), (161, Protocol::Udp)];
@@ -277,6 +278,7 @@ mod test {
     #[test]
     fn ports_that_are_not_led_to_the_guest_are_told() {
         let mut settings = Settings::unsaid();
+        settings.screen.display.is = Display::Vnc;
         let mut told = |ports| {
             settings.network.forwarded = Ports::read(ports).unwrap();
             left_out(&settings, &Kept::of(&settings))

@@ -1,4 +1,5 @@
-//! A connection of the guest and the pod's socket that it has outside: bytes are carried between.
+//! A connection of the guest and its other end, a socket of the pod or the gateway's name server:
+//! bytes are carried between.
 //!
 //! A side that does not read holds the other one back: what waits in between has a bound (`tcp`),
 //! and the rest waits in windows, here and outside.
@@ -14,6 +15,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Notify;
 
 use super::icmp::Why;
+use super::names::Names;
 use super::network::Network;
 use super::packet::{Draft, Packet, TCP};
 use super::segment::{CHECKSUM, Segment};
@@ -46,10 +48,23 @@ impl Pair {
     }
 }
 
+/// The side that asked for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The guest, to an outside host.
+    Guest,
+    /// The guest, to the gateway's name server.
+    Names,
+    /// An outside host, known by this address.
+    Host(IpAddr),
+}
+
 /// A connection.
 #[derive(Debug)]
 pub struct Connection {
     pair: Pair,
+    /// The side that asked for it.
+    pub origin: Origin,
     tcp: RefCell<Tcp>,
     wake: Notify,
     /// When something last went either way.
@@ -62,6 +77,58 @@ pub enum Outside {
     Dial(Vec<u8>),
     /// Connected.
     Here(TcpStream),
+    /// The gateway's name server.
+    Names,
+}
+
+/// What bytes are exchanged with.
+enum Stream<'a> {
+    Socket(TcpStream),
+    Names(&'a Names),
+}
+
+impl Stream<'_> {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Socket(stream) => stream.try_write(bytes),
+            Self::Names(names) => names.try_write(bytes),
+        }
+    }
+
+    fn try_read_buf(&self, room: &mut Vec<u8>) -> io::Result<usize> {
+        match self {
+            Self::Socket(stream) => stream.try_read_buf(room),
+            Self::Names(names) => names.try_read_buf(room),
+        }
+    }
+
+    /// Waits until there is something to read.
+    async fn readable(&self) {
+        match self {
+            // An error is read as well.
+            Self::Socket(stream) => drop(stream.readable().await),
+            Self::Names(names) => names.readable().await,
+        }
+    }
+
+    /// Waits until something can be written.
+    async fn writable(&self) {
+        match self {
+            Self::Socket(stream) => drop(stream.writable().await),
+            Self::Names(names) => names.writable().await,
+        }
+    }
+
+    /// No more bytes follow.
+    fn shutdown(&self) {
+        match self {
+            Self::Socket(stream) => {
+                // It may be gone already.
+                rustix::net::shutdown(stream, Shutdown::Write).ok();
+            }
+            Self::Names(names) => names.shutdown(),
+        }
+    }
 }
 
 /// What a connection waits for.
@@ -75,9 +142,9 @@ struct Wish {
 impl Connection {
     /// A connection that begins.
     #[must_use]
-    pub fn new(pair: Pair, tcp: Tcp) -> Self {
+    pub fn new(pair: Pair, origin: Origin, tcp: Tcp) -> Self {
         let used = Cell::new(Instant::now());
-        Self { pair, tcp: RefCell::new(tcp), wake: Notify::new(), used }
+        Self { pair, origin, tcp: RefCell::new(tcp), wake: Notify::new(), used }
     }
 
     /// The guest sent something.
@@ -101,23 +168,46 @@ impl Connection {
                 Some(stream)
             }
             Outside::Dial(packet) => self.dial(network, &packet).await,
+            Outside::Names => {
+                // Few connections are for names: the others need no room for this.
+                Box::pin(self.name(network)).await;
+                None
+            }
         };
         if let Some(stream) = stream {
             // What is not there to be told is no loss: small pieces wait, dead peers are not found.
             stream.set_nodelay(true).ok();
             sockopt::set_socket_keepalive(&stream, true).ok();
-            if !self.carry(network, &stream).await {
+            let stream = Stream::Socket(stream);
+            let in_order = self.carry(network, &stream).await;
+            if let (false, Stream::Socket(stream)) = (in_order, &stream) {
                 // Whoever is outside is to see that this was no orderly end.
-                sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).ok();
+                sockopt::set_socket_linger(stream, Some(Duration::ZERO)).ok();
             }
         }
         self.emit(network);
     }
 
+    /// Has the gateway's name server answer, within this very task.
+    async fn name(&self, network: &Rc<Network>) {
+        self.tcp.borrow_mut().connected();
+        let names = Names::default();
+        let stream = Stream::Names(&names);
+        let serve = async {
+            names.serve(&network.names.relay).await;
+            // The guest is still to hear the end.
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            _ = self.carry(network, &stream) => {}
+            () = serve => {}
+        }
+    }
+
     /// Connects; the guest hears of it, whatever comes of it.
     async fn dial(&self, network: &Rc<Network>, packet: &[u8]) -> Option<TcpStream> {
         let dialled = tokio::select! {
-            dialled = connect(self.pair.peer) => dialled,
+            dialled = connect(network.outside(self.pair.peer)) => dialled,
             () = self.given_up() => return None,
         };
         let error = match dialled {
@@ -153,14 +243,13 @@ impl Connection {
     }
 
     /// Carries bytes until it is over; says whether it ended in order.
-    async fn carry(&self, network: &Rc<Network>, stream: &TcpStream) -> bool {
+    async fn carry(&self, network: &Rc<Network>, stream: &Stream<'_>) -> bool {
         let (mut read_all, mut shut) = (false, false);
         loop {
             let wish = self.exchange(network, stream, &mut read_all);
             if !shut && self.tcp.borrow().has_ended() {
                 shut = true;
-                // It may be gone already.
-                rustix::net::shutdown(stream, Shutdown::Write).ok();
+                stream.shutdown();
             }
             if self.tcp.borrow().stage() == Stage::Over {
                 return false;
@@ -173,7 +262,7 @@ impl Connection {
     }
 
     /// Does all that can be done now.
-    fn exchange(&self, network: &Network, stream: &TcpStream, read_all: &mut bool) -> Wish {
+    fn exchange(&self, network: &Network, stream: &Stream<'_>, read_all: &mut bool) -> Wish {
         let now = Instant::now();
         let mut tcp = self.tcp.borrow_mut();
         tcp.tick(now);
@@ -211,13 +300,13 @@ impl Connection {
     }
 
     /// Waits until there is something to do.
-    async fn wait(&self, network: &Network, stream: &TcpStream, wish: &Wish) {
+    async fn wait(&self, network: &Network, stream: &Stream<'_>, wish: &Wish) {
         let quiet = self.tcp.borrow_mut().is_loaded().then(|| Instant::now() + KEEP);
         let due = [wish.due, quiet].into_iter().flatten().min();
         let due = due.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
         tokio::select! {
-            _ = stream.readable(), if wish.read => {}
-            _ = stream.writable(), if wish.write => {}
+            () = stream.readable(), if wish.read => {}
+            () = stream.writable(), if wish.write => {}
             () = network.link.room(), if wish.room => {}
             () = self.wake.notified() => {}
             () = tokio::time::sleep_until(due.into()) => self.tcp.borrow_mut().release(),

@@ -4,8 +4,8 @@
 //! one host finds it from another (RFC 4787, 4.1), and each hears its own peer alone. Clients of
 //! forwarded ports share the socket that listens there.
 //!
-//! Threats: floods from either side. Nothing is queued: a datagram goes on at once or is lost, and
-//! the oldest flow gives way to a new one.
+//! Threats: floods from either side. Nothing is queued: a datagram goes on at once or is lost. When
+//! places are scarce the oldest flow gives way to a new one, and without a place nothing is opened.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -25,6 +25,7 @@ use super::connection::Pair;
 use super::icmp::Why;
 use super::network::{Network, Way};
 use super::packet::{Datagram, Draft, Packet, UDP};
+use super::quota::{Place, Places};
 
 /// How long a flow without traffic lives (RFC 4787, 4.3), and one that asks a name server.
 const IDLE: Duration = Duration::from_secs(120);
@@ -47,7 +48,7 @@ pub struct Datagrams {
     ports: RefCell<HashMap<SocketAddr, (u16, usize)>>,
     doors: RefCell<Vec<Rc<Door>>>,
     room: RefCell<Vec<u8>>,
-    most: usize,
+    places: Places,
 }
 
 /// A flow.
@@ -59,6 +60,8 @@ struct Flow {
     end: Notify,
     /// The beginning of the guest's last packet.
     quoted: RefCell<Vec<u8>>,
+    /// Given back after the socket.
+    _place: Place,
 }
 
 /// A port of the pod that is the guest's.
@@ -72,15 +75,15 @@ struct Door {
 }
 
 impl Datagrams {
-    /// So many flows at most.
+    /// No flows, with so many places.
     #[must_use]
-    pub fn new(most: usize) -> Self {
+    pub fn new(places: usize) -> Self {
         Self {
             flows: RefCell::default(),
             ports: RefCell::default(),
             doors: RefCell::default(),
             room: RefCell::new(vec![0; LONGEST]),
-            most,
+            places: Places::new(places),
         }
     }
 
@@ -111,8 +114,9 @@ impl Datagrams {
             return network.refuse(pair.back(), Why::NoPort, packet.quoted());
         }
         let known = self.flows.borrow().get(&pair).cloned();
-        let flow = match known.map_or_else(|| self.open(network, pair), Ok) {
-            Ok(flow) => flow,
+        let flow = match known.map_or_else(|| self.open(network, pair), |it| Ok(Some(it))) {
+            Ok(Some(flow)) => flow,
+            Ok(None) => return,
             Err(error) => {
                 match Why::of(&error) {
                     Some(why) => network.refuse(pair.back(), why, packet.quoted()),
@@ -159,31 +163,33 @@ impl Datagrams {
         true
     }
 
-    fn open(&self, network: &Rc<Network>, pair: Pair) -> io::Result<Rc<Flow>> {
+    /// Opens a flow; none without a place.
+    fn open(&self, network: &Rc<Network>, pair: Pair) -> io::Result<Option<Rc<Flow>>> {
+        let Some(place) = self.places.take() else { return Ok(None) };
         let mut flows = self.flows.borrow_mut();
-        if flows.len() >= self.most {
+        if self.places.are_scarce() {
             let oldest = flows.iter().min_by_key(|(_, flow)| flow.used.get());
             let oldest = oldest.map(|(pair, _)| *pair);
             if let Some(flow) = oldest.and_then(|pair| flows.remove(&pair)) {
                 flow.end.notify_one();
             }
         }
-        let socket = self.socket(&pair)?;
+        let socket = self.socket(&pair, network.outside(pair.peer))?;
         let used = Cell::new(Instant::now());
         let (end, quoted) = (Notify::new(), RefCell::default());
-        let flow = Rc::new(Flow { pair, socket, used, end, quoted });
+        let flow = Rc::new(Flow { pair, socket, used, end, quoted, _place: place });
         flows.insert(pair, flow.clone());
         let (network, live) = (network.clone(), flow.clone());
         spawn_local(async move {
             live.live(&network).await;
             network.datagrams.forget(&live);
         });
-        Ok(flow)
+        Ok(Some(flow))
     }
 
     /// A socket at the port of the pod that is the guest's, connected.
-    fn socket(&self, pair: &Pair) -> io::Result<UdpSocket> {
-        let v4 = pair.peer.is_ipv4();
+    fn socket(&self, pair: &Pair, peer: SocketAddr) -> io::Result<UdpSocket> {
+        let v4 = peer.is_ipv4();
         let any: IpAddr =
             if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let family = if v4 { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -199,7 +205,7 @@ impl Datagrams {
             rustix::net::bind(&socket, &SocketAddr::new(any, 0))?;
             sockopt::set_socket_reuseaddr(&socket, true)?;
         }
-        rustix::net::connect(&socket, &pair.peer)?;
+        rustix::net::connect(&socket, &peer)?;
         let socket = UdpSocket::from_std(socket.into())?;
         let port = socket.local_addr()?.port();
         ports.entry(pair.guest).or_insert((port, 0)).1 += 1;

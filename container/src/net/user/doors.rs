@@ -51,7 +51,7 @@ fn keeper(settings: &Settings, port: (u16, Protocol)) -> Option<&'static str> {
         Some("it is in HOST_PORTS")
     } else if settings.screen.web && tcp(settings.screen.web_port.0) {
         Some("it is WEB_PORT")
-    } else if tcp(settings.screen.vnc_port.0) {
+    } else if settings.vnc().is_some_and(|it| tcp(it.into())) {
         Some("it is VNC_PORT")
     } else {
         None
@@ -127,6 +127,7 @@ mod test {
     #[test]
     fn the_desktop_and_what_the_user_names_are_the_guests_but_not_what_the_pod_keeps() {
         let mut settings = Settings::unsaid();
+        settings.screen.vnc_port = Some(Within(5900));
         let rdp = vec![(3389, Protocol::Tcp), (3389, Protocol::Udp)];
         assert_eq!(ports(&settings), rdp);
         settings.network.forwarded = Ports::read("22,3389,8006,5900,7000/udp,8006/udp,9").unwrap();

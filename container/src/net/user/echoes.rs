@@ -1,5 +1,8 @@
 //! Pings of the guest, by sockets that may send echoes and nothing else (`IPPROTO_ICMP` with
 //! datagrams): no right is needed but the group range of `net.ipv4.ping_group_range`.
+//!
+//! Threats: floods of ever other pings. When places are scarce the oldest flow gives way to a new
+//! one, and without a place nothing is opened.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,9 +19,8 @@ use tokio::task::spawn_local;
 use super::icmp::{self, Echo, HEADER, Why};
 use super::network::Network;
 use super::packet::Packet;
+use super::quota::{Place, Places};
 
-/// How many programs of the guest may ping at a time.
-const MOST: usize = 128;
 /// How long an answer may take.
 const IDLE: Duration = Duration::from_secs(30);
 /// Most bytes of an answer.
@@ -30,8 +32,11 @@ const TURN: usize = 32;
 type Key = (IpAddr, IpAddr, [u8; 2]);
 
 /// Flows.
-#[derive(Debug, Default)]
-pub struct Echoes(RefCell<HashMap<Key, Rc<Flow>>>);
+#[derive(Debug)]
+pub struct Echoes {
+    flows: RefCell<HashMap<Key, Rc<Flow>>>,
+    places: Places,
+}
 
 #[derive(Debug)]
 struct Flow {
@@ -40,21 +45,30 @@ struct Flow {
     socket: UdpSocket,
     used: Cell<Instant>,
     end: Notify,
+    /// Given back after the socket.
+    _place: Place,
 }
 
 impl Echoes {
+    /// No flows, with so many places.
+    #[must_use]
+    pub fn new(places: usize) -> Self {
+        Self { flows: RefCell::default(), places: Places::new(places) }
+    }
+
     /// All flows end.
     pub fn end(&self) {
-        self.0.borrow().values().for_each(|flow| flow.end.notify_one());
+        self.flows.borrow().values().for_each(|flow| flow.end.notify_one());
     }
 
     /// Sends an echo of the guest.
     pub fn send(&self, network: &Rc<Network>, packet: &Packet<'_>, echo: &Echo<'_>) {
         let key = (packet.from, packet.to, echo.ident);
         let back = (packet.to, packet.from);
-        let known = self.0.borrow().get(&key).cloned();
-        let flow = known.map_or_else(|| self.open(network, key), Ok);
+        let known = self.flows.borrow().get(&key).cloned();
+        let flow = known.map_or_else(|| self.open(network, key), |it| Ok(Some(it)));
         let sent = flow.and_then(|flow| {
+            let Some(flow) = flow else { return Ok(0) };
             flow.used.set(Instant::now());
             Ok(rustix::net::send(&flow.socket, echo.message, SendFlags::DONTWAIT)?)
         });
@@ -72,7 +86,9 @@ impl Echoes {
         }
     }
 
-    fn open(&self, network: &Rc<Network>, key: Key) -> io::Result<Rc<Flow>> {
+    /// Opens a flow; none without a place.
+    fn open(&self, network: &Rc<Network>, key: Key) -> io::Result<Option<Rc<Flow>>> {
+        let Some(place) = self.places.take() else { return Ok(None) };
         let (family, protocol) = match key.1 {
             IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP),
             IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
@@ -80,12 +96,12 @@ impl Echoes {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let kind = SocketType::DGRAM;
         let socket = rustix::net::socket_with(family, kind, flags, Some(protocol))?;
-        rustix::net::connect(&socket, &SocketAddr::new(key.1, 0))?;
+        rustix::net::connect(&socket, &network.outside(SocketAddr::new(key.1, 0)))?;
         let socket = UdpSocket::from_std(socket.into())?;
-        let flow =
-            Rc::new(Flow { key, socket, used: Cell::new(Instant::now()), end: Notify::new() });
-        let mut flows = self.0.borrow_mut();
-        if flows.len() >= MOST {
+        let (used, end) = (Cell::new(Instant::now()), Notify::new());
+        let flow = Rc::new(Flow { key, socket, used, end, _place: place });
+        let mut flows = self.flows.borrow_mut();
+        if self.places.are_scarce() {
             let oldest = flows.iter().min_by_key(|(_, flow)| flow.used.get()).map(|(key, _)| *key);
             if let Some(flow) = oldest.and_then(|key| flows.remove(&key)) {
                 flow.end.notify_one();
@@ -97,11 +113,11 @@ impl Echoes {
             live.live(&network).await;
             network.echoes.forget(&live);
         });
-        Ok(flow)
+        Ok(Some(flow))
     }
 
     fn forget(&self, flow: &Rc<Flow>) {
-        let mut flows = self.0.borrow_mut();
+        let mut flows = self.flows.borrow_mut();
         if flows.get(&flow.key).is_some_and(|it| Rc::ptr_eq(it, flow)) {
             flows.remove(&flow.key);
         }

@@ -18,6 +18,8 @@ const LENGTH: usize = 4;
 const FRAME: usize = 65535 + ETHERNET + 4;
 /// What one read may bring: several of the longest frames.
 const INPUT: usize = 256 << 10;
+/// How many frames are taken in a row before other tasks have their turn.
+const TURN: usize = 256;
 /// As much may wait to be sent, and the frame that comes then.
 const OUTPUT: usize = 256 << 10;
 /// What cannot wait has so much more room.
@@ -108,18 +110,26 @@ pub async fn read(socket: &UnixStream, mut take: impl FnMut(&[u8])) -> io::Resul
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => return Err(error),
         }
-        let used = split(&input[..filled], &mut take)?;
+        let mut used = 0;
+        loop {
+            let count = split(&input[used..filled], &mut take)?;
+            if count == 0 {
+                break;
+            }
+            used += count;
+            // The tasks that these frames are for go on before there are more.
+            tokio::task::yield_now().await;
+        }
         input.copy_within(used..filled, 0);
         filled -= used;
-        // Those whose frames these were go on before there are more.
-        tokio::task::yield_now().await;
     }
 }
 
-/// Gives each whole frame to `take`; the answer is how many bytes they were.
+/// Gives whole frames to `take`, up to [`TURN`]; the answer is how many bytes they were.
 fn split(input: &[u8], take: &mut impl FnMut(&[u8])) -> io::Result<usize> {
     let mut rest = input;
-    while let Some((length, behind)) = rest.split_first_chunk::<LENGTH>() {
+    for _ in 0..TURN {
+        let Some((length, behind)) = rest.split_first_chunk::<LENGTH>() else { break };
         let number = u32::from_be_bytes(*length);
         let length = usize::try_from(number).unwrap_or(usize::MAX);
         if !(ETHERNET..=FRAME).contains(&length) {
@@ -144,6 +154,14 @@ mod test {
         let used = split(&input, &mut |frame| frames.push(frame.to_vec())).unwrap();
         assert_eq!((used, frames), (42, vec![vec![1; 14], vec![2; 20]]));
         assert_eq!(split(&input[..20], &mut |_| ()).unwrap(), 18);
+    }
+
+    #[test]
+    fn a_burst_leaves_turns_to_others() {
+        let input = [&[0, 0, 0, 14][..], &[1; 14]].concat().repeat(TURN + 1);
+        let mut count = 0;
+        assert_eq!(split(&input, &mut |_| count += 1).unwrap(), 18 * TURN);
+        assert_eq!(count, TURN);
     }
 
     #[test]

@@ -3,19 +3,18 @@
 //!
 //! Threats: the guest sends any frames from any addresses. The pod's own addresses, those of its
 //! loopback and all that names no single host are nowhere; so is the loopback behind IPv6 names
-//! for IPv4 addresses. All tables have a bound, beyond which what was unused for longest goes.
+//! for IPv4 addresses. All tables have a bound, beyond which what was unused for longest goes; a
+//! task has its place (`quota`) before it starts.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::collections::HashSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpStream;
-use tokio::task::spawn_local;
-
-use super::connection::{Connection, Outside, Pair};
+use super::connection::{Origin, Pair};
+use super::connections::Connections;
 use super::datagrams::Datagrams;
 use super::echoes::Echoes;
 use super::fragments::Fragments;
@@ -24,18 +23,15 @@ use super::lan::Lan;
 use super::link::Link;
 use super::neighbours;
 use super::packet::{
-    ARP, ArpRequest, Datagram, Draft, Ends, Frame, HEADER_V4, HEADER_V6, ICMP, ICMPV6, IPV4, IPV6,
-    Mac, Packet, TCP, UDP, write_frame,
+    ARP, ArpRequest, Datagram, Draft, Ends, Frame, ICMP, ICMPV6, IPV4, IPV6, Mac, Packet, TCP, UDP,
+    write_frame,
 };
-use super::segment::{self, ACK, RST, SYN, Segment, Seq};
-use super::service;
-use super::tcp::buffer::Budget;
-use super::tcp::{Start, Tcp};
+use super::quota::{Limits, Places};
+use super::segment::{self, ACK, RST, SYN, Segment};
+use super::service::{self, Server};
 use crate::net::dns;
 use crate::net::relay::Relay;
 
-/// How many connections there may be, where the process may have as many files.
-const CONNECTIONS: usize = 2048;
 /// For how long an address that was found out not to be the pod's is not.
 const RECENT: Duration = Duration::from_secs(1);
 
@@ -62,48 +58,59 @@ pub struct Network {
     pub datagrams: Datagrams,
     /// Flows of pings.
     pub echoes: Echoes,
+    /// Connections.
+    pub connections: Connections,
+    /// The guest's name server.
+    pub names: Server,
     /// The guest's card.
     card: Cell<Mac>,
     /// The guest's IPv6 address that other hosts know.
     guest_v6: Cell<Option<Ipv6Addr>>,
-    budget: Budget,
-    connections: RefCell<HashMap<Pair, Rc<Connection>>>,
-    most: usize,
-    /// The guest's name server.
-    pub relay: Relay,
     fragments: RefCell<Fragments>,
     /// What was said already.
     said: RefCell<HashSet<&'static str>>,
-    secret: RandomState,
     /// Where the last packet went, and when that was found out.
     last: Cell<Option<(IpAddr, Instant, Way)>>,
     /// The number of the next packet that goes in parts.
     parts: Cell<u16>,
+    /// A port of the loopback in place of all outside hosts.
+    diverted: Cell<Option<u16>>,
 }
 
 impl Network {
     /// A network with these addresses, for a process that may have so many files.
     #[must_use]
     pub fn new(lan: Lan, relay: Relay, files: usize) -> Self {
-        // Half of them at most: the pod needs files for other things, too.
-        let most = (files / 4).clamp(16, CONNECTIONS);
+        let limits = Limits::of(files);
         Self {
             lan,
             link: Link::default(),
-            datagrams: Datagrams::new(most / 2),
-            echoes: Echoes::default(),
+            datagrams: Datagrams::new(limits.datagrams),
+            echoes: Echoes::new(limits.echoes),
+            connections: Connections::new(&limits),
+            names: Server { relay, questions: Places::new(limits.questions) },
             card: Cell::new(super::packet::BROADCAST),
             guest_v6: Cell::new(None),
-            budget: Budget::default(),
-            connections: RefCell::default(),
-            most,
-            relay,
             fragments: RefCell::default(),
             said: RefCell::default(),
-            secret: RandomState::new(),
             last: Cell::new(None),
             parts: Cell::new(0),
+            diverted: Cell::new(None),
         }
+    }
+
+    /// Has all that is for outside hosts go to this port of the loopback, so that nothing that a
+    /// fuzzer makes leaves the host.
+    pub fn divert(&self, port: u16) {
+        self.diverted.set(Some(port));
+    }
+
+    /// Where sockets for an outside host are connected to.
+    #[must_use]
+    pub fn outside(&self, peer: SocketAddr) -> SocketAddr {
+        let loopback: IpAddr =
+            if peer.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        self.diverted.get().map_or(peer, |port| SocketAddr::new(loopback, port))
     }
 
     /// The guest is there.
@@ -117,8 +124,7 @@ impl Network {
     /// The guest is gone, and all that it had.
     pub fn unplug(&self) {
         self.link.connect(false);
-        let connections: Vec<_> = self.connections.borrow().values().cloned().collect();
-        connections.iter().for_each(|connection| connection.abort());
+        self.connections.end();
         self.datagrams.end();
         self.echoes.end();
         self.guest_v6.set(None);
@@ -320,18 +326,26 @@ impl Network {
         {
             return way;
         }
-        // The kernel knows best: only an own address can be bound to.
-        let own = to == IpAddr::V4(self.lan.guest) || UdpSocket::bind((to, 0)).is_ok();
-        let way = if own { Way::Closed } else { Way::Outside };
-        self.last.set(Some((to, now, way)));
-        way
+        let way = if to == IpAddr::V4(self.lan.guest) { Ok(Way::Closed) } else { probe(to) };
+        match way {
+            Ok(way) => {
+                self.last.set(Some((to, now, way)));
+                way
+            }
+            // It may be one of the pod's.
+            Err(error) => {
+                self.say("probe", || {
+                    format!("{to}: whose address this is cannot be found out now: {error}")
+                });
+                Way::Closed
+            }
+        }
     }
 
     fn hear_tcp(self: &Rc<Self>, packet: &Packet<'_>) {
         let Some(segment) = Segment::read(packet) else { return };
         let pair = Pair::of(packet, segment.ports);
-        let known = self.connections.borrow().get(&pair).cloned();
-        if let Some(connection) = known {
+        if let Some(connection) = self.connections.find(&pair) {
             return connection.hear(&segment, Instant::now());
         }
         let Some(way) = self.admit(packet) else { return };
@@ -344,17 +358,9 @@ impl Network {
         if !open || segment.flags & (SYN | ACK | RST) != SYN {
             return self.reset(&pair, &segment);
         }
-        let tcp = Tcp::asked(&self.start(&pair), &segment);
-        if way == Way::Gateway && segment.ports.1 == dns::PORT {
-            match service::connect(self) {
-                Ok(stream) => self.begin(pair, tcp, Outside::Here(stream)),
-                Err(error) => self.say("names", || format!("the name server: {error}")),
-            }
-            return;
-        }
-        // Enough for the guest to know its own segment again.
-        let quoted = packet.quoted()[..packet.quoted().len().min(80)].to_vec();
-        self.begin(pair, tcp, Outside::Dial(quoted));
+        let names = way == Way::Gateway && segment.ports.1 == dns::PORT;
+        let origin = if names { Origin::Names } else { Origin::Guest };
+        self.connections.ask(self, (pair, origin), &segment, packet.quoted());
     }
 
     /// There is no such connection.
@@ -364,74 +370,6 @@ impl Network {
         let header = header.bytes();
         let draft = Draft { protocol: TCP, header, checksum: segment::CHECKSUM, data: &[] };
         self.send(pair.back(), &draft);
-    }
-
-    fn start(&self, pair: &Pair) -> Start {
-        let header = if pair.guest.is_ipv4() { HEADER_V4 } else { HEADER_V6 };
-        let headers = u16::try_from(header + segment::HEADER).expect("headers are short");
-        let now = Instant::now();
-        let [.., a, b, c, d] = self.secret.hash_one((pair, now)).to_be_bytes();
-        Start {
-            ports: (pair.peer.port(), pair.guest.port()),
-            first: Seq(u32::from_be_bytes([a, b, c, d])),
-            mss: self.lan.mtu - headers,
-            budget: self.budget.clone(),
-            now,
-        }
-    }
-
-    fn begin(self: &Rc<Self>, pair: Pair, tcp: Tcp, outside: Outside) {
-        let connection = Rc::new(Connection::new(pair, tcp));
-        let before = {
-            let mut connections = self.connections.borrow_mut();
-            if connections.len() >= self.most {
-                let oldest = connections.iter().min_by_key(|(_, it)| it.used.get());
-                let oldest = oldest.map(|(pair, _)| *pair);
-                oldest.and_then(|pair| connections.remove(&pair))
-            } else {
-                None
-            }
-        };
-        if let Some(oldest) = before {
-            self.say("connections", || {
-                format!("the guest has {} connections: the one unused for longest ends", self.most)
-            });
-            oldest.abort();
-        }
-        self.connections.borrow_mut().insert(pair, connection.clone());
-        let network = self.clone();
-        spawn_local(async move {
-            connection.live(&network, outside).await;
-            let mut connections = network.connections.borrow_mut();
-            // It may have given way to another one already.
-            if connections.get(&pair).is_some_and(|it| Rc::ptr_eq(it, &connection)) {
-                connections.remove(&pair);
-            }
-        });
-    }
-
-    /// Somebody has connected to a port of the pod that is the guest's.
-    pub fn accept(self: &Rc<Self>, stream: TcpStream, from: SocketAddr, port: u16) {
-        let (guest, peer) = self.seen(from);
-        let mut pair = Pair { guest: SocketAddr::new(guest, port), peer };
-        // Two clients can look the same only where neither has an address that the guest knows.
-        let connections = self.connections.borrow();
-        let taken = (0..256).take_while(|_| {
-            let taken = connections.contains_key(&pair);
-            if taken {
-                pair.peer.set_port(pair.peer.port().checked_add(1).unwrap_or(1024));
-            }
-            taken
-        });
-        let tries = taken.count();
-        drop(connections);
-        if !self.link.is_connected() || tries == 256 {
-            let now = Duration::ZERO;
-            rustix::net::sockopt::set_socket_linger(&stream, Some(now)).ok();
-            return;
-        }
-        let tcp = Tcp::asking(&self.start(&pair));
-        self.begin(pair, tcp, Outside::Here(stream));
     }
 
     /// The address of the guest for a client from outside, and the client's as the guest sees it:
@@ -478,5 +416,14 @@ impl Network {
         let cards = (self.lan.mac, neighbours::ALL_NODES_CARD);
         let ends = Ends { cards, addresses: (lan.gateway.into(), all) };
         self.link.send(|output| told.draft().write(output, &ends));
+    }
+}
+
+/// Whether an address is another host's: the kernel lets nobody bind to one.
+fn probe(address: IpAddr) -> io::Result<Way> {
+    match UdpSocket::bind((address, 0)) {
+        Ok(_) => Ok(Way::Closed),
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(Way::Outside),
+        Err(error) => Err(error),
     }
 }

@@ -1,24 +1,27 @@
 //! What the gateway itself serves the guest: addresses by DHCP, and names by DNS.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::IpAddr;
 use std::rc::Rc;
-use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::task::spawn_local;
-use tokio::time::timeout;
 
 use super::connection::Pair;
 use super::datagrams;
+use super::names::QUESTION;
 use super::network::Network;
 use super::packet::{Datagram, Packet};
+use super::quota::Places;
 use crate::net::dhcp;
 use crate::net::dns::{self, Way};
-use crate::net::relay::{Relay, read_framed, write_framed};
+use crate::net::relay::Relay;
 
-/// How long a connection for names may say nothing (RFC 7766, 6.2.3).
-const IDLE: Duration = Duration::from_secs(30);
+/// The guest's name server.
+pub struct Server {
+    /// The pod's resolvers.
+    pub relay: Relay,
+    /// Places of questions that came by UDP.
+    pub questions: Places,
+}
 
 /// Answers a datagram to a service of the gateway; false when it is for none.
 pub fn hear(network: &Rc<Network>, packet: &Packet<'_>, datagram: &Datagram<'_>) -> bool {
@@ -28,66 +31,42 @@ pub fn hear(network: &Rc<Network>, packet: &Packet<'_>, datagram: &Datagram<'_>)
             true
         }
         (to, dns::PORT) if to == network.gateway(to) => {
-            let (network, message) = (network.clone(), datagram.data.to_vec());
-            let pair = Pair::of(packet, (datagram.from, datagram.to));
-            spawn_local(async move {
-                let answer = network.relay.answer(&message, Way::Datagram).await;
-                if let Some(answer) = answer {
-                    datagrams::pass(&network, &pair, &answer);
-                }
-            });
+            answer(network, Pair::of(packet, (datagram.from, datagram.to)), datagram.data);
             true
         }
         _ => false,
     }
 }
 
+/// Answers a question for names. Without a place it is dropped: the guest asks again.
+fn answer(network: &Rc<Network>, pair: Pair, question: &[u8]) {
+    if question.len() > QUESTION {
+        return;
+    }
+    let Some(place) = network.names.questions.take() else { return };
+    let (network, question) = (network.clone(), question.to_vec());
+    spawn_local(async move {
+        if let Some(answer) = network.names.relay.answer(&question, Way::Datagram).await {
+            datagrams::pass(&network, &pair, &answer);
+        }
+        drop(place);
+    });
+}
+
 fn lease(network: &Network, datagram: &Datagram<'_>) {
-    let lan = &network.lan;
+    let (lan, relay) = (&network.lan, &network.names.relay);
     let config = dhcp::Config {
         mac: network.card(),
         address: lan.guest,
         mask: lan.prefix,
         gateway: lan.gateway,
         dns: lan.gateway,
-        host: network.relay.host().to_owned(),
-        search: network.relay.resolv().search.clone(),
+        host: relay.host().to_owned(),
+        search: relay.resolv().search.clone(),
         mtu: Some(lan.mtu),
     };
     let Some(answer) = dhcp::answer(&config, datagram.data) else { return };
     let guest = (IpAddr::V4(answer.to), dhcp::CLIENT_PORT).into();
     let pair = Pair { guest, peer: (IpAddr::V4(lan.gateway), dhcp::SERVER_PORT).into() };
     datagrams::pass(network, &pair, &answer.payload);
-}
-
-/// The socket of a connection for names, whose other end is served here.
-///
-/// # Errors
-///
-/// When there are no sockets left.
-pub fn connect(network: &Rc<Network>) -> io::Result<TcpStream> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let near = std::net::TcpStream::connect(listener.local_addr()?)?;
-    let (far, from) = listener.accept()?;
-    if from != near.local_addr()? {
-        // Somebody else in the pod was faster.
-        return Err(io::ErrorKind::AddrInUse.into());
-    }
-    near.set_nonblocking(true)?;
-    far.set_nonblocking(true)?;
-    let (near, far) = (TcpStream::from_std(near)?, TcpStream::from_std(far)?);
-    let network = network.clone();
-    spawn_local(async move {
-        // It ends as the guest's connection does, or when it says nothing for too long.
-        answer(&network.relay, far).await.ok();
-    });
-    Ok(near)
-}
-
-async fn answer(relay: &Relay, mut stream: TcpStream) -> io::Result<()> {
-    while let Ok(message) = timeout(IDLE, read_framed(&mut stream)).await {
-        let Some(answer) = relay.answer(&message?, Way::Stream).await else { return Ok(()) };
-        write_framed(&mut stream, &answer).await?;
-    }
-    Ok(())
 }

@@ -15,7 +15,7 @@ use self::receiver::Receiver;
 use self::sender::{Heard, Sender};
 use super::segment::{ACK, MAX_SCALE, PSH, RST, SYN, Segment, Seq};
 
-/// Room of each direction in any case, and at most.
+/// Room of each direction while the budget has it, and at most.
 const ROOM: usize = 64 << 10;
 const LARGE: usize = 1 << 20;
 /// How long until something is sent again at first, and at most: the guest is near, but may stand
@@ -422,15 +422,16 @@ impl Tcp {
         self.stage == Stage::Over || (self.stage == Stage::Asked && self.reset.is_some())
     }
 
-    /// Whether there is memory that holds nothing.
+    /// Whether there is memory that holds nothing, or room that is kept for nothing.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
-        self.sender.data.is_loaded() || self.receiver.data.is_loaded()
+        self.sender.is_loaded() || self.receiver.data.is_loaded()
     }
 
-    /// Gives back memory that holds nothing.
+    /// Gives back memory that holds nothing, and room for it.
     pub fn release(&mut self) {
-        self.sender.data.release();
+        self.sender.release();
+        // The guest may fill the window that it was told of: the receiver's room stays.
         self.receiver.data.release();
     }
 }

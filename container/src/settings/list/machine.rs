@@ -34,7 +34,8 @@ pub(super) const MACHINE: &[Variable] = variables! {
     translated "MOUSE" = "usb-tablet" (machine.mouse);
     /// The guest gets random numbers from the host.
     done "RNG" = "Y" (machine.rng);
-    /// The identity of the machine; else one that is made of its card's address.
+    /// The UUID of the machine, which activation and management tools know it by; else a random one
+    /// that is kept on the volume, in `windows.uuid`.
     done "UUID" = "" (machine.uuid);
     /// The serial number of the machine, or QEMU's words for what SMBIOS says.
     translated "SM_BIOS" = "" (machine.smbios);
@@ -66,6 +67,9 @@ pub(super) const POD: &[Variable] = variables! {
     done "TIMEOUT" = "105" (pod.timeout);
     /// An old name of TIMEOUT, which goes over it.
     done "QEMU_TIMEOUT" = "" (pod.timeout_old);
+    /// Seconds for which a pod that cannot start shows the reason at its web port before it ends,
+    /// so that an engine which starts it again does so slowly; 0 ends it at once.
+    done "ERROR_HOLD" = "30" (pod.hold);
     /// `dockur` brings back what the reference image does and this one holds unsafe: a screen
     /// without a password.
     done "COMPAT" = "none" (pod.compat);

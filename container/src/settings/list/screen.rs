@@ -4,19 +4,22 @@ use crate::settings::variable::{Variable, variables};
 
 /// The screen.
 pub(super) const SCREEN: &[Variable] = variables! {
-    /// Where the screen is seen: `web` (browsers and VNC), `vnc`, `disabled` (a display that nobody
-    /// sees) or `none` (no display).
+    /// Where the screen is seen: `web` (browsers, and VNC viewers where VNC_PORT is set), `vnc`,
+    /// `disabled` (a display that nobody sees) or `none` (no display).
     translated "DISPLAY" = "web" (screen.display);
     /// The display that the guest sees.
     translated "VGA" = "virtio" (screen.adapter);
-    /// The port for VNC viewers.
-    done "VNC_PORT" = "5900" (screen.vnc_port);
+    /// The port for VNC viewers, which have no TLS. Without it, and unless DISPLAY is `vnc` or
+    /// COMPAT is `dockur` (5900 then), the pod does not listen for them. Their password is made,
+    /// and `transom password` prints it.
+    done "VNC_PORT" = "" (screen.vnc_port);
     /// Browsers are served.
     done "WEB" = "Y" (screen.web);
     /// The port for browsers.
     done "WEB_PORT" = "8006" (screen.web_port);
-    /// The screen asks for USERNAME and PASSWORD. It does if nothing is said, unless COMPAT is
-    /// dockur; N opens it to all who reach its port.
+    /// The screen asks for USERNAME and PASSWORD; where PASSWORD is not set, one is made. If
+    /// PROTECT is not set it does, unless COMPAT is dockur, or VERSION is probe and PASSWORD is not
+    /// set; N opens it to all who reach its port.
     done "PROTECT" = "" (screen.protect);
     /// The password of the screen, where it is not PASSWORD.
     done "PASS" = "" (screen.pass);

@@ -1,6 +1,8 @@
 //! What a user says of a disk, and how it is opened.
 
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,8 +15,9 @@ use super::medium::{Medium, Report};
 use super::overlay::Overlay;
 use super::patience::{Full, OnFull, Patient};
 use super::raw::{Raw, check_size, open_locked};
+use super::rings::Rings;
 use super::threads::Threaded;
-use super::uring::{self, Ring};
+use super::uring::Ring;
 use super::{Channel, Drive, Geometry, Image, qcow2};
 use crate::board::{Event, Events};
 use crate::device::Place;
@@ -71,9 +74,58 @@ pub struct Config {
     /// file's name if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// The machine is only looked at: the file is left alone, and need not be there.
+    /// What is found at the path.
     #[serde(skip)]
-    pub(crate) absent: bool,
+    pub(crate) file: Expected,
+}
+
+/// A file by what its name cannot hide: its device and its inode there, as `DEV:INODE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct FileId {
+    /// Its file system.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// That of an open file.
+    #[must_use]
+    pub fn of(found: &Metadata) -> Self {
+        Self { device: found.dev(), inode: found.ino() }
+    }
+}
+
+impl TryFrom<String> for FileId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let pair = text.split_once(':');
+        let pair = pair.and_then(|(device, inode)| Some((device.parse(), inode.parse().ok()?)));
+        let Some((Ok(device), inode)) = pair else {
+            return Err(format!("`{text}` is no file: write DEV:INODE, two numbers"));
+        };
+        Ok(Self { device, inode })
+    }
+}
+
+impl From<FileId> for String {
+    fn from(FileId { device, inode }: FileId) -> Self {
+        format!("{device}:{inode}")
+    }
+}
+
+/// What is found at the path of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// Whatever is there.
+    #[default]
+    Any,
+    /// This file, or it is not opened.
+    Only(FileId),
+    /// The machine is only looked at: the file is left alone, and need not be there.
+    Nothing,
 }
 
 /// Queues where nobody says how many processors there are.
@@ -157,7 +209,7 @@ impl Config {
             slot: None,
             queues: None,
             serial: None,
-            absent: false,
+            file: Expected::Any,
         }
     }
 
@@ -172,7 +224,7 @@ impl Config {
 
     /// The same for who has no place any more.
     pub(super) fn open_for(&self, events: Events) -> anyhow::Result<Arc<dyn Image>> {
-        if self.absent {
+        if self.file == Expected::Nothing {
             return Ok(super::memory(self.sector.bytes().into()));
         }
         let full = move |now: Full| events(if now.full { Event::Hold } else { Event::Release });
@@ -232,6 +284,9 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
         ensure!(limit != Some(0), "`{key}=0` would never do anything: leave it out for no limit");
     }
     let opened = open_locked(&config.path, config.is_read_only())?;
+    if let Expected::Only(file) = config.file {
+        ensure!(FileId::of(&opened.found) == file, "{name} was replaced before it was opened");
+    }
     let image: Arc<dyn Image> = match choose(config.format, &config.path, &opened.file)? {
         Format::Raw => {
             let raw = Arc::new(Raw::new(opened, config)?);
@@ -239,7 +294,7 @@ pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Ima
             if config.overlay {
                 overlay(&name, raw, config)
             } else {
-                Arc::new(File::new(raw, &name))
+                Arc::new(File::new(raw, &name, config.queues()))
             }
         }
         Format::Qcow2 => {
@@ -275,19 +330,23 @@ fn overlay(name: &str, base: Arc<dyn Medium>, config: &Config) -> Arc<dyn Image>
 pub(super) struct File {
     raw: Arc<Raw>,
     report: Arc<Report>,
-    rings: bool,
+    /// Made before there is a guest: in its jail the process makes no more.
+    rings: Option<Arc<Rings>>,
 }
 
 /// How many threads read and write where there is no io_uring.
 const THREADS: usize = 4;
+/// Queues of the smallest and the largest controller, whatever is configured.
+const SERVED: (u16, u16) = (2, 64);
 
 impl File {
-    fn new(raw: Arc<Raw>, name: &str) -> Self {
-        let found = uring::available();
+    fn new(raw: Arc<Raw>, name: &str, queues: u16) -> Self {
+        // One more, by which a controller flushes.
+        let found = Rings::new(&raw.file, queues.clamp(SERVED.0, SERVED.1) + 1);
         if let Err(reason) = &found {
             tracing::info!(disk = name, "by {THREADS} threads, without io_uring: {reason}");
         }
-        Self { raw, report: Arc::new(Report::new(name)), rings: found.is_ok() }
+        Self { raw, report: Arc::new(Report::new(name)), rings: found.ok().map(Arc::new) }
     }
 
     /// As on a host that has no io_uring.
@@ -295,7 +354,7 @@ impl File {
     pub(super) fn by_threads(config: &Config) -> anyhow::Result<Arc<dyn Image>> {
         let raw = Raw::new(open_locked(&config.path, config.is_read_only())?, config)?;
         let report = Arc::new(Report::new("threads"));
-        Ok(Arc::new(Self { raw: Arc::new(raw), report, rings: false }))
+        Ok(Arc::new(Self { raw: Arc::new(raw), report, rings: None }))
     }
 }
 
@@ -305,11 +364,12 @@ impl Image for File {
     }
 
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
-        if self.rings {
-            let ring = Ring::new(self.raw.clone(), self.report.clone(), memory);
-            return Ok(Box::new(ring.context("a ring for a disk")?));
+        let (raw, report) = (self.raw.clone(), self.report.clone());
+        // Who needs more than there are does without.
+        match self.rings.as_ref().and_then(|rings| rings.lend(&raw.file).ok()) {
+            Some(ring) => Ok(Box::new(Ring::new(ring, raw, report, memory))),
+            None => Threaded::of(raw, report, THREADS).channel(memory),
         }
-        Threaded::of(self.raw.clone(), self.report.clone(), THREADS).channel(memory)
     }
 
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
@@ -323,7 +383,9 @@ mod test {
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
-    use super::super::rehearsal::{not_run, sparse};
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    use super::super::rehearsal::sparse;
     use super::*;
 
     /// What is said when it cannot be opened, in one sentence that names it.
@@ -427,13 +489,18 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 4096);
         fs::set_permissions(&path, Permissions::from_mode(0o400)).unwrap();
-        if rustix::process::geteuid().is_root() {
-            not_run("says_which_rights_are_missing", "root may open everything");
-            return;
-        }
-        let said = refusal(&Config::new(&path));
-        assert!(said.contains("no permission to open") && said.contains("`readonly`"), "{said}");
-        open(&Config { readonly: true, ..Config::new(&path) }, None).unwrap();
+        // Root may open everything: this thread gives that up, and ends.
+        let body = move || {
+            let own = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(own);
+            set_capabilities(None, sets).unwrap();
+            let said = refusal(&Config::new(&path));
+            assert!(said.contains("no permission to open"), "{said}");
+            assert!(said.contains("`readonly`"), "{said}");
+            open(&Config { readonly: true, ..Config::new(&path) }, None).unwrap();
+        };
+        std::thread::spawn(body).join().unwrap();
     }
 
     #[test]

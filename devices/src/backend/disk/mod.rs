@@ -17,6 +17,7 @@ mod qcow2;
 mod raw;
 #[cfg(test)]
 mod rehearsal;
+mod rings;
 mod threads;
 mod timer;
 mod tray;
@@ -29,7 +30,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::{Memory, Piece};
 
-pub use config::{Config, Direct, Sector, open};
+pub(crate) use config::Expected;
+pub use config::{Config, Direct, FileId, Sector, open};
 pub use drive::{Disks, Drive, Watch};
 pub use format::Format;
 pub use overlay::memory;

@@ -211,7 +211,7 @@ mod test {
 
     use super::super::driver::{Driver, piece};
     use super::super::overlay::Overlay;
-    use super::super::rehearsal::not_run;
+
     use super::super::threads::Threaded;
     use super::super::{Config, medium::Medium, open};
     use super::*;
@@ -371,7 +371,7 @@ mod test {
             mount.output().is_ok_and(|it| it.status.success())
         };
         if !mount("tmpfs") {
-            not_run("waits_for_room_on_a_real_volume", "mounting needs root");
+            skip::not_run("waits_for_room_on_a_real_volume", "mounting needs root");
             return;
         }
         let outcome = std::panic::catch_unwind(|| fill(folder.path()));

@@ -15,11 +15,6 @@ use super::*;
 use crate::size::Size;
 use crate::testutil::hostile::Noise;
 
-/// Says why a test did not run.
-pub(super) fn not_run(test: &str, why: &str) {
-    std::io::stderr().write_all(format!("{test}: not run: {why}\n").as_bytes()).unwrap();
-}
-
 pub(super) fn sparse(folder: &TempDir, name: &str, size: u64) -> PathBuf {
     let path = folder.path().join(name);
     File::create(&path).unwrap().set_len(size).unwrap();
@@ -30,7 +25,7 @@ pub(super) fn sparse(folder: &TempDir, name: &str, size: u64) -> PathBuf {
 pub(super) fn qemu_img(test: &str) -> bool {
     let there = Command::new("qemu-img").arg("--version").output().is_ok();
     if !there {
-        not_run(test, "there is no qemu-img here (package qemu-utils)");
+        skip::not_run(test, "there is no qemu-img here (package qemu-utils)");
     }
     there
 }
@@ -305,7 +300,7 @@ fn block_devices_are_as_the_model() {
     let path = sparse(&folder, "disk", SIZE as u64);
     let found = Command::new("losetup").args(["--find", "--show"]).arg(&path).output();
     let Some(device) = found.ok().filter(|it| it.status.success()) else {
-        not_run(test, "loop devices need root and /dev/loop-control");
+        skip::not_run(test, "loop devices need root and /dev/loop-control");
         return;
     };
     let device = PathBuf::from(String::from_utf8(device.stdout).unwrap().trim());

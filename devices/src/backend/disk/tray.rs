@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Config, Disks, Drive};
+use super::{Config, Disks, Drive, Expected, FileId};
 use crate::board::Events;
 use crate::device::Place;
 
@@ -23,12 +23,12 @@ pub trait Tray: Send + Sync {
     ///
     /// When there is none, it cannot be, or the guest holds it and nobody forces it.
     fn eject(&self, force: bool) -> anyhow::Result<()>;
-    /// Puts a medium in.
+    /// Puts a medium in: if it is said, this file and no other that has the path.
     ///
     /// # Errors
     ///
     /// When there is one, or it cannot be opened.
-    fn insert(&self, path: &Path) -> anyhow::Result<()>;
+    fn insert(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<()>;
 }
 
 /// Opens one medium after the other, as the configuration says it of the first.
@@ -57,8 +57,9 @@ impl Opener {
     /// # Errors
     ///
     /// As [`super::open`] does.
-    pub fn open(&self, path: &Path) -> anyhow::Result<Arc<Drive>> {
-        let config = Config { path: path.to_owned(), ..self.config.clone() };
+    pub fn open(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<Arc<Drive>> {
+        let file = only.map_or(Expected::Any, Expected::Only);
+        let config = Config { path: path.to_owned(), file, ..self.config.clone() };
         let image = config.open_for(self.events.clone())?;
         let drive = Arc::new(Drive::new(&self.name, config.serial()?, path, image));
         self.disks.add(&drive);

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::squeue::Entry;
-use io_uring::{EnterFlags, IoUring, Probe, opcode, types};
+use io_uring::{EnterFlags, opcode, types};
 use rustix::io::Errno;
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::medium::{Medium, Report};
 use super::raw::{Raw, is_full, zeroing};
+use super::rings::{ENTRIES, Lent};
 use super::threads::Threaded;
 use super::{Channel, Done, Fault, Image, Operation, Request};
 use crate::memory::Memory;
@@ -35,6 +36,10 @@ const PIECES: usize = 1024;
 const MOST: u64 = 1 << 30;
 /// Not a request: the thread aside has something.
 const ASIDE: u64 = u64::MAX;
+/// Not a request: the thread aside is waited for no more.
+const UNWATCH: u64 = u64::MAX - 1;
+
+const _: () = assert!(ENTRIES >= 2 * DEPTH as u32, "room for all slots and what is aside");
 
 /// Where a request is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,9 +66,9 @@ struct Slot {
 // tell the kernel.
 unsafe impl Send for Slot {}
 
-/// A ring on a raw disk.
+/// A channel to a raw disk through a ring.
 pub(super) struct Ring {
-    ring: IoUring,
+    ring: Lent,
     raw: Arc<Raw>,
     report: Arc<Report>,
     memory: Memory,
@@ -86,28 +91,6 @@ struct Aside {
     pushed: bool,
 }
 
-/// Whether this host lets us have rings that can do what we need; else the reason.
-pub(super) fn available() -> io::Result<()> {
-    let ring = IoUring::new(2)?;
-    let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe)?;
-    let needed = [
-        opcode::Nop::CODE,
-        opcode::Read::CODE,
-        opcode::Readv::CODE,
-        opcode::Write::CODE,
-        opcode::Writev::CODE,
-        opcode::Fsync::CODE,
-        opcode::Fallocate::CODE,
-        opcode::PollAdd::CODE,
-    ];
-    if needed.iter().all(|code| probe.is_supported(*code)) {
-        Ok(())
-    } else {
-        Err(io::Error::other("the kernel is older than 5.6"))
-    }
-}
-
 /// Gives room of a block device back. May take long.
 pub(super) fn discard_device(file: &File, offset: u64, length: u64) -> io::Result<()> {
     let range = [offset, length];
@@ -120,14 +103,9 @@ pub(super) fn discard_device(file: &File, offset: u64, length: u64) -> io::Resul
 const BLKDISCARD: libc::Ioctl = 0x1277;
 
 impl Ring {
-    pub(super) fn new(raw: Arc<Raw>, report: Arc<Report>, memory: &Memory) -> io::Result<Self> {
-        let entries = u32::from(DEPTH) * 2;
-        let mut builder = IoUring::builder();
-        // Completions need not interrupt the thread: it asks. Not on kernels before 5.19.
-        builder.setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
-        let ring = builder.build(entries).or_else(|_| IoUring::new(entries))?;
-        ring.submitter().register_files(&[raw.file.as_raw_fd()])?;
-        Ok(Self {
+    /// On the ring that is lent, whose registered file is the disk's.
+    pub(super) fn new(ring: Lent, raw: Arc<Raw>, report: Arc<Report>, memory: &Memory) -> Self {
+        Self {
             ring,
             raw,
             report,
@@ -137,7 +115,7 @@ impl Ring {
             waiting: VecDeque::new(),
             queued: false,
             aside: Aside::default(),
-        })
+        }
     }
 
     fn queue(&mut self, entry: &Entry) {
@@ -470,14 +448,21 @@ impl Channel for Ring {
 
 impl Drop for Ring {
     /// The kernel still writes to memory for what it has: that is waited for, and not gone on with.
+    /// The next channel finds the ring empty.
     fn drop(&mut self) {
         self.aside.channel = None;
-        while self.slots.iter().any(Option::is_some) {
+        let mut others = 0;
+        if self.aside.watched {
+            self.queue(&opcode::PollRemove::new(ASIDE).build().user_data(UNWATCH));
+            others = 2;
+        }
+        while others > 0 || self.slots.iter().any(Option::is_some) {
             self.enter(1);
             while let Some(entry) = self.ring.completion().next() {
                 let number = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
-                if let Some(slot) = self.slots.get_mut(number) {
-                    *slot = None;
+                match self.slots.get_mut(number) {
+                    Some(slot) => *slot = None,
+                    None => others -= 1,
                 }
             }
         }
@@ -486,20 +471,27 @@ impl Drop for Ring {
 
 #[cfg(test)]
 mod test {
-    use std::fs;
+    use std::path::Path;
+    use std::{fs, ptr};
 
     use super::super::driver::{Driver, PATIENCE, piece};
-    use super::super::rehearsal::{not_run, sparse};
+    use super::super::rehearsal::sparse;
+    use super::super::rings::Rings;
     use super::super::{Config, Direct, open};
     use super::*;
 
+    fn rings(path: &Path, count: u16) -> io::Result<Arc<Rings>> {
+        Rings::new(&File::options().read(true).write(true).open(path)?, count).map(Arc::new)
+    }
+
     fn disk(direct: Direct) -> Option<(tempfile::TempDir, Arc<dyn Image>)> {
-        if let Err(reason) = available() {
-            not_run("a test of rings", &reason.to_string());
-            return None;
-        }
         let folder = tempfile::tempdir().unwrap();
         let path = sparse(&folder, "disk", 8 << 20);
+        if let Err(reason) = rings(&path, 1) {
+            let test = std::thread::current().name().unwrap_or_default().to_owned();
+            skip::not_run(&test, &reason.to_string());
+            return None;
+        }
         let pattern: Vec<u8> = (0..8_u32 << 20).map(|it| (it / 512).to_le_bytes()[0]).collect();
         fs::write(&path, pattern).unwrap();
         let image = open(&Config { direct, ..Config::new(path) }, None).unwrap();
@@ -620,5 +612,67 @@ mod test {
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&soon)), Ok(0));
         assert!(PATIENCE > Duration::ZERO);
+    }
+
+    #[test]
+    fn a_ring_does_what_a_disk_does_and_opens_no_socket() {
+        let Some((folder, _image)) = disk(Direct::Off) else { return };
+        let path = folder.path().join("disk");
+        let other = File::open(&path).unwrap();
+        let mut ring = rings(&path, 1).unwrap().lend(&other).unwrap();
+        let (inet, stream) = (libc::AF_INET, libc::SOCK_STREAM);
+        let peer = libc::sockaddr_un { sun_family: 1, sun_path: [0; 108] };
+        let (peer, length) = ((&raw const peer).cast(), 2);
+        let file = types::Fixed(0);
+        for (entry, answer) in [
+            (opcode::Nop::new().build(), 0),
+            (opcode::Fsync::new(file).build(), 0),
+            (opcode::Socket::new(inet, stream, 0).build(), -libc::EACCES),
+            (opcode::Connect::new(file, peer, length).build(), -libc::EACCES),
+            (opcode::Accept::new(file, ptr::null_mut(), ptr::null_mut()).build(), -libc::EACCES),
+            (opcode::Send::new(file, ptr::null(), 0).build(), -libc::EACCES),
+            (opcode::Close::new(file).build(), -libc::EACCES),
+            (opcode::OpenAt::new(types::Fd(-1), c"/".as_ptr()).build(), -libc::EACCES),
+        ] {
+            // SAFETY: what an entry points to outlives the answer, which is waited for.
+            unsafe { ring.submission().push(&entry) }.unwrap();
+            ring.submit_and_wait(1).unwrap();
+            let said = ring.completion().next().unwrap().result();
+            assert_eq!(said, answer, "{entry:?}");
+        }
+        // And nobody gives it other files, or takes the restrictions back.
+        let refused = ring.submitter().register_files_update(0, &[0]).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+        let again = ring.submitter().register_restrictions(&mut []).unwrap_err();
+        assert_eq!(again.raw_os_error(), Some(libc::EACCES));
+    }
+
+    #[test]
+    fn the_next_channel_finds_its_ring_empty_whatever_the_last_one_left() {
+        let Some((_folder, image)) = disk(Direct::Auto) else { return };
+        for round in 0..50 {
+            let mut driver = Driver::new(&image);
+            // Some go aside, which is waited for through the ring.
+            for number in 0..8 {
+                driver.push(Operation::Read, (0, 4096), &[piece(number * 8192 + 4, 4096)]);
+            }
+            if round % 2 == 0 {
+                driver.channel.submit();
+            }
+            drop(driver);
+            let mut next = Driver::new(&image);
+            next.write(512 * round, &[3; 512]).unwrap();
+            assert_eq!(next.read(512 * round, 512).unwrap(), vec![3; 512]);
+        }
+    }
+
+    #[test]
+    fn more_channels_than_there_are_rings_are_as_good() {
+        let Some((_folder, image)) = disk(Direct::Off) else { return };
+        let mut drivers: Vec<_> = (0..10).map(|_| Driver::new(&image)).collect();
+        for (number, driver) in (0..).zip(&mut drivers) {
+            driver.write(number * 512, &[7; 512]).unwrap();
+        }
+        assert_eq!(drivers[0].read(0, 512).unwrap(), vec![7; 512]);
     }
 }

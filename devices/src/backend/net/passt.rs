@@ -136,7 +136,7 @@ impl Stream {
         self.again = Some(now + AGAIN);
         match connect(path) {
             Ok(socket) => {
-                tracing::info!("passt at {}: connected", path.display());
+                tracing::info!("the user-mode network at {} is connected", path.display());
                 self.socket = Some(socket);
                 self.connection = self.connection.wrapping_add(1);
                 self.said = false;
@@ -145,7 +145,7 @@ impl Stream {
             Err(error) if !self.said => {
                 self.said = true;
                 tracing::warn!(
-                    "passt at {}: {error}: the link is down until it is there",
+                    "the user-mode network at {}: {error}: the link is down until it is there",
                     path.display()
                 );
             }
@@ -500,6 +500,8 @@ mod test {
     fn passt_itself_offers_an_address_and_again_after_it_was_started_anew() {
         use std::os::unix::fs::PermissionsExt;
 
+        const TEST: &str = "passt_itself_offers_an_address_and_again_after_it_was_started_anew";
+
         let folder = tempfile::tempdir().unwrap();
         // passt makes itself somebody else before it makes its socket.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
@@ -513,13 +515,13 @@ mod test {
         for round in 0..2 {
             let mut program = match passt(&path) {
                 Ok(program) => program,
-                Err(error) => return not_run(&error.to_string()),
+                Err(error) => return skip::not_run(TEST, &error.to_string()),
             };
             let start = Instant::now();
             let offer = loop {
                 if let Some(status) = program.0.try_wait().unwrap() {
                     assert_eq!(round, 0, "it ran a moment ago");
-                    return not_run(&format!("it ends at once, with {status}"));
+                    return skip::not_run(TEST, &format!("it ends at once, with {status}"));
                 }
                 assert!(start.elapsed() < Duration::from_secs(20), "no offer in round {round}");
                 port.wait();
@@ -539,9 +541,5 @@ mod test {
             while port.receive(&memory, &to, &mut []).is_ok() {}
             assert!(!side.link().is_up(), "it is gone");
         }
-    }
-
-    fn not_run(reason: &str) {
-        writeln!(io::stderr(), "not run here: passt itself: {reason}").unwrap();
     }
 }

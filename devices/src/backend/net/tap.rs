@@ -14,8 +14,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 use anyhow::{Context, anyhow, ensure};
 use rustix::net::{AddressFamily, SocketType};
@@ -235,6 +235,8 @@ pub struct Tap {
     offloads: Offloads,
     mac: Option<[u8; 6]>,
     link: Arc<Link>,
+    /// What the kernel refuses is said once: a guest can ask for ever.
+    told: Once,
 }
 
 /// A queue, and whether the kernel gives it frames: it is dead to reads meanwhile.
@@ -328,7 +330,7 @@ impl Tap {
         let mac = if is_macvtap(first) { address(first) } else { None };
         let queue = |fd| Arc::new(Queue { fd, attached: AtomicBool::new(true) });
         let queues = queues.into_iter().map(queue).collect();
-        Ok(Self { queues, offloads, mac, link: Arc::new(Link::new(mtu)) })
+        Ok(Self { queues, offloads, mac, link: Arc::new(Link::new(mtu)), told: Once::new() })
     }
 }
 
@@ -460,7 +462,9 @@ impl Side for Tap {
             if let Err(error) = set_offload(queue.fd.as_fd(), bits)
                 && error.raw_os_error() != Some(libc::EBADFD)
             {
-                tracing::warn!("tap: offloads {bits:#x} are refused: {error}");
+                self.told.call_once(|| {
+                    tracing::warn!("tap: offloads {bits:#x} are refused: {error}");
+                });
             }
         }
     }
@@ -479,7 +483,9 @@ impl Side for Tap {
         match request(queue.fd.as_fd(), TUNSETQUEUE, &mut wanted) {
             Ok(()) => queue.attached.store(on, Ordering::Release),
             Err(error) => {
-                tracing::warn!("tap: queue {port} cannot be attached or detached: {error}");
+                self.told.call_once(|| {
+                    tracing::warn!("tap: queue {port} cannot be attached or detached: {error}");
+                });
                 queue.attached.store(!on, Ordering::Release);
             }
         }
@@ -590,7 +596,6 @@ impl Port for TapPort {
 
 #[cfg(test)]
 pub(crate) mod test {
-    use std::io::Write;
     use std::net::UdpSocket;
     use std::os::unix::net::UnixStream;
     use std::process::Command;
@@ -615,7 +620,7 @@ pub(crate) mod test {
             if moved < 0 || !Path::new("/dev/net/tun").exists() {
                 let name = std::thread::current().name().unwrap_or_default().to_owned();
                 let reason = "needs root and /dev/net/tun";
-                writeln!(io::stderr(), "not run here: {name}: {reason}").unwrap();
+                skip::not_run(&name, reason);
                 return;
             }
             test();
@@ -844,6 +849,8 @@ pub(crate) mod test {
 
     #[test]
     fn a_macvtap_is_opened_by_its_path_and_says_which_address_the_guest_must_have() {
+        const TEST: &str =
+            "a_macvtap_is_opened_by_its_path_and_says_which_address_the_guest_must_have";
         in_namespace(|| {
             ip("link add up0 type veth peer name up1");
             ip("link set up0 up");
@@ -851,14 +858,14 @@ pub(crate) mod test {
                 "link add link up0 name vm0 address 02:00:00:00:00:02 type macvtap mode bridge";
             let made = Command::new("ip").args(made.split(' ')).output().unwrap();
             if !made.status.success() {
-                writeln!(io::stderr(), "not run here: a macvtap: the kernel has none").unwrap();
+                skip::not_run(TEST, "the kernel has none");
                 return;
             }
             ip("link set vm0 up");
             let index = ip("-o link show vm0");
             let device = format!("/dev/tap{}", index.split(':').next().unwrap());
             if !Path::new(&device).exists() {
-                writeln!(io::stderr(), "not run here: a macvtap: there is no {device}").unwrap();
+                skip::not_run(TEST, &format!("there is no {device}"));
                 return;
             }
             let tap = Tap::open_device(Path::new(&device), Wish { pairs: 2, mtu: None }).unwrap();

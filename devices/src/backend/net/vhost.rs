@@ -11,8 +11,8 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -69,9 +69,77 @@ pub struct Position {
     pub used: u16,
 }
 
+/// What serves rings: vhost-net, or what a test puts in its place.
+pub trait Kernel: Send {
+    /// Serves the rings with these features.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot.
+    fn agree(&self, features: u64) -> anyhow::Result<()>;
+
+    /// The ring of this number, and the events for used buffers and for a ring that cannot be.
+    ///
+    /// # Errors
+    ///
+    /// When it refuses the ring.
+    fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()>;
+
+    /// Serves the ring with this tap; without one, nobody.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()>;
+
+    /// This bell is the ring's from now on.
+    fn hear(&self, number: usize, bell: &EventFd);
+
+    /// The next entry that it would take.
+    fn next(&self, number: usize) -> Option<u16>;
+}
+
+impl Kernel for Net<Arc<GuestMemoryMmap>> {
+    fn agree(&self, features: u64) -> anyhow::Result<()> {
+        self.set_features(features).with_context(|| format!("features {features:#x}"))
+    }
+
+    fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()> {
+        let areas = VringConfigData {
+            queue_max_size: ring.size,
+            queue_size: ring.size,
+            flags: 0,
+            desc_table_addr: ring.descriptors,
+            used_ring_addr: ring.device,
+            avail_ring_addr: ring.driver,
+            log_addr: None,
+        };
+        let [call, error] = events;
+        self.set_vring_num(number, ring.size).context("the size of a ring")?;
+        self.set_vring_base(number, ring.next).context("the place in a ring")?;
+        self.set_vring_addr(number, &areas).context("the addresses of a ring")?;
+        self.set_vring_call(number, call).context("an interrupt")?;
+        self.set_vring_err(number, error).context("an event for errors")?;
+        self.set_vring_kick(number, ring.bell).context("a doorbell")
+    }
+
+    fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()> {
+        self.set_backend(number, tap).context("a tap")
+    }
+
+    fn hear(&self, number: usize, bell: &EventFd) {
+        self.set_vring_kick(number, bell).ok();
+    }
+
+    fn next(&self, number: usize) -> Option<u16> {
+        let base = self.get_vring_base(number);
+        base.ok().and_then(|base| u16::try_from(base & 0xffff).ok())
+    }
+}
+
 /// The kernel's end of one pair of queues.
 pub struct Vhost {
-    net: Net<Arc<GuestMemoryMmap>>,
+    kernel: Box<dyn Kernel>,
     ram: Arc<GuestMemoryMmap>,
     tap: File,
     /// Raised by the kernel for a queue that has used buffers, receiving and sending.
@@ -80,6 +148,8 @@ pub struct Vhost {
     pub error: Arc<EventFd>,
     /// Rung by nobody: for rings that the kernel does not have.
     silence: EventFd,
+    /// What goes wrong with a guest's rings is said once in a machine's life.
+    pub told: Once,
 }
 
 /// Opens the device for each of these taps, as it was chosen. None of them: we serve the rings.
@@ -142,9 +212,19 @@ impl Vhost {
         };
         let regions: Vec<_> = ram.iter().map(region).collect();
         net.set_mem_table(&regions).context("guest RAM for vhost-net")?;
+        Self::over(Box::new(net), tap, ram)
+    }
+
+    /// One of any kernel.
+    pub(crate) fn over(
+        kernel: Box<dyn Kernel>,
+        tap: File,
+        ram: Arc<GuestMemoryMmap>,
+    ) -> anyhow::Result<Self> {
         let event = || EventFd::new(EFD_NONBLOCK).context("an event for vhost-net");
         let calls = [Arc::new(event()?), Arc::new(event()?)];
-        Ok(Self { net, ram, tap, calls, error: Arc::new(event()?), silence: event()? })
+        let (error, silence, told) = (Arc::new(event()?), event()?, Once::new());
+        Ok(Self { kernel, ram, tap, calls, error, silence, told })
     }
 
     /// Names the kernel the rings: receiving, sending. It does nothing with them yet.
@@ -153,24 +233,9 @@ impl Vhost {
     ///
     /// When it refuses them.
     pub fn prepare(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
-        let features = features & NEEDED;
-        self.net.set_features(features).with_context(|| format!("features {features:#x}"))?;
+        self.kernel.agree(features & NEEDED)?;
         for (number, ring) in rings.iter().enumerate() {
-            let areas = VringConfigData {
-                queue_max_size: ring.size,
-                queue_size: ring.size,
-                flags: 0,
-                desc_table_addr: ring.descriptors,
-                used_ring_addr: ring.device,
-                avail_ring_addr: ring.driver,
-                log_addr: None,
-            };
-            self.net.set_vring_num(number, ring.size).context("the size of a ring")?;
-            self.net.set_vring_base(number, ring.next).context("the place in a ring")?;
-            self.net.set_vring_addr(number, &areas).context("the addresses of a ring")?;
-            self.net.set_vring_call(number, &self.calls[number]).context("an interrupt")?;
-            self.net.set_vring_err(number, &self.error).context("an event for errors")?;
-            self.net.set_vring_kick(number, ring.bell).context("a doorbell")?;
+            self.kernel.name(number, ring, [&self.calls[number], &self.error])?;
         }
         Ok(())
     }
@@ -182,27 +247,62 @@ impl Vhost {
     ///
     /// When it refuses them; it may have used one of them until [`Vhost::leave`].
     pub fn take(&self) -> anyhow::Result<()> {
-        (0..self.calls.len())
-            .try_for_each(|number| self.net.set_backend(number, Some(&self.tap)).context("a tap"))
+        // An error of rings that it had before says nothing of these.
+        self.error.read().ok();
+        (0..self.calls.len()).try_for_each(|number| self.kernel.serve(number, Some(&self.tap)))
     }
 
     /// Takes the rings back, which are those at these device areas, and says how far they are.
     /// Nothing is under way afterwards.
     pub fn leave(&self, devices: [u64; 2]) -> [Position; 2] {
         for number in 0..self.calls.len() {
-            if let Err(error) = self.net.set_backend(number, None) {
-                tracing::warn!("vhost-net: queue {number} does not stop: {error}");
+            if let Err(error) = self.kernel.serve(number, None) {
+                self.told.call_once(|| {
+                    tracing::warn!("vhost-net: queue {number} does not stop: {error:#}");
+                });
             }
             // Whoever serves the ring now hears the bell alone.
-            self.net.set_vring_kick(number, &self.silence).ok();
+            self.kernel.hear(number, &self.silence);
         }
         [0, 1].map(|number| {
             let used = GuestAddress(devices[number].saturating_add(2));
             // It was memory when the kernel took it, and stays so.
             let used = self.ram.load::<u16>(used, Ordering::Acquire).map_or(0, u16::from_le);
-            let base = self.net.get_vring_base(number);
-            let available = base.ok().and_then(|base| u16::try_from(base & 0xffff).ok());
-            Position { available: available.unwrap_or(used), used }
+            Position { available: self.kernel.next(number).unwrap_or(used), used }
         })
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// Agrees to everything.
+    struct Agreeing;
+
+    impl Kernel for Agreeing {
+        fn agree(&self, _: u64) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn name(&self, _: usize, _: &Ring<'_>, _: [&EventFd; 2]) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn serve(&self, _: usize, _: Option<&File>) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn hear(&self, _: usize, _: &EventFd) {}
+        fn next(&self, _: usize) -> Option<u16> {
+            None
+        }
+    }
+
+    #[test]
+    fn an_error_of_rings_that_it_had_before_is_forgotten() {
+        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
+        let tap = File::open("/dev/null").unwrap();
+        let vhost = Vhost::over(Box::new(Agreeing), tap, Arc::new(ram)).unwrap();
+        vhost.error.write(1).unwrap();
+        vhost.take().unwrap();
+        assert!(vhost.error.read().is_err(), "nothing is to be heard of");
     }
 }

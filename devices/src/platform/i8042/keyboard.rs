@@ -3,6 +3,9 @@
 //!
 //! Keys repeat when the host's keyboard does: a person sees the screen late, and a guest that
 //! repeated by itself would run on after the key was let go. The rate that is set is kept, as LEDs.
+//!
+//! A keyboard keeps 16 bytes for a guest that is late, which a person does not fill. Viewers paste
+//! texts, so a queue on the host is behind these bytes (`input::presses`).
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -10,12 +13,15 @@ use serde::{Deserialize, Serialize};
 
 use super::scancodes::{BREAK, Modifiers, set1, set2, set3};
 use super::{ACK, Answers, BAT_PASSED, RESEND};
+use crate::input::presses::Presses;
 use crate::input::{Key, Lights};
 
 /// What a keyboard of this kind answers to "who are you".
 const ID: [u8; 2] = [0xab, 0x83];
-/// As many bytes of keys pressed as keyboards keep; what is pressed then is lost.
+/// Bytes of keys that keyboards keep; further keys stay in the queue.
 const BUFFER: usize = 16;
+/// Bytes of the longest key, Pause.
+const LONGEST: usize = 8;
 /// Commands begin here, so a parameter is less.
 const FIRST_COMMAND: u8 = 0xed;
 
@@ -53,8 +59,8 @@ pub(super) struct Keyboard {
     codes: VecDeque<u8>,
     /// What 0xFE asks for again.
     last: u8,
-    /// Keys whose make was sent: these alone are let go.
-    held: BTreeSet<Key>,
+    /// Keys whose codes are not in the buffer yet; down are those whose make is.
+    keys: Presses<Key>,
     /// In set 3: whether keys send breaks, and the keys that do the opposite.
     breaks: bool,
     except: BTreeSet<u8>,
@@ -71,7 +77,7 @@ impl Default for Keyboard {
             answers: Answers::default(),
             codes: VecDeque::new(),
             last: 0,
-            held: BTreeSet::new(),
+            keys: Presses::default(),
             breaks: false,
             except: SET3_BREAKS.into(),
         }
@@ -84,18 +90,23 @@ impl Keyboard {
         if !self.scanning {
             return false;
         }
-        let codes = self.codes_of(key, down);
-        if down {
-            // Whole or not at all; and without its make, a key is not let go either.
-            if self.codes.len() + codes.len() <= BUFFER {
-                self.codes.extend(codes);
-                self.held.insert(key);
-            }
-        } else if self.held.remove(&key) {
-            // It always fits, or the key would hang; one make was before each, so this is bounded.
-            self.codes.extend(codes);
+        if down && self.keys.is_held(key) {
+            self.keys.repeat(key);
+        } else {
+            self.keys.press(key, down);
         }
+        self.fill();
         true
+    }
+
+    /// Moves keys into the buffer, each with all of its bytes.
+    fn fill(&mut self) {
+        while self.codes.len() <= BUFFER - LONGEST {
+            // A code depends on the modifiers before it.
+            let modifiers = self.modifiers();
+            let Some((key, down)) = self.keys.next() else { return };
+            self.codes.extend(self.codes_of(key, down, modifiers));
+        }
     }
 
     /// As the guest has set them; nothing while it does not listen.
@@ -109,10 +120,15 @@ impl Keyboard {
         self.codes.is_empty()
     }
 
-    fn codes_of(&self, key: Key, down: bool) -> Vec<u8> {
+    /// See [`crate::input::Sink::has_room`].
+    pub(super) fn has_room(&self) -> bool {
+        self.keys.has_room()
+    }
+
+    fn codes_of(&self, key: Key, down: bool, modifiers: Modifiers) -> Vec<u8> {
         match self.set {
-            1 => set1(key, down, self.modifiers()),
-            2 => set2(key, down, self.modifiers()),
+            1 => set1(key, down, modifiers),
+            2 => set2(key, down, modifiers),
             _ => {
                 let breaks = |code| self.breaks != self.except.contains(&code);
                 match set3(key) {
@@ -125,7 +141,8 @@ impl Keyboard {
     }
 
     fn modifiers(&self) -> Modifiers {
-        let held = |codes: [u16; 2]| self.held.iter().any(|key| codes.contains(&key.code()));
+        let down = self.keys.down();
+        let held = |codes: [u16; 2]| down.iter().any(|key| codes.contains(&key.code()));
         Modifiers {
             ctrl: held([0x1d, 0xe01d]),
             alt: held([0x38, 0xe038]),
@@ -137,6 +154,7 @@ impl Keyboard {
     pub(super) fn pop(&mut self) -> Option<u8> {
         let byte = self.answers.pop().or_else(|| self.codes.pop_front())?;
         self.last = byte;
+        self.fill();
         Some(byte)
     }
 
@@ -212,7 +230,7 @@ impl Keyboard {
 
     fn forget(&mut self) {
         self.codes.clear();
-        self.held.clear();
+        self.keys = Presses::default();
     }
 }
 
@@ -229,21 +247,72 @@ mod test {
     }
 
     #[test]
-    fn a_full_buffer_loses_whole_keys_and_no_key_hangs() {
+    fn a_guest_that_reads_late_gets_every_key_in_order() {
         let mut keyboard = Keyboard::default();
-        let keys: Vec<Key> = (0xe010..0xe030).map(key).collect();
-        for it in &keys {
-            assert!(keyboard.key(*it, true));
+        let mut wanted = Vec::new();
+        for round in 0..4000_usize {
+            let typed = key([0x1e, 0x30, 0x2e, 0xe048][round % 4]);
+            for down in [true, false] {
+                assert!(keyboard.key(typed, down));
+                wanted.extend(set2(typed, down, Modifiers::default()));
+            }
+            assert!(keyboard.codes.len() <= BUFFER, "{} bytes", keyboard.codes.len());
         }
-        for it in &keys {
-            keyboard.key(*it, false);
+        assert!(keyboard.has_room() && !keyboard.is_idle());
+        assert!(drain(&mut keyboard) == wanted, "each of 4000 keys, once");
+        assert!(keyboard.is_idle());
+    }
+
+    #[test]
+    fn modifiers_before_a_key_count_and_those_after_it_do_not() {
+        let mut keyboard = Keyboard::default();
+        let ctrl = key(0x1d);
+        for _ in 0..20 {
+            keyboard.key(key(0x1e), true);
+            keyboard.key(key(0x1e), false);
+        }
+        for down in [true, false] {
+            keyboard.key(Key::PAUSE, down);
+        }
+        for (it, down) in [(ctrl, true), (Key::PAUSE, true), (ctrl, false)] {
+            keyboard.key(it, down);
         }
         let sent = drain(&mut keyboard);
-        // Eight keys of two bytes, and three bytes each to let them go.
-        assert_eq!(sent.len(), 16 + 8 * 3);
-        assert_eq!(sent[..4], [0xe0, 0x15, 0xe0, 0x1d]);
-        assert_eq!(sent[16..19], [0xe0, BREAK, 0x15]);
-        assert!(keyboard.held.is_empty());
+        let pause = |ctrl| set2(Key::PAUSE, true, Modifiers { ctrl, ..Modifiers::default() });
+        let wanted = [&pause(false)[..], &[0x14], &pause(true), &[BREAK, 0x14]].concat();
+        assert_eq!(sent[20 * 3..], wanted);
+    }
+
+    #[test]
+    fn a_full_queue_loses_whole_keys_and_no_key_hangs() {
+        let mut keyboard = Keyboard::default();
+        for round in 0..100_000_u32 {
+            let it = key(0xe010 + u16::try_from(round % 0x20).unwrap());
+            assert!(keyboard.key(it, true));
+            if round % 7 == 0 {
+                keyboard.key(it, false);
+            }
+        }
+        (0xe010..0xe030).for_each(|code| assert!(keyboard.key(key(code), false)));
+        assert!(!keyboard.has_room());
+        let sent = drain(&mut keyboard);
+        let count = |byte| sent.iter().filter(|it| **it == byte).count();
+        assert_eq!(count(0xe0), 2 * count(BREAK));
+        assert!(keyboard.keys.down().is_empty() && keyboard.has_room());
+    }
+
+    #[test]
+    fn a_keyboard_that_is_reset_or_enabled_has_an_empty_queue() {
+        for command in [RESET, ENABLE, DEFAULTS] {
+            let mut keyboard = Keyboard::default();
+            for _ in 0..100 {
+                keyboard.key(key(0x1e), true);
+                keyboard.key(key(0x1e), false);
+            }
+            keyboard.write(command);
+            let answers = drain(&mut keyboard);
+            assert!(answers.len() <= 2 && keyboard.is_idle(), "{command:#x}: {answers:x?}");
+        }
     }
 
     #[test]

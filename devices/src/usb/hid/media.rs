@@ -4,8 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::presses::Presses;
 use crate::input::Key;
+use crate::input::presses::Presses;
 
 /// Numbers of the reports.
 const CONSUMER: u8 = 1;
@@ -70,7 +70,7 @@ impl Media {
 
     /// The next report that says something new.
     pub(super) fn next(&mut self) -> Option<Vec<u8>> {
-        let usage = self.0.tell()?;
+        let (usage, _) = self.0.next()?;
         self.again(if is_system(usage) { SYSTEM } else { CONSUMER })
     }
 

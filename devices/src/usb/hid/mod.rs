@@ -2,11 +2,10 @@
 //! reports go when a person did something, or when the idle rate has them repeated.
 //!
 //! Threats: what the guest sends is at most a report long, and looked at as such. What people do
-//! piles up to a small bound when the guest does not ask for it.
+//! is queued up to a bound when the guest does not ask for it.
 
 pub mod keyboard;
 mod media;
-mod presses;
 pub mod tablet;
 mod usages;
 
@@ -77,6 +76,10 @@ trait Model: Clone + Default + Serialize + DeserializeOwned + Send + 'static {
     }
     /// Whether the guest has fetched all that was taken.
     fn is_idle(&self) -> bool {
+        true
+    }
+    /// See [`Sink::has_room`].
+    fn has_room(&self) -> bool {
         true
     }
 }
@@ -163,6 +166,10 @@ impl<M: Model> Sink for Plug<M> {
 
     fn is_idle(&self) -> bool {
         self.inner().state.model.is_idle()
+    }
+
+    fn has_room(&self) -> bool {
+        self.inner().state.model.has_room()
     }
 }
 

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, ensure};
 use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use self::transport::{IN, OUT, State, Transport};
@@ -27,7 +28,7 @@ use super::{
     Change, Descriptors, Done, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
     Transfer, seat,
 };
-use crate::backend::disk::{self, Direct, Drive, Format, Opener, Sector, Tray};
+use crate::backend::disk::{self, Direct, Drive, Expected, FileId, Format, Opener, Sector, Tray};
 use crate::device::{Build, Device, Place, Saved};
 use crate::memory::Memory;
 use crate::scsi::{Bus, CD_BLOCK, News, Profile, Sense};
@@ -80,9 +81,9 @@ pub struct Config {
     /// Its serial number: at most 20 ASCII characters. Made of the file's name if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// The machine is only looked at: the file is left alone, and need not be there.
+    /// What is found at the path.
     #[serde(skip)]
-    pub(crate) absent: bool,
+    pub(crate) file: Expected,
 }
 
 fn yes() -> bool {
@@ -130,6 +131,7 @@ impl Config {
             overlay: self.overlay,
             backing: self.backing,
             serial: self.serial.clone(),
+            queues: Some(1),
             ..disk::Config::new(self.path.clone().unwrap_or_default())
         }
     }
@@ -197,7 +199,10 @@ impl Build for Config {
         let profile = Profile { bus: Bus::Usb, cdrom, removable, serial: serial.clone() };
         let opener = Opener::new(disk, place);
         let medium = match &self.path {
-            Some(path) if !self.absent => Some(open(&opener, path, cdrom)?),
+            Some(path) if self.file != Expected::Nothing => {
+                let only = if let Expected::Only(file) = self.file { Some(file) } else { None };
+                Some(open(&opener, path, only, cdrom)?)
+            }
             _ => None,
         };
         let plug = Arc::new(Plug::new(place, opener, Transport::new(profile, medium))?);
@@ -216,8 +221,13 @@ impl Build for Config {
 }
 
 /// Opens a medium.
-fn open(opener: &Opener, path: &Path, cdrom: bool) -> anyhow::Result<Arc<Drive>> {
-    let drive = opener.open(path)?;
+fn open(
+    opener: &Opener,
+    path: &Path,
+    only: Option<FileId>,
+    cdrom: bool,
+) -> anyhow::Result<Arc<Drive>> {
+    let drive = opener.open(path, only)?;
     let size = drive.geometry().size;
     let rest = size % u64::from(CD_BLOCK);
     if cdrom {
@@ -296,7 +306,11 @@ fn ring(bell: &OwnedFd) {
 /// Hears of this too. What is closed is forgotten.
 fn watch(events: &OwnedFd, event: impl AsFd) -> anyhow::Result<()> {
     let data = epoll::EventData::new_u64(0);
-    epoll::add(events, event, data, epoll::EventFlags::IN).context("an event of a disk")
+    match epoll::add(events, event, data, epoll::EventFlags::IN) {
+        // A disk gives the ring of its last channel to the next one.
+        Err(Errno::EXIST) => Ok(()),
+        added => added.context("an event of a disk"),
+    }
 }
 
 impl Tray for Plug {
@@ -338,12 +352,12 @@ impl Tray for Plug {
         })
     }
 
-    fn insert(&self, path: &Path) -> anyhow::Result<()> {
+    fn insert(&self, path: &Path, only: Option<FileId>) -> anyhow::Result<()> {
         let name = self.name();
         ensure!(self.is_removable(), "the medium of {name} cannot be changed");
         ensure!(self.medium().is_none(), "there is a medium in {name}: `eject` it first");
         let cdrom = self.transport().profile.cdrom;
-        let drive = open(&self.opener, path, cdrom)?;
+        let drive = open(&self.opener, path, only, cdrom)?;
         self.with(|transport| {
             transport.medium = Some(drive);
             if let Err(error) = self.connect(transport) {

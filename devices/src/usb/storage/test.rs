@@ -398,7 +398,7 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     assert!(tray.is_locked() && tray.eject(false).unwrap_err().to_string().contains("force"));
     let events = [0x4a, 1, 0, 0, 0x10, 0, 0, 0, 8, 0];
     assert_eq!(host.get(&events, 8)[4..6], [1, 2], "it is asked to let go");
-    assert!(tray.insert(&two).unwrap_err().to_string().contains("eject"));
+    assert!(tray.insert(&two, None).unwrap_err().to_string().contains("eject"));
     assert_eq!(host.ask(&[0x1e, 0, 0, 0, 0, 0]).0, 0);
     tray.eject(false).unwrap();
     assert!(tray.eject(false).is_err() && bench.board.disks().all().is_empty());
@@ -406,8 +406,8 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     assert_eq!(host.refused(&[0; 6], &Data::None), (2, 0x3a, 0));
     assert_eq!(host.refused(&read10(0, 1), &Data::In(2048)), (2, 0x3a, 0));
     assert_eq!(host.get(&events, 8)[4..6], [3, 0]);
-    assert!(tray.insert(&folder.path().join("none")).is_err());
-    tray.insert(&two).unwrap();
+    assert!(tray.insert(&folder.path().join("none"), None).is_err());
+    tray.insert(&two, None).unwrap();
     assert_eq!(tray.medium().unwrap().path(), two);
     assert_eq!(host.get(&events, 8)[4..6], [2, 2]);
     assert_eq!(host.refused(&[0; 6], &Data::None), (6, 0x28, 0));
@@ -418,7 +418,11 @@ fn a_medium_is_taken_out_and_another_is_put_in() {
     bench.board.reset().unwrap();
     let mut host = Host::attended(&bench);
     assert_eq!(host.refused(&[0; 6], &Data::None), (2, 0x3a, 0));
-    tray.insert(&one).unwrap();
+    // Another file under the name of one that was looked at.
+    let file = FileId::of(&fs::metadata(&two).unwrap());
+    let error = tray.insert(&one, Some(file)).unwrap_err().to_string();
+    assert!(error.contains("was replaced before it was opened"), "{error}");
+    tray.insert(&one, Some(FileId::of(&fs::metadata(&one).unwrap()))).unwrap();
     let saved = bench.board.park();
     bench.board.run(saved).unwrap();
     assert_eq!(tray.medium().unwrap().path(), one);

@@ -104,7 +104,7 @@ impl Transport {
     pub(super) fn reset(&mut self) {
         self.forget();
         self.state.phase = Phase::Ready;
-        self.state.conditions = Conditions::default();
+        self.state.conditions.reset();
     }
 
     /// Bulk-Only Mass Storage Reset (3.1): the next that comes is a command.

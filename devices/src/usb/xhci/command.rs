@@ -47,7 +47,7 @@ impl Controller {
             if !run || self.is_blocked() {
                 return false;
             }
-            match ring.next(&self.shared.memory) {
+            match ring.next(&self.shared.memory, &mut 0) {
                 // A ring that is no memory has no commands.
                 Ok(None) | Err(NoMemory) => return false,
                 Ok(Some((at, trb))) => {
@@ -110,7 +110,8 @@ impl Controller {
         self.slot(number)?;
         self.withdraw_all(number, 1);
         let mut slot = self.slots.remove(&number).ok_or(Code::SlotNotEnabled)?;
-        if slot.port.is_some() {
+        // One that was never addressed has no context.
+        if slot.state > 0 {
             slot.state = 0;
             slot.show_state(&self.shared.memory, number);
         }

@@ -56,6 +56,10 @@ pub(super) struct Controller {
     events: OwnedFd,
     /// Whether transfers may be under way.
     running: bool,
+    /// The endpoint, by slot and number, whose ring was looked at last.
+    pub(super) last: (u8, u8),
+    /// Blocks that this round has taken from transfer rings.
+    pub(super) spent: u32,
 }
 
 impl Controller {
@@ -69,13 +73,16 @@ impl Controller {
         let devices: Vec<_> = frozen.devices.iter().map(|_| None).collect();
         *shared.registers() = frozen.registers;
         let slots = frozen.slots;
+        let (running, last, spent) = Default::default();
+        let shared_too = shared.clone();
         let mut controller =
-            Self { shared: shared.clone(), slots, devices, events, running: false };
+            Self { shared: shared_too, slots, devices, events, running, last, spent };
         let ports = shared.root.ports();
         for (port, (attached, frozen)) in ports.into_iter().zip(frozen.devices).enumerate() {
             let Some(attached) = attached else {
                 // What was there is not in this machine.
                 if frozen.is_some() {
+                    controller.release(port);
                     controller.connect(port, None);
                 }
                 continue;
@@ -84,6 +91,7 @@ impl Controller {
                 Some(frozen) => controller.attach(port, attached, Some(frozen))?,
                 None => {
                     let speed = attached.descriptors().speed;
+                    controller.release(port);
                     controller.attach(port, attached, None)?;
                     controller.connect(port, Some(speed));
                 }
@@ -143,6 +151,15 @@ impl Controller {
         device.reap(&mut done);
         device.park(&mut done);
         self.finish(port, &done);
+        self.release(port);
+    }
+
+    /// The slot of a device that is gone has no port any more. It stays enabled, and what it is
+    /// asked for fails, until the guest disables it; a new device at the port gets another slot.
+    fn release(&mut self, port: usize) {
+        for slot in self.slots.values_mut().filter(|slot| slot.port == Some(port)) {
+            slot.port = None;
+        }
     }
 
     fn connect(&mut self, port: usize, speed: Option<crate::usb::Speed>) {
@@ -300,6 +317,8 @@ impl Serve for Controller {
         if orders.run {
             did |= self.announce();
             did |= orders.stop_commands && self.stop_commands();
+            // What was told so far does not keep back what this round begins.
+            self.flush();
             did |= self.commands();
             self.hear(&orders.bells);
             did |= self.transfers();

@@ -71,7 +71,7 @@ impl Endpoint {
 pub(super) struct Slot {
     /// The output context.
     pub(super) context: u64,
-    /// The port of its device, from 0 on, once it was addressed; then the slot has a state.
+    /// The port of its device, from 0 on: from when it was addressed until it is pulled.
     pub(super) port: Option<usize>,
     /// DEFAULT, ADDRESSED or CONFIGURED; 0 before.
     pub(super) state: u32,

@@ -11,7 +11,8 @@
 //! are copied once and then judged; chains and links are bounded; an address that is no memory
 //! stops an endpoint, or the controller until it is reset. What does not fit into an event ring
 //! waits, and nothing new is done meanwhile. A ring that never ends keeps this controller's thread
-//! busy, as it would a processor of the guest's, and can still be reset.
+//! busy, as it would a processor of the guest's; a reset and a stop have their turn after a few
+//! thousand blocks, and so has each of the other endpoints that are busy.
 
 mod command;
 mod context;

@@ -312,10 +312,12 @@ impl Registers {
         *self = Self { legacy: self.legacy, ..Self::new(sockets) };
     }
 
-    /// It stands still.
+    /// It stands still. The command ring stops with it (5.4.5), and goes on with the next doorbell
+    /// where it is, unless the guest names another place.
     pub(super) fn halt(&mut self) {
         if !self.runs() {
             self.status |= HALTED;
+            (self.commands_run, self.stop_commands) = (false, false);
         }
     }
 

@@ -1,6 +1,10 @@
 //! A driver's view of the controller, with a keyboard and a tablet behind it.
 
+mod event_data;
+
 use std::time::Duration;
+
+use serde_json::{Value, json};
 
 use super::*;
 use crate::device::Kind;
@@ -8,8 +12,8 @@ use crate::input::{Key, Lights, Position};
 use crate::registry;
 use crate::testutil::Bench;
 use crate::testutil::xhci::{
-    BLOCKS, CHAIN, COMPLETION, DATA, Driver, INPUT, INTERRUPTER, NORMAL, TABLE, USBCMD, USBSTS,
-    block,
+    BLOCKS, CHAIN, COMPLETION, CRCR, DATA, Driver, INPUT, INTERRUPTER, NORMAL, TABLE, USBCMD,
+    USBSTS, block,
 };
 
 const AT: Address = Address::new(4, 0);
@@ -20,15 +24,20 @@ const IN: u8 = 3;
 
 /// A machine with these devices.
 fn machine(kinds: &[&str]) -> Bench {
+    let fields = |kind: &&str| if *kind == "xhci" { json!({ "slot": "04.0" }) } else { json!({}) };
+    let devices: Vec<_> = kinds.iter().map(|kind| (*kind, fields(kind))).collect();
+    machine_of(devices)
+}
+
+fn add(bench: &mut Bench, kind: &str, fields: Value) -> anyhow::Result<()> {
+    let config = registry::Config::of_kind(kind, fields).unwrap().unwrap();
+    bench.board.add(kind, |place| config.build(place))
+}
+
+fn machine_of(devices: Vec<(&str, Value)>) -> Bench {
     let mut bench = Bench::new(1 << 20);
-    for kind in kinds {
-        let fields = if *kind == "xhci" {
-            serde_json::json!({ "slot": "04.0" })
-        } else {
-            serde_json::json!({})
-        };
-        let config = registry::Config::of_kind(kind, fields).unwrap().unwrap();
-        bench.board.add(kind, |place| config.build(place)).unwrap();
+    for (kind, fields) in devices {
+        add(&mut bench, kind, fields).unwrap();
     }
     bench.board.usb().check().unwrap();
     bench.board.run(Vec::new()).unwrap();
@@ -208,7 +217,9 @@ fn a_keyboard_that_is_not_configured_leaves_keys_to_the_next() {
     let caps = Lights { caps: true, ..Lights::default() };
     assert_eq!(bench.board.input().lights(), Some(caps));
     assert!(bench.board.input().key(key(0x1e), false) && bench.board.input().key(key(0x30), true));
-    assert!(!bench.host.pins.is_high(1), "nothing for the PS/2 keyboard");
+    let left = [(); 2].map(|()| bench.read::<1>(Kind::Port, 0x60)[0]);
+    assert_eq!(left, [0xf0, 0x1c], "a key is released where it was pressed");
+    assert!(!bench.host.pins.is_high(1), "nothing else for the PS/2 keyboard");
     ask(&mut driver, slot);
     driver.wait_event(32);
     assert_eq!(driver.read::<3>(DATA), [0, 0, 5]);
@@ -470,12 +481,131 @@ fn a_device_that_is_pulled_fails_its_transfer_and_leaves_its_port() {
 }
 
 #[test]
+fn a_device_that_is_plugged_in_again_is_addressed_while_the_old_slot_is_still_there() {
+    for park in [false, true] {
+        let mut bench = both();
+        let (driver, old) = configured(&bench, 1);
+        bench.board.usb().pull("usb-keyboard").unwrap();
+        driver.wait(Driver::port(1), 1, 0);
+        let progress = driver.progress();
+        if park {
+            let saved = bench.board.park();
+            bench.board.run(saved).unwrap();
+        }
+        add(&mut bench, "usb-keyboard", json!({})).unwrap();
+        let mut driver = Driver::find(&bench, AT);
+        driver.resume(progress);
+        driver.wait(Driver::port(1), 1, 1);
+        driver.reset_port(1);
+        let slot = driver.address(1);
+        assert_ne!(slot, old);
+        assert_eq!(driver.configure(slot, IN), 1);
+        bench.board.input().key(key(0x1e), true);
+        ask(&mut driver, slot);
+        driver.wait_event(32);
+        assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
+        let disable = block(0, 0, 10 << 10 | u32::from(old) << 24);
+        assert_eq!(driver.command(disable).0, 1);
+        assert_eq!(driver.output(old, 0, 3) >> 27, 0, "the old slot is disabled");
+        bench.board.input().key(key(0x1e), false);
+        ask(&mut driver, slot);
+        driver.wait_event(32);
+        assert_eq!(driver.read(DATA), [0; 8], "the new one is not");
+    }
+}
+
+#[test]
+fn the_command_ring_stops_with_the_controller_and_may_be_another_afterwards() {
+    let bench = both();
+    let mut driver = Driver::find(&bench, AT);
+    driver.start();
+    assert_eq!(driver.get(CRCR), 0);
+    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1);
+    assert_eq!(driver.get(CRCR), 8, "CRR");
+    driver.set_wide(CRCR, INPUT | 1);
+    driver.set(USBCMD, 4);
+    driver.wait(USBSTS, 1, 1);
+    assert_eq!(driver.get(CRCR), 0);
+    driver.set(USBCMD, 5);
+    driver.wait(USBSTS, 1, 0);
+    assert_eq!(driver.get(CRCR), 0, "until its doorbell is rung");
+    assert_eq!(driver.command(block(0, 0, 23 << 10)).0, 1, "where it was");
+    driver.set(USBCMD, 4);
+    driver.wait(USBSTS, 1, 1);
+    driver.new_commands(INPUT);
+    driver.set(USBCMD, 5);
+    driver.wait(USBSTS, 1, 0);
+    driver.begin(block(0, 0, 23 << 10));
+    let event = driver.wait_event(33);
+    assert_eq!((u64::from(event[0]), event[2] >> 24), (INPUT, 1), "in the new ring");
+}
+
+#[test]
+fn rings_without_end_let_a_stop_and_other_endpoints_through() {
+    let mut devices = vec![("xhci", json!({ "slot": "04.0", "ports": 15 }))];
+    devices.extend((0..15).map(|_| ("usb-keyboard", json!({}))));
+    let bench = machine_of(devices);
+    let mut driver = Driver::find(&bench, AT);
+    driver.start();
+    // A descriptor of as many blocks as there may be, which do nothing, and come again.
+    let ring = DATA + 0x2_0000;
+    for at in 0..4096_u64 {
+        let words = match at {
+            4094 => block(0, 0, 8 << 10 | 1),
+            4095 => block(ring, 0, 6 << 10 | 1),
+            _ => block(0, 0, 8 << 10 | CHAIN | 1),
+        };
+        driver.put(ring + 16 * at, words);
+    }
+    let [low, high, ..] = block(ring | 1, 0, 0);
+    let mut slots = Vec::new();
+    for port in 1..=15 {
+        driver.reset_port(port);
+        let slot = driver.address(port);
+        assert_eq!(driver.configure(slot, IN), 1);
+        slots.push(slot);
+        for endpoint in (2..32_u8).filter(|it| *it != IN) {
+            let kind = if endpoint % 2 == 1 { 7 } else { 3 };
+            let context = (endpoint, [0, kind << 3 | 8 << 16, low, high]);
+            driver.input(1 | 1 << endpoint, [u32::from(endpoint) << 27, 0], context);
+            assert_eq!(driver.command(block(INPUT, 0, 12 << 10 | u32::from(slot) << 24)).0, 1);
+        }
+    }
+    let busy = |slots: &[u8]| {
+        for slot in slots {
+            (2..32).filter(|it| *it != IN).for_each(|it| driver.ring(*slot, it));
+        }
+    };
+    busy(&slots);
+    // All of them together have work for many times ten seconds if nothing ends a round.
+    let soon = |what: &str, done: &mut dyn FnMut()| {
+        std::thread::sleep(Duration::from_millis(100));
+        let start = Instant::now();
+        done();
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}: {:?}", start.elapsed());
+    };
+    let mut saved = Vec::new();
+    soon("a pause", &mut || saved = bench.board.park());
+    bench.board.run(saved).unwrap();
+    let last = slots[14];
+    soon("another endpoint", &mut || {
+        ask(&mut driver, last);
+        bench.board.input().key(key(0x1e), true);
+        driver.wait_event(32);
+    });
+    assert_eq!(driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
+    soon("a stop", &mut || {
+        driver.set(USBCMD, 4);
+        driver.wait(USBSTS, 1, 1);
+    });
+    driver.set(USBCMD, 5);
+    soon("a reset", &mut || driver.start());
+}
+
+#[test]
 fn a_device_without_a_port_is_told_of() {
     let mut bench = Bench::new(1 << 20);
-    let add = |bench: &mut Bench, kind: &str| {
-        let config = registry::Config::of_kind(kind, serde_json::json!({})).unwrap().unwrap();
-        bench.board.add(kind, |place| config.build(place))
-    };
+    let add = |bench: &mut Bench, kind: &str| add(bench, kind, json!({}));
     add(&mut bench, "usb-tablet").unwrap();
     let error = bench.board.usb().check().unwrap_err().to_string();
     assert_eq!(error, "`usb-tablet` has no USB port: add --device xhci");

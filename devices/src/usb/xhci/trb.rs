@@ -145,9 +145,15 @@ impl Ring {
         self.at | u64::from(self.cycle)
     }
 
-    /// Takes the next block and its address, if the guest has filled it.
-    pub(super) fn next(&mut self, memory: &Memory) -> Result<Option<(u64, Trb)>, NoMemory> {
+    /// Takes the next block and its address, if the guest has filled it. Counts the blocks that it
+    /// looks at.
+    pub(super) fn next(
+        &mut self,
+        memory: &Memory,
+        count: &mut u32,
+    ) -> Result<Option<(u64, Trb)>, NoMemory> {
         for _ in 0..LINKS {
+            *count += 1;
             let mut bytes = [0; 16];
             memory.read(self.at, &mut bytes)?;
             let mut trb = Trb::from_bytes(bytes);

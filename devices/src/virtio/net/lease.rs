@@ -81,7 +81,10 @@ impl Lease {
     }
 
     fn refuse(&mut self, error: &anyhow::Error) {
-        tracing::warn!("vhost-net: this process serves the rings instead: {error:#}");
+        // Rings are the guest's, who can reset the device for ever.
+        self.vhost.told.call_once(|| {
+            tracing::warn!("vhost-net: this process serves the rings instead: {error:#}");
+        });
         self.refused = true;
     }
 

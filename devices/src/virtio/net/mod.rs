@@ -64,6 +64,17 @@ pub struct Config {
     /// Its PCI slot; the first that is free if there is none given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
+    /// In the kernel's place, a test's: what it does is as this seed says.
+    #[serde(skip)]
+    pub(crate) rehearsed: Option<u64>,
+}
+
+impl Config {
+    /// The same network where something of a test's stands in for vhost-net.
+    #[must_use]
+    pub fn rehearse(self, seed: u64) -> Self {
+        Self { rehearsed: Some(seed), ..self }
+    }
 }
 
 fn one() -> u16 {
@@ -178,7 +189,11 @@ impl Build for Config {
         }
         let side = net::open(&self.to, net::Wish { pairs, mtu: self.mtu })?;
         place.shared().links.add(place.name(), side.link().clone());
-        let kernel = vhost::open(self.vhost, side.taps()?, &place.shared().memory)?;
+        let memory = &place.shared().memory;
+        let kernel = match self.rehearsed {
+            None => vhost::open(self.vhost, side.taps()?, memory)?,
+            Some(seed) => crate::testutil::vhost::rehearsed(seed, pairs, &memory.share())?,
+        };
         on_pci(Net::new(&self, &side, kernel)?, self.slot, place)
     }
 }
@@ -502,7 +517,6 @@ impl Drop for Net {
 
 #[cfg(test)]
 mod test {
-    use std::io::{self, Write};
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
@@ -1053,7 +1067,8 @@ mod test {
         if std::path::Path::new("/dev/vhost-net").exists() {
             return &[Choice::Off, Choice::On];
         }
-        writeln!(io::stderr(), "not run here: rings in the kernel: no /dev/vhost-net").unwrap();
+        let test = std::thread::current().name().unwrap_or_default().to_owned();
+        skip::not_run_in_part(&format!("{test} through vhost-net"), "there is no /dev/vhost-net");
         &[Choice::Off]
     }
 

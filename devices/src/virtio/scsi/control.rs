@@ -11,7 +11,6 @@ use super::target::{
 };
 use super::{CONTROL, EVENTS};
 use crate::poller::Serve;
-use crate::scsi::Conditions;
 use crate::virtio::{Chain, Queue};
 
 /// Types of control requests: to manage tasks, to ask for asynchronous events, to subscribe them.
@@ -118,7 +117,7 @@ impl Control {
             ABORT_TASK_SET | CLEAR_TASK_SET => self.abort(None, ABORTED),
             I_T_NEXUS_RESET | LOGICAL_UNIT_RESET => {
                 self.abort(None, RESET);
-                *self.target.conditions() = Conditions::default();
+                self.target.conditions().reset();
             }
             QUERY_TASK if self.has(Some(id)) => return SUCCEEDED,
             QUERY_TASK_SET if self.has(None) => return SUCCEEDED,

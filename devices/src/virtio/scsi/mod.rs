@@ -7,8 +7,9 @@
 //!
 //! Threats: units, commands, lengths and segments are the guest's. They are checked against the
 //! image in the SCSI layer and in the channel; a request that makes no sense is answered with an
-//! error, and one without room for an answer breaks the device. What a queue can have under way is
-//! bounded by its size, and what one request can name by that of an UNMAP's list.
+//! error, and one without room for an answer breaks the device. What a queue has under way is
+//! bounded: its 256 commands, and at most 511 requests to the disk (255, and the 256 ranges of one
+//! UNMAP), which are 2 MiB for 64 queues; further commands wait.
 
 mod control;
 mod request;

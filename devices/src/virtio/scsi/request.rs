@@ -1,5 +1,6 @@
 //! A request queue: commands, and their way to the image and back (VIRTIO 1.3, 5.6.6.1).
 
+use std::collections::VecDeque;
 use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,6 +17,10 @@ use crate::virtio::{Chain, Queue, length};
 const HEADER: usize = 19;
 const RESPONSE: u32 = 12;
 
+/// No command is begun while the channel has this many requests of its queue. An UNMAP has one for
+/// each of its ranges, every other command has one.
+const REQUESTS: usize = 256;
+
 /// The statuses of a command.
 const GOOD: u8 = 0;
 const CHECK_CONDITION: u8 = 2;
@@ -25,6 +30,13 @@ struct Header {
     lun: [u8; 8],
     id: u64,
     cdb: Cdb,
+}
+
+/// A command that has not begun, and where its response goes.
+struct Offered {
+    chain: Chain,
+    header: Header,
+    response: Vec<Piece>,
 }
 
 /// A command that is under way.
@@ -52,9 +64,13 @@ pub(super) struct Server {
     channel: Box<dyn Channel>,
     target: Arc<Target>,
     sizes: Sizes,
+    /// Commands that the channel has no room for yet, in their order.
+    offered: VecDeque<Offered>,
     /// By the head of their chain.
     jobs: Vec<Option<Job>>,
     under_way: usize,
+    /// Requests that the channel has.
+    asked: usize,
     done: Vec<Done>,
 }
 
@@ -62,10 +78,12 @@ impl Server {
     pub(super) fn new(queue: Queue, target: Arc<Target>, sizes: Sizes) -> anyhow::Result<Self> {
         let channel = target.drive.image().channel(queue.memory())?;
         let jobs = std::iter::repeat_with(|| None).take(QUEUE_SIZE.into()).collect();
-        Ok(Self { queue, channel, target, sizes, jobs, under_way: 0, done: Vec::new() })
+        let (offered, done) = Default::default();
+        let (under_way, asked) = (0, 0);
+        Ok(Self { queue, channel, target, sizes, offered, jobs, under_way, asked, done })
     }
 
-    /// Takes everything that is offered.
+    /// Takes everything that is offered, and begins as much of it as it may.
     fn take(&mut self) -> bool {
         let mut any = false;
         while let Some(mut chain) = self.queue.pop() {
@@ -75,9 +93,22 @@ impl Server {
             let (Some(header), Some(response)) = (header, response) else {
                 self.queue.undo(chain);
                 self.queue.fail("a request without a command, or without room for its response");
-                return any;
+                break;
             };
-            self.begin(chain, &header, response);
+            self.offered.push_back(Offered { chain, header, response });
+        }
+        self.begin_offered();
+        any
+    }
+
+    /// True when something began.
+    fn begin_offered(&mut self) -> bool {
+        let mut any = false;
+        while self.asked < REQUESTS
+            && let Some(offered) = self.offered.pop_front()
+        {
+            any = true;
+            self.begin(offered);
         }
         any
     }
@@ -97,19 +128,10 @@ impl Server {
         Some(Header { lun: [l0, l1, l2, l3, l4, l5, l6, l7], id, cdb })
     }
 
-    fn begin(&mut self, chain: Chain, header: &Header, response: Vec<Piece>) {
+    fn begin(&mut self, offered: Offered) {
+        let Offered { chain, header, response } = offered;
         let (gives, wants) = (length(&chain.readable), length(&chain.writable));
-        let mut job = Job {
-            chain,
-            id: header.id,
-            response,
-            room: gives.max(wants),
-            moved: 0,
-            inward: gives == 0,
-            parts: 0,
-            aborted: None,
-            result: Ok(()),
-        };
+        let mut job = Job::new(chain, header.id, response);
         self.under_way += 1;
         let planned = if gives > 0 && wants > 0 {
             // Both ways at once: that was not offered (INOUT).
@@ -123,6 +145,7 @@ impl Server {
                 job.parts = requests.len();
                 let head = usize::from(job.chain.head());
                 self.jobs[head] = Some(job);
+                self.asked += requests.len();
                 requests.into_iter().for_each(|request| self.channel.push(request));
             }
             Ok(_) => self.end(job),
@@ -180,6 +203,7 @@ impl Server {
 
     /// A part of a command is over.
     fn account(&mut self, one: Done) {
+        self.asked -= 1;
         let head = head(one.tag);
         // Tags are ours, so each has its job.
         let Some(job) = self.jobs.get_mut(head).and_then(Option::as_mut) else { return };
@@ -225,13 +249,19 @@ impl Server {
     /// Whether a task of this name is under way, or any.
     pub(super) fn has(&mut self, id: Option<u64>) -> bool {
         self.begin_all();
-        self.jobs.iter().flatten().any(|job| job.is(id))
+        let offered = self.offered.iter().map(|it| it.header.id);
+        let mut ids = offered.chain(self.jobs.iter().flatten().map(|job| job.id));
+        ids.any(|it| is(it, id))
     }
 
     /// Ends a task, or all of them, with this response: nothing of it is under way afterwards.
     pub(super) fn abort(&mut self, id: Option<u64>, response: u8) {
         self.begin_all();
-        let meant = self.jobs.iter_mut().flatten().filter(|job| job.is(id));
+        let offered = mem::take(&mut self.offered).into_iter();
+        let (ended, left) = offered.partition::<VecDeque<_>, _>(|it| is(it.header.id, id));
+        self.offered = left;
+        ended.into_iter().for_each(|it| self.refuse(it, response));
+        let meant = self.jobs.iter_mut().flatten().filter(|job| is(job.id, id));
         meant.for_each(|job| job.aborted = Some(response));
         while self.jobs.iter().flatten().any(|job| job.aborted.is_some()) {
             // Each time: what is under way may come to wait for room, or for its turn.
@@ -250,7 +280,17 @@ impl Server {
                 wait(self.channel.as_ref());
             }
         }
+        self.begin_offered();
+        self.channel.submit();
         self.queue.notify();
+    }
+
+    /// Ends a command that has not begun.
+    fn refuse(&mut self, offered: Offered, response: u8) {
+        let Offered { chain, header, response: at } = offered;
+        let result = Err(Refusal::Response(response));
+        self.under_way += 1;
+        self.end(Job { result, ..Job::new(chain, header.id, at) });
     }
 
     /// What the driver offered before it asked for something else.
@@ -261,6 +301,8 @@ impl Server {
 
     /// Waits for what is under way, and leaves what waits for room or for its turn in the queue.
     fn finish(mut self) -> Queue {
+        // The first one is undone last: it is the first to be taken again.
+        mem::take(&mut self.offered).into_iter().rev().for_each(|it| self.queue.undo(it.chain));
         while self.under_way > 0 {
             // Each time: what is under way may come to wait for room too.
             for request in self.channel.withdraw() {
@@ -280,6 +322,21 @@ impl Server {
 }
 
 impl Job {
+    fn new(chain: Chain, id: u64, response: Vec<Piece>) -> Self {
+        let (gives, wants) = (length(&chain.readable), length(&chain.writable));
+        Self {
+            chain,
+            id,
+            response,
+            room: gives.max(wants),
+            moved: 0,
+            inward: gives == 0,
+            parts: 0,
+            aborted: None,
+            result: Ok(()),
+        }
+    }
+
     /// Takes the pieces of what moves. The driver may have more of them, but not fewer.
     fn data(&mut self, write: bool, wanted: u64) -> Result<Vec<Piece>, Refusal> {
         let pieces = if write { &mut self.chain.readable } else { &mut self.chain.writable };
@@ -290,10 +347,11 @@ impl Job {
         self.moved = wanted;
         Ok(if there > wanted { part(pieces, 0, wanted) } else { mem::take(pieces) })
     }
+}
 
-    fn is(&self, id: Option<u64>) -> bool {
-        id.is_none_or(|id| id == self.id)
-    }
+/// Whether a task is meant by this name, or by none.
+fn is(task: u64, id: Option<u64>) -> bool {
+    id.is_none_or(|id| id == task)
 }
 
 fn head(tag: u64) -> usize {
@@ -326,6 +384,9 @@ impl Serve for Locked {
             server.channel.submit();
         }
         let answered = server.answer();
+        if answered && server.begin_offered() {
+            server.channel.submit();
+        }
         server.queue.notify();
         taken || answered
     }

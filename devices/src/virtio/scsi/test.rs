@@ -1,14 +1,18 @@
 //! A controller as its drivers use it, and as hostile ones do.
 
 use std::fs::File;
+use std::mem;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use super::*;
-use crate::backend::disk::memory;
+use crate::backend::disk::{Channel, Done, Geometry, Image, Request, memory};
 use crate::device::Kind;
+use crate::memory::Memory;
 use crate::pci::Address;
 use crate::registry;
 use crate::testutil::Bench;
@@ -25,15 +29,78 @@ const POWER_ON: (u8, u8, u8) = (6, 0x29, 0);
 const GREW: (u8, u8, u8) = (6, 0x2a, 9);
 
 fn bench(queues: u16) -> Bench {
+    bench_with(queues, memory(SIZE))
+}
+
+fn bench_with(queues: u16, image: Arc<dyn Image>) -> Bench {
     let mut bench = Bench::new(8 << 20);
     let add = |place: &mut dyn Place| {
         let config = crate::backend::disk::Config { serial: Some("a disk".into()), ..config() };
-        let drive = config.show(memory(SIZE), place)?;
+        let drive = config.show(image, place)?;
         on_pci(Scsi::new(drive, queues)?, Some(AT), place)
     };
     bench.board.add("virtio-scsi", add).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
+}
+
+/// A disk that counts the requests that it has, and gives them back while it is held.
+struct Counted {
+    below: Arc<dyn Image>,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    held: AtomicBool,
+    has: AtomicUsize,
+    most: AtomicUsize,
+}
+
+struct CountedChannel {
+    below: Box<dyn Channel>,
+    state: Arc<State>,
+    kept: Vec<Request>,
+}
+
+impl Image for Counted {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+    fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
+        let (below, state) = (self.below.channel(memory)?, self.state.clone());
+        Ok(Box::new(CountedChannel { below, state, kept: Vec::new() }))
+    }
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
+        self.below.grow(size)
+    }
+}
+
+impl Channel for CountedChannel {
+    fn push(&mut self, request: Request) {
+        let has = self.state.has.fetch_add(1, Ordering::SeqCst) + 1;
+        self.state.most.fetch_max(has, Ordering::SeqCst);
+        self.kept.push(request);
+    }
+    fn submit(&mut self) {
+        if !self.state.held.load(Ordering::SeqCst) {
+            self.kept.drain(..).for_each(|request| self.below.push(request));
+            self.below.submit();
+        }
+    }
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        self.submit();
+        let before = done.len();
+        self.below.reap(done);
+        self.state.has.fetch_sub(done.len() - before, Ordering::SeqCst);
+    }
+    fn event(&self) -> BorrowedFd<'_> {
+        self.below.event()
+    }
+    fn withdraw(&mut self) -> Vec<Request> {
+        self.state.has.fetch_sub(self.kept.len(), Ordering::SeqCst);
+        mem::take(&mut self.kept)
+    }
 }
 
 fn config() -> crate::backend::disk::Config {
@@ -537,6 +604,54 @@ fn a_full_queue_is_served_and_parked_in_the_middle() {
         }
         assert_eq!(driver.take(FIRST), None, "each is answered once");
     }
+}
+
+#[test]
+fn ranges_beyond_a_limit_wait_and_are_all_done_or_ended() {
+    let state = Arc::<State>::default();
+    let bench = bench_with(1, Arc::new(Counted { below: memory(SIZE), state: state.clone() }));
+    let mut driver = attended(&bench);
+    let mut list = [&[16, 6, 16, 0][..], &[0; 4]].concat();
+    for block in 0..256_u64 {
+        list.extend([&block.to_be_bytes()[..], &1_u32.to_be_bytes(), &[0; 4]].concat());
+    }
+    let unmap = [0x42, 0, 0, 0, 0, 0, 0, 16, 8, 0];
+    let all = |driver: &mut Driver<'_>| {
+        state.held.store(true, Ordering::SeqCst);
+        state.most.store(0, Ordering::SeqCst);
+        let begun: Vec<_> = (0..40)
+            .map(|task| begin(driver, (FIRST, UNIT, task), &unmap, &Data::Out(&list)))
+            .collect();
+        driver.kick(FIRST);
+        begun
+    };
+    let ends = |driver: &mut Driver<'_>, begun: &[Begun], response: u8| {
+        for _ in begun {
+            driver.wait(FIRST);
+        }
+        assert_eq!(driver.take(FIRST), None, "each is answered once");
+        for it in begun {
+            let ended = end(driver, it, 0);
+            assert_eq!((ended.response, ended.status), (response, 0));
+        }
+    };
+    // Each of them is there, begun or not, and the last is ended alone.
+    let mut begun = all(&mut driver);
+    assert_eq!(manage(&mut driver, 6, UNIT, 39), 10, "it is there");
+    assert_eq!(manage(&mut driver, 0, UNIT, 39), OK);
+    ends(&mut driver, &begun.split_off(39), ABORTED);
+    assert_eq!(manage(&mut driver, 6, UNIT, 39), OK, "it is not there");
+    // They are parked as they are, and done afterwards.
+    let saved = bench.board.park();
+    bench.board.run(saved).unwrap();
+    state.held.store(false, Ordering::SeqCst);
+    driver.kick(FIRST);
+    ends(&mut driver, &begun, OK);
+    assert!(state.most.load(Ordering::SeqCst) < 512, "{state:?}");
+    let begun = all(&mut driver);
+    assert_eq!(manage(&mut driver, 1, UNIT, 0), OK);
+    ends(&mut driver, &begun, ABORTED);
+    assert!((256..512).contains(&state.most.load(Ordering::SeqCst)), "{state:?}");
 }
 
 #[test]

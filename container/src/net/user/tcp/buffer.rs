@@ -1,19 +1,32 @@
 //! Bytes in a row, put in at one end and taken out at the other, and how much room all of them may
 //! have together.
+//!
+//! Each direction of a connection has a small room of its own. All other memory comes from a budget
+//! that connections share: many connections have smaller windows than a few.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// How much all connections may have besides what each of them has in any case.
-const SHARED: usize = 64 << 20;
+/// Bytes that the guest's own connections share.
+pub const SHARED: usize = 64 << 20;
+/// The room of one direction that is not part of a budget.
+pub const LEAST: usize = 16 << 10;
 
-/// What is left of the room that connections share.
+/// What is left of the bytes that connections share.
 #[derive(Clone, Debug)]
 pub struct Budget(Rc<Cell<usize>>);
 
 impl Default for Budget {
     fn default() -> Self {
-        Self(Rc::new(Cell::new(SHARED)))
+        Self::new(SHARED)
+    }
+}
+
+impl Budget {
+    /// So many bytes to share.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self(Rc::new(Cell::new(bytes)))
     }
 }
 
@@ -21,39 +34,47 @@ impl Default for Budget {
 #[derive(Debug)]
 pub struct Room {
     size: usize,
-    /// What of `size` is of the budget.
-    lent: usize,
     most: usize,
     budget: Budget,
 }
 
 impl Room {
-    /// So much in any case, and more while there is some.
+    /// A room of `size` bytes if the budget has them, else of [`LEAST`]. It may grow to `most`.
     #[must_use]
     pub fn new(size: usize, most: usize, budget: &Budget) -> Self {
-        Self { size, lent: 0, most, budget: budget.clone() }
+        let mut room = Self { size: LEAST, most, budget: budget.clone() };
+        room.add(size.saturating_sub(LEAST));
+        room
     }
 
-    /// How much there is now.
+    /// The bytes that fit in now.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Twice as much, if there is so much.
+    /// Doubles it, if the budget has so many bytes.
     pub fn grow(&mut self) {
-        let more = self.size.min(self.most.saturating_sub(self.size));
+        self.add(self.size.min(self.most.saturating_sub(self.size)));
+    }
+
+    fn add(&mut self, more: usize) {
         if let Some(left) = self.budget.0.get().checked_sub(more) {
             self.budget.0.set(left);
             self.size += more;
-            self.lent += more;
         }
+    }
+
+    /// Gives back what it has of the budget.
+    pub fn shrink(&mut self) {
+        let lent = std::mem::replace(&mut self.size, LEAST) - LEAST;
+        self.budget.0.set(self.budget.0.get() + lent);
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.budget.0.set(self.budget.0.get() + self.lent);
+        self.shrink();
     }
 }
 
@@ -158,13 +179,15 @@ mod test {
     fn all_together_get_no_more_than_there_is() {
         let budget = Budget::default();
         let mut rooms: Vec<Room> =
-            (0..1000).map(|_| Room::new(1 << 16, 1 << 20, &budget)).collect();
+            (0..4000).map(|_| Room::new(1 << 16, 1 << 20, &budget)).collect();
         for _ in 0..10 {
             rooms.iter_mut().for_each(Room::grow);
         }
-        let lent: usize = rooms.iter().map(|room| room.size() - (1 << 16)).sum();
+        let lent: usize = rooms.iter().map(|room| room.size() - LEAST).sum();
         assert!(lent <= SHARED && lent > SHARED - (1 << 20), "{lent}");
         assert!(rooms.iter().all(|room| room.size() <= 1 << 20));
+        rooms[..2000].iter_mut().for_each(Room::shrink);
+        assert!(rooms[..2000].iter().all(|room| room.size() == LEAST));
         rooms.clear();
         assert_eq!(budget.0.get(), SHARED);
     }

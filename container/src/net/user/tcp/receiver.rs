@@ -3,8 +3,10 @@
 use super::super::segment::{FIN, MAX_SCALE, Segment, Seq};
 use super::buffer::{Buffer, Room};
 
-/// How many segments may come early: small ones take memory, too.
+/// How many segments may come early: each is searched for.
 const EARLY: usize = 256;
+/// Memory that a segment takes besides its data.
+const HEAD: usize = 128;
 /// How often the guest is told in a row what is missing: thrice is a reason to send it again.
 const REPEATS: u8 = 3;
 
@@ -115,17 +117,24 @@ impl Receiver {
         }
     }
 
-    /// Keeps what came early, if it is within the window; all of it has room for one window.
+    /// Keeps what came early, if it is within the window. It fits into what of the window is not in
+    /// order yet, unless its parts overlap.
     fn keep(&mut self, segment: &Segment<'_>) {
         self.repeats = self.repeats.saturating_add(1).min(REPEATS);
         let end = segment.seq.plus(segment.data.len());
-        let held: usize = self.early.iter().map(|it| it.data.len()).sum();
-        let fits = held + segment.data.len() <= self.room.size() && self.early.len() < EARLY;
+        let held = self.held() + HEAD + segment.data.len();
+        let fits = held <= self.room.size() && self.early.len() < EARLY;
         let known = self.early.iter().any(|it| it.seq == segment.seq);
         if fits && !known && !end.is_after(self.edge) {
             let (data, last) = (segment.data.to_vec(), segment.has(FIN));
             self.early.push(Early { seq: segment.seq, data, last });
         }
+    }
+
+    /// The bytes that it holds, in order and early.
+    pub fn held(&self) -> usize {
+        let early: usize = self.early.iter().map(|it| HEAD + it.data.len()).sum();
+        self.data.len() + early
     }
 
     /// The outside took so much.

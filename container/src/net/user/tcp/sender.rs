@@ -5,7 +5,7 @@
 //! window is all that holds data back; a full link is waited for and loses nothing.
 
 use super::super::segment::{FIN, Segment, Seq};
-use super::buffer::{Buffer, Room};
+use super::buffer::{Buffer, LEAST, Room};
 
 /// Acknowledgements in a row that ask for the same (RFC 5681, 3.2).
 const DUPLICATES: u8 = 3;
@@ -89,6 +89,19 @@ impl Sender {
             self.room.grow();
         }
         self.room.size().saturating_sub(self.data.len())
+    }
+
+    /// Whether nothing waits, and yet there is memory for it, or room for more than a little.
+    pub fn is_loaded(&self) -> bool {
+        self.data.is_loaded() || self.data.is_empty() && self.room.size() > LEAST
+    }
+
+    /// Gives back memory that holds nothing, and room for more than a little.
+    pub fn release(&mut self) {
+        if self.data.is_empty() {
+            self.data.release();
+            self.room.shrink();
+        }
     }
 
     /// Whether something was sent that is not acknowledged.

@@ -25,6 +25,14 @@ fn hear(tcp: &mut Tcp, (segment, data): &Sent, now: Instant) {
     tcp.hear(&Segment { data, ..*segment }, now);
 }
 
+#[test]
+fn a_connection_that_carries_nothing_keeps_no_room() {
+    let Pair { mut near, .. } = Pair::new(1460);
+    assert!(near.is_loaded(), "it had room from the start");
+    near.release();
+    assert!(!near.is_loaded());
+}
+
 /// Two ends that are connected, and the time.
 struct Pair {
     near: Tcp,
@@ -227,4 +235,40 @@ fn what_comes_in_another_order_is_put_in_order() {
     assert!(told.len() > 3 && told.iter().all(|it| it.0.ack == first.0.seq), "{told:?}");
     hear(&mut pair.far, &first, pair.now);
     assert!(pair.got() == data && pair.far.has_ended());
+}
+
+#[test]
+fn many_connections_together_hold_little_more_than_their_budget() {
+    const MANY: usize = 600;
+    for mss in [1460, 65480] {
+        let (now, budget) = (Instant::now(), Budget::new(8 << 20));
+        let start = Start { budget, ..start(7, mss, now) };
+        let mut all = Vec::new();
+        for _ in 0..MANY {
+            let syn = Segment { flags: SYN, mss: Some(mss), scale: Some(7), ..Segment::default() };
+            let mut tcp = Tcp::asked(&start, &syn);
+            tcp.connected();
+            emit(&mut tcp, now);
+            let plain = Segment { seq: Seq(1), flags: ACK, ack: Seq(8), ..Segment::default() };
+            tcp.hear(&plain, now);
+            // What the window takes in order, and then parts that overlap behind a gap.
+            let window = tcp.receiver.window(false);
+            let window = usize::from(window) << tcp.receiver.scale;
+            let data = vec![0; window.max(mss.into())];
+            tcp.hear(&Segment { data: &data[..window / 2], ..plain }, now);
+            let data = &data[..mss.into()];
+            for at in (window / 2 + 1..window).step_by(397) {
+                let data = &data[..data.len().min(window - at)];
+                tcp.hear(&Segment { seq: Seq(1).plus(at), data, ..plain }, now);
+            }
+            while let room @ 1.. = tcp.space() {
+                tcp.fill(room, |buffer| buffer.extend(vec![0; room]));
+            }
+            all.push(tcp);
+        }
+        let held: usize = all.iter().map(|it| it.sender.data.len() + it.receiver.held()).sum();
+        let most = MANY * 2 * buffer::LEAST + (8 << 20);
+        assert!(held <= most, "{held} bytes of {most}");
+        assert!(held > most / 2, "{held} bytes are no test");
+    }
 }

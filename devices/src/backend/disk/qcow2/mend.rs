@@ -3,6 +3,9 @@
 //! An image says that it is being written (the dirty bit) from its first change until it is closed.
 //! Who opens one that says so counts what its tables refer to. Counts that are too high go down.
 //! One that is too low is not of our doing: such an image is refused, and nothing is changed.
+//!
+//! Threats: an image may count clusters that are not there, as many as it likes. All that is in
+//! memory is two bytes for each cluster of the file, and one block of counts after another.
 
 use std::io;
 
@@ -56,19 +59,16 @@ impl Tables {
     /// Gives back what nobody refers to: how many clusters that were.
     pub(super) fn mend(&mut self, raw: &Raw, header: &Header) -> io::Result<usize> {
         let references = self.references(raw, header)?;
-        let excess = self.excess(raw, &references)?;
-        for &(number, count) in &excess {
-            self.set_count(raw, number, count)?;
-            if count == 0 {
-                // As where clusters are given back otherwise.
-                raw.discard(number * self.cluster(), self.cluster()).ok();
-            }
+        self.check(raw, &references)?;
+        let mut excess = 0;
+        for block in 0..self.count_blocks().0 {
+            excess += self.lower(raw, &references, block)?;
             self.relieve(raw)?;
         }
-        if !excess.is_empty() {
+        if excess > 0 {
             self.checkpoint(raw)?;
         }
-        Ok(excess.len())
+        Ok(excess)
     }
 
     fn references(&mut self, raw: &Raw, header: &Header) -> io::Result<References> {
@@ -81,7 +81,7 @@ impl Tables {
         for (offset, entries) in self.roots() {
             found.add(offset, entries.len() as u64 * 8, PLAIN)?;
             for entry in entries {
-                if let Some(at) = self.table_at(entry)? {
+                if let Some(at) = self.table_at(*entry)? {
                     found.add(at, cluster, PLAIN)?;
                 }
             }
@@ -99,9 +99,8 @@ impl Tables {
         Ok(found)
     }
 
-    /// The clusters that count too high, and how high they should.
-    fn excess(&mut self, raw: &Raw, references: &References) -> io::Result<Vec<(u64, u64)>> {
-        let mut excess = Vec::new();
+    /// Looks whether any cluster counts too low.
+    fn check(&mut self, raw: &Raw, references: &References) -> io::Result<()> {
         let (blocks, per_block) = self.count_blocks();
         for block in 0..blocks {
             let first = block * per_block;
@@ -111,20 +110,31 @@ impl Tables {
                 }
                 continue;
             };
-            for (number, count) in (first..).zip(counts) {
-                let (wanted, plain) = references.of(number);
-                if count < wanted {
-                    return Err(damaged("clusters in use that count as free"));
-                }
-                // An entry says whether its cluster is its own: that would have to change as well.
-                if count > wanted && !(plain && wanted > 0) {
-                    excess.push((number, wanted));
-                }
+            if (first..).zip(counts).any(|(number, count)| count < references.of(number).0) {
+                return Err(damaged("clusters in use that count as free"));
             }
         }
         if references.any(blocks * per_block, u64::MAX) {
             return Err(damaged("clusters in use that cannot be counted"));
         }
-        Ok(excess)
+        Ok(())
+    }
+
+    /// Lowers the counts of one block that are too high: how many those were.
+    fn lower(&mut self, raw: &Raw, references: &References, block: u64) -> io::Result<usize> {
+        let (cluster, end) = (self.cluster(), self.end);
+        self.change_counts(raw, block, |number, count| {
+            let (wanted, plain) = references.of(number);
+            // An entry says whether its cluster is its own: that would have to change as well.
+            if count <= wanted || plain && wanted > 0 {
+                return count;
+            }
+            let at = number * cluster;
+            if wanted == 0 && at < end {
+                // As where clusters are given back otherwise.
+                raw.discard(at, cluster).ok();
+            }
+            wanted
+        })
     }
 }

@@ -892,6 +892,117 @@ mod test {
     }
 
     #[test]
+    fn refuses_to_count_one_table_again_and_again() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("refuses_to_count_one_table_again_and_again") {
+            return;
+        }
+        let path = folder.path().join("disk.qcow2");
+        // Whether it was closed, or is to be counted.
+        for mark in [0, 1] {
+            let (mut bytes, number) = written(&path);
+            bytes[79] = mark;
+            let l1 = usize::try_from(number(header::L1_OFFSET)).unwrap();
+            // There is room for them in the table's cluster.
+            bytes[header::L1_SIZE..][..4].copy_from_slice(&3_u32.to_be_bytes());
+            bytes.copy_within(l1..l1 + 8, l1 + 16);
+            fs::write(&path, bytes).unwrap();
+            assert!(refusal(&path).contains("is there twice"), "{}", refusal(&path));
+            let config = Config { readonly: true, ..Config::new(&path) };
+            let disk = open_disk(&config, None).unwrap();
+            assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [1; 512]);
+        }
+    }
+
+    #[test]
+    fn takes_tables_that_are_longer_than_the_disk_needs() {
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img("takes_tables_that_are_longer_than_the_disk_needs") {
+            return;
+        }
+        let path = folder.path().join("disk.qcow2");
+        let run = |words: &[&str]| {
+            let mut command = std::process::Command::new("qemu-img");
+            let done = patient(command.args(words).current_dir(folder.path()));
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        };
+        for went_back in [false, true] {
+            // Neither what is cut off nor what a snapshot did without makes the table shorter.
+            create(&path, &["-o", "cluster_size=512"], if went_back { "1M" } else { "16M" });
+            if went_back {
+                run(&["snapshot", "-c", "one", "disk.qcow2"]);
+                run(&["resize", "-q", "disk.qcow2", "16M"]);
+                run(&["snapshot", "-a", "one", "disk.qcow2"]);
+                run(&["snapshot", "-d", "one", "disk.qcow2"]);
+            } else {
+                run(&["resize", "-q", "--shrink", "disk.qcow2", "1M"]);
+            }
+            let mut bytes = fs::read(&path).unwrap();
+            let entries = u32::from_be_bytes(bytes[header::L1_SIZE..][..4].try_into().unwrap());
+            assert_eq!(entries, 16 << 20 >> 15, "went back: {went_back}");
+            bytes[79] = 1;
+            fs::write(&path, bytes).unwrap();
+            let disk = open_disk(&Config::new(&path), None).unwrap();
+            assert_eq!(disk.geometry().size, 1 << 20);
+            Driver::new(&disk).write((1 << 20) - 512, &[1; 512]).unwrap();
+            drop(disk);
+            assert!(!check(&path).contains("leaked"), "{}", check(&path));
+        }
+    }
+
+    /// What the child of a test is to open.
+    const CHILD: &str = "TRANSOM_TEST_COUNTS";
+
+    /// The most bytes that this process ever had in memory.
+    fn peak() -> u64 {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    #[test]
+    fn counts_of_what_is_not_there_cost_no_memory() {
+        let test = "counts_of_what_is_not_there_cost_no_memory";
+        if let Some(path) = std::env::var_os(CHILD) {
+            let before = peak();
+            drop(open_disk(&Config::new(PathBuf::from(path)), None).unwrap());
+            let more = peak() - before;
+            assert!(more < 64 << 20, "{more} bytes more");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        if !qemu_img(test) {
+            return;
+        }
+        let path = folder.path().join("disk.qcow2");
+        let (mut bytes, number) = written(&path);
+        bytes[79] = 1;
+        // Blocks that count each cluster of 2 TiB once: of all but a few there is nothing.
+        let blocks = 1 << 10;
+        let reftable = usize::try_from(number(48)).unwrap();
+        let first = usize::try_from(number(reftable)).unwrap();
+        for block in 1..blocks {
+            let at = bytes.len().next_multiple_of(1 << 16);
+            bytes[reftable + 8 * block..][..8].copy_from_slice(&(at as u64).to_be_bytes());
+            bytes.resize(at, 0);
+            bytes.extend([0, 1].repeat(1 << 15));
+        }
+        bytes[first..first + (1 << 16)].copy_from_slice(&[0, 1].repeat(1 << 15));
+        fs::write(&path, bytes).unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", &format!("backend::disk::qcow2::test::{test}")]);
+        let ended = child.env(CHILD, &path).output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
+        assert!(!check(&path).contains("leaked"), "{}", check(&path));
+        let disk = open_disk(&Config::new(&path), None).unwrap();
+        assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [1; 512]);
+        Driver::new(&disk).write(65536, &[2; 65536]).unwrap();
+        drop(disk);
+        assert!(!check(&path).contains("leaked"), "{}", check(&path));
+        assert!(fs::metadata(&path).unwrap().len() < 1 << 28, "what is new comes first");
+    }
+
+    #[test]
     fn refuses_to_search_one_refcount_block_again_and_again() {
         let folder = tempfile::tempdir().unwrap();
         if !qemu_img("refuses_to_search_one_refcount_block_again_and_again") {

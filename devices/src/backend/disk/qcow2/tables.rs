@@ -55,23 +55,31 @@ impl Cache {
         self.tables.values().any(|it| !it.dirty.is_empty())
     }
 
+    /// Whether there are as many as may be. Numbers take more room here than in the file.
+    fn is_full(&self) -> bool {
+        self.tables.len() * (self.cluster / self.width * size_of::<u64>()) >= CACHE
+    }
+
     /// Whether no more fit, and none can go.
     fn is_stuck(&self) -> bool {
-        self.tables.len() * self.cluster >= CACHE
-            && self.tables.values().all(|it| !it.dirty.is_empty())
+        self.is_full() && self.tables.values().all(|it| !it.dirty.is_empty())
     }
 
     fn part(&self) -> usize {
         PART.min(self.cluster)
     }
 
+    /// Lets some of the oldest go that are in the file. Not one at a time: all are looked at for
+    /// it, and of the smallest there are thousands.
     fn make_room(&mut self) {
-        while self.tables.len() * self.cluster >= CACHE {
-            let clean = self.tables.iter().filter(|(_, it)| it.dirty.is_empty());
-            let Some(oldest) = clean.min_by_key(|(_, it)| it.used).map(|(at, _)| *at) else {
-                return;
-            };
-            self.tables.remove(&oldest);
+        if !self.is_full() {
+            return;
+        }
+        let clean = self.tables.iter().filter(|(_, it)| it.dirty.is_empty());
+        let mut clean: Vec<_> = clean.map(|(at, it)| (it.used, *at)).collect();
+        clean.sort_unstable();
+        for (_, at) in &clean[..clean.len().div_ceil(8)] {
+            self.tables.remove(at);
         }
     }
 
@@ -166,8 +174,9 @@ impl Root {
     }
 }
 
-/// Whether two entries are one table. A block that is everywhere and has nothing free would be
-/// looked through for hours.
+/// Whether two entries are one table. A table that is everywhere would be counted for hours, and a
+/// block that has nothing free would be looked through for as long. Otherwise the file's length is
+/// a bound: L1 itself may be longer than the disk needs, as `qemu-img resize --shrink` leaves it.
 fn has_twins(entries: &[u64]) -> bool {
     let mut tables: Vec<_> = entries.iter().map(|it| it & OFFSET).filter(|it| *it != 0).collect();
     tables.sort_unstable();
@@ -198,8 +207,13 @@ impl Tables {
         }
         let l1 = Root::read(raw, header.l1_offset, header.l1_entries)?;
         let reftable = Root::read(raw, header.reftable_offset, header.reftable_entries)?;
-        if !raw.geometry().read_only && has_twins(&reftable.entries) {
-            return Err(damaged("a refcount block that counts twice"));
+        if !raw.geometry().read_only {
+            if has_twins(&l1.entries) {
+                return Err(damaged("a table of the disk that is there twice"));
+            }
+            if has_twins(&reftable.entries) {
+                return Err(damaged("a refcount block that counts twice"));
+            }
         }
         let (l2, blocks) = (Cache::new(8, cluster), Cache::new(2, cluster));
         let freed = Vec::new();
@@ -235,8 +249,8 @@ impl Tables {
     }
 
     /// Both tables that are wholly in memory: where they are, and what is in them.
-    pub(super) fn roots(&self) -> [(u64, Vec<u64>); 2] {
-        [&self.l1, &self.reftable].map(|it| (it.offset, it.entries.clone()))
+    pub(super) fn roots(&self) -> [(u64, &[u64]); 2] {
+        [&self.l1, &self.reftable].map(|it| (it.offset, it.entries.as_slice()))
     }
 
     /// How many tables of the second level there may be.
@@ -263,16 +277,29 @@ impl Tables {
         Ok(Some(self.blocks.load(raw, at)?.numbers.to_vec()))
     }
 
-    /// Sets the count of a cluster whose block is there.
-    pub(super) fn set_count(&mut self, raw: &Raw, number: u64, count: u64) -> io::Result<()> {
-        let per_block = self.cluster() / 2;
-        let index = usize::try_from(number / per_block).unwrap_or(usize::MAX);
+    /// Changes the counts of a block, if it is there: how many became others.
+    pub(super) fn change_counts(
+        &mut self,
+        raw: &Raw,
+        block: u64,
+        change: impl Fn(u64, u64) -> u64,
+    ) -> io::Result<usize> {
+        let first = block * (self.cluster() / 2);
+        let index = usize::try_from(block).unwrap_or(usize::MAX);
         let entry = self.reftable.entries.get(index).copied().unwrap_or_default();
-        let slot = usize::try_from(number % per_block).unwrap_or_default();
-        match self.table_at(entry)? {
-            Some(block) => self.blocks.set(raw, block, slot, count),
-            None => Ok(()),
+        let Some(at) = self.table_at(entry)? else { return Ok(0) };
+        let per_part = self.blocks.part() / self.blocks.width;
+        let table = self.blocks.load(raw, at)?;
+        let mut changed = 0;
+        for (slot, count) in table.numbers.iter_mut().enumerate() {
+            let new = change(first + slot as u64, *count);
+            if new != *count {
+                *count = new;
+                table.dirty.insert(slot / per_part);
+                changed += 1;
+            }
         }
+        Ok(changed)
     }
 
     /// Where a table is that `entry` refers to.

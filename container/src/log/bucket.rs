@@ -1,0 +1,141 @@
+//! How much others may make us log: a token bucket of lines and bytes.
+//!
+//! Threats: an engine may keep logs for ever, so that a guest which writes to its serial port as
+//! fast as it can would fill the host's disk. A burst, such as the messages of a kernel that
+//! starts, passes as a whole; after that the rate is small, and the lines left out are counted.
+
+use std::time::{Duration, Instant};
+
+/// A bucket that ran empty is closed for this long: lines and their gaps would alternate else.
+const CLOSED: Duration = Duration::from_secs(10);
+/// Bytes of a line besides its text: level, name, or the object around it.
+const FRAME: u64 = 64;
+/// Tokens are counted in thousandths, since time is counted in milliseconds.
+const WHOLE: u64 = 1000;
+
+/// A number of lines and of bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Amount {
+    /// Lines.
+    pub lines: u64,
+    /// Bytes, 64 for each line among them.
+    pub bytes: u64,
+}
+
+/// Lines of the guest at its serial port: at most 22 MiB a day after the burst.
+pub const GUEST: (Amount, Amount) =
+    (Amount { lines: 2000, bytes: 256 << 10 }, Amount { lines: 2, bytes: 256 });
+/// Lines of the guest that look like marks of the firmware: each makes lines of ours, and may start
+/// the machine again.
+pub const MARKS: (Amount, Amount) =
+    (Amount { lines: 64, bytes: 16 << 10 }, Amount { lines: 1, bytes: 64 });
+/// Lines of one of our own programs, or of one level of our log: at most 180 MiB a day after the
+/// burst.
+pub const PROGRAM: (Amount, Amount) =
+    (Amount { lines: 20_000, bytes: 4 << 20 }, Amount { lines: 20, bytes: 2 << 10 });
+
+/// See the module.
+pub struct Bucket {
+    most: Amount,
+    per_second: Amount,
+    /// Tokens left, in thousandths.
+    left: Amount,
+    /// When it was filled last.
+    filled: Option<Instant>,
+    /// Until when no line passes.
+    closed: Option<Instant>,
+    lost: u64,
+}
+
+impl Bucket {
+    /// A full one: what passes at once, and what is added each second.
+    pub fn new((most, per_second): (Amount, Amount)) -> Self {
+        let left = Amount { lines: most.lines * WHOLE, bytes: most.bytes * WHOLE };
+        Self { most, per_second, left, filled: None, closed: None, lost: 0 }
+    }
+
+    /// Whether a line of this length passes; with the number of lines that were left out before it.
+    pub fn take(&mut self, length: usize, now: Instant) -> Option<u64> {
+        self.fill(now);
+        let cost = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(FRAME);
+        let cost = cost.saturating_mul(WHOLE);
+        let open = self.closed.is_none_or(|until| now >= until);
+        if !open || self.left.lines < WHOLE || self.left.bytes < cost {
+            if open {
+                self.closed = Some(now + CLOSED);
+            }
+            self.lost += 1;
+            return None;
+        }
+        self.left.lines -= WHOLE;
+        self.left.bytes -= cost;
+        Some(self.missing())
+    }
+
+    /// When the number of lines left out can be told, if there are some.
+    pub fn due(&self) -> Option<Instant> {
+        self.closed.filter(|_| self.lost > 0)
+    }
+
+    /// The number of lines left out since it was told last.
+    pub fn missing(&mut self) -> u64 {
+        std::mem::take(&mut self.lost)
+    }
+
+    fn fill(&mut self, now: Instant) {
+        let since = self.filled.replace(now).map_or(Duration::ZERO, |it| now.duration_since(it));
+        let thousandths = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let filled = |left: u64, rate: u64, most: u64| {
+            left.saturating_add(rate.saturating_mul(thousandths)).min(most * WHOLE)
+        };
+        self.left.lines = filled(self.left.lines, self.per_second.lines, self.most.lines);
+        self.left.bytes = filled(self.left.bytes, self.per_second.bytes, self.most.bytes);
+        if thousandths == 0 {
+            // Less than a millisecond is not lost: it counts with the next.
+            self.filled = self.filled.and(Some(now.checked_sub(since).unwrap_or(now)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_flood_costs_a_burst_and_then_a_rate() {
+        let (mut bucket, start) = (Bucket::new(GUEST), Instant::now());
+        let (mut passed, mut bytes, mut lost) = (0, 0, 0);
+        // A day of 100 lines each second.
+        let all = 24 * 3600 * 100_u32;
+        for number in 0..all {
+            let now = start + Duration::from_millis(10) * number;
+            if let Some(before) = bucket.take(100, now) {
+                (passed, bytes, lost) = (passed + 1, bytes + 100 + FRAME, lost + before);
+            }
+        }
+        lost += bucket.missing();
+        assert_eq!(passed + lost, u64::from(all));
+        assert!(bytes <= (23 << 20), "{bytes} bytes");
+        assert!((10_000..200_000).contains(&passed), "{passed} lines");
+    }
+
+    #[test]
+    fn a_burst_passes_whole_and_what_was_left_out_is_told_once() {
+        let (mut bucket, start) = (Bucket::new(GUEST), Instant::now());
+        assert!((0..1500).all(|_| bucket.take(60, start) == Some(0)));
+        assert_eq!(bucket.due(), None);
+        let left = (0..5000).filter(|_| bucket.take(60, start).is_none()).count();
+        assert!(left >= 4500, "{left}");
+        let due = bucket.due().unwrap();
+        assert_eq!(bucket.take(60, due - Duration::from_millis(1)), None);
+        let lost = u64::try_from(left).unwrap() + 1;
+        assert_eq!(bucket.take(60, due), Some(lost));
+        assert_eq!((bucket.take(60, due), bucket.due()), (Some(0), None));
+    }
+
+    #[test]
+    fn a_line_longer_than_the_bucket_never_passes() {
+        let (mut bucket, now) = (Bucket::new(GUEST), Instant::now());
+        assert_eq!(bucket.take(usize::MAX, now), None);
+    }
+}

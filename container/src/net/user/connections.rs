@@ -1,0 +1,262 @@
+//! All TCP connections: those of the guest, and those of outside hosts to forwarded ports.
+//!
+//! Threats: the guest opens connections as fast as the link goes, and outside hosts as fast as
+//! their networks go. Each side has places and a budget for buffers of its own, so that outside
+//! hosts end none of the guest's connections. Of them no host has more than half of the places, and
+//! when places are scarce the host with the most connections loses its oldest one.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpStream;
+use tokio::task::spawn_local;
+
+use super::connection::{Connection, Origin, Outside, Pair};
+use super::lan::Lan;
+use super::network::Network;
+use super::packet::{HEADER_V4, HEADER_V6};
+use super::quota::{Limits, Place, Places};
+use super::segment::{self, Segment, Seq};
+use super::tcp::buffer::Budget;
+use super::tcp::{Start, Tcp};
+
+/// Bytes that buffers of incoming connections share.
+const INCOMING: usize = 32 << 20;
+/// How much of the guest's SYN is kept for errors: enough for the guest to know it again.
+const QUOTED: usize = 80;
+
+/// All connections.
+#[derive(Debug)]
+pub struct Connections {
+    all: RefCell<HashMap<Pair, Rc<Connection>>>,
+    guests: Side,
+    names: Side,
+    incoming: Side,
+    /// How many connections one outside host may have.
+    host: usize,
+    secret: RandomState,
+}
+
+/// Places and memory of connections that begin alike.
+#[derive(Debug)]
+struct Side {
+    places: Places,
+    budget: Budget,
+}
+
+/// The address by which an outside host is known. An IPv6 host may have all of a /64.
+fn host(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
+    }
+}
+
+impl Connections {
+    /// None, with so many places.
+    #[must_use]
+    pub fn new(limits: &Limits) -> Self {
+        let (shared, incoming) = (Budget::default(), Budget::new(INCOMING));
+        let side = |limit, budget: &Budget| {
+            let (places, budget) = (Places::new(limit), budget.clone());
+            Side { places, budget }
+        };
+        Self {
+            all: RefCell::default(),
+            guests: side(limits.connections, &shared),
+            names: side(limits.names, &shared),
+            incoming: side(limits.incoming, &incoming),
+            host: limits.incoming / 2,
+            secret: RandomState::new(),
+        }
+    }
+
+    /// All connections end.
+    pub fn end(&self) {
+        self.all.borrow().values().for_each(|connection| connection.abort());
+    }
+
+    /// The connection of a segment from the guest.
+    #[must_use]
+    pub fn find(&self, pair: &Pair) -> Option<Rc<Connection>> {
+        self.all.borrow().get(pair).cloned()
+    }
+
+    fn side(&self, origin: Origin) -> &Side {
+        match origin {
+            Origin::Guest => &self.guests,
+            Origin::Names => &self.names,
+            Origin::Host(_) => &self.incoming,
+        }
+    }
+
+    /// Begins a connection that the guest asks for with this SYN, in this packet. Without a place
+    /// the SYN is dropped: the guest sends it again after a second.
+    pub fn ask(
+        &self,
+        network: &Rc<Network>,
+        (pair, origin): (Pair, Origin),
+        syn: &Segment<'_>,
+        packet: &[u8],
+    ) {
+        let Some(place) = self.side(origin).places.take() else { return };
+        self.make_room(network, origin);
+        let tcp = Tcp::asked(&self.start(&network.lan, &pair, origin), syn);
+        let outside = match origin {
+            Origin::Names => Outside::Names,
+            Origin::Guest | Origin::Host(_) => {
+                Outside::Dial(packet[..packet.len().min(QUOTED)].to_vec())
+            }
+        };
+        self.begin(network, (pair, origin, place), tcp, outside);
+    }
+
+    /// Begins a connection of an outside host to a forwarded port, once there is a place.
+    pub async fn accept(
+        &self,
+        network: &Rc<Network>,
+        stream: TcpStream,
+        from: SocketAddr,
+        port: u16,
+    ) {
+        let origin = Origin::Host(host(from.ip()));
+        self.make_room(network, origin);
+        let place = self.incoming.places.wait().await;
+        let Some(pair) = self.pair(network, from, port) else {
+            rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).ok();
+            return;
+        };
+        let tcp = Tcp::asking(&self.start(&network.lan, &pair, origin));
+        self.begin(network, (pair, origin, place), tcp, Outside::Here(stream));
+    }
+
+    /// The ends of an incoming connection, if there is a guest and a free port.
+    fn pair(&self, network: &Network, from: SocketAddr, port: u16) -> Option<Pair> {
+        let (guest, peer) = network.seen(from);
+        let mut pair = Pair { guest: SocketAddr::new(guest, port), peer };
+        let connections = self.all.borrow();
+        // Two clients can look the same only where neither has an address that the guest knows.
+        let free = (0..256).any(|_| {
+            let free = !connections.contains_key(&pair);
+            if !free {
+                pair.peer.set_port(pair.peer.port().checked_add(1).unwrap_or(1024));
+            }
+            free
+        });
+        (free && network.link.is_connected()).then_some(pair)
+    }
+
+    /// Ends a connection where a new one of this origin would be one too many.
+    fn make_room(&self, network: &Network, origin: Origin) {
+        let Some(oldest) = self.victim(origin).and_then(|pair| self.all.borrow_mut().remove(&pair))
+        else {
+            return;
+        };
+        network.say("connections", || {
+            let whose = match origin {
+                Origin::Guest => "the guest has",
+                Origin::Names => "the guest's DNS client has",
+                Origin::Host(_) => "outside hosts have",
+            };
+            format!("{whose} too many connections: the one unused for longest ends")
+        });
+        oldest.abort();
+    }
+
+    fn victim(&self, origin: Origin) -> Option<Pair> {
+        let connections = self.all.borrow();
+        let scarce = self.side(origin).places.are_scarce();
+        let whose = match origin {
+            Origin::Host(_) => {
+                let mut counts = HashMap::new();
+                for connection in connections.values() {
+                    if matches!(connection.origin, Origin::Host(_)) {
+                        *counts.entry(connection.origin).or_insert(0) += 1;
+                    }
+                }
+                match counts.get(&origin) {
+                    Some(count) if *count >= self.host => origin,
+                    _ if scarce => counts.into_iter().max_by_key(|(_, count)| *count)?.0,
+                    _ => return None,
+                }
+            }
+            Origin::Guest | Origin::Names if scarce => origin,
+            Origin::Guest | Origin::Names => return None,
+        };
+        let theirs = connections.iter().filter(|(_, it)| it.origin == whose);
+        theirs.min_by_key(|(_, it)| it.used.get()).map(|(pair, _)| *pair)
+    }
+
+    fn start(&self, lan: &Lan, pair: &Pair, origin: Origin) -> Start {
+        let header = if pair.guest.is_ipv4() { HEADER_V4 } else { HEADER_V6 };
+        let headers = u16::try_from(header + segment::HEADER).expect("headers are short");
+        let now = Instant::now();
+        let [.., a, b, c, d] = self.secret.hash_one((pair, now)).to_be_bytes();
+        Start {
+            ports: (pair.peer.port(), pair.guest.port()),
+            first: Seq(u32::from_be_bytes([a, b, c, d])),
+            mss: lan.mtu - headers,
+            budget: self.side(origin).budget.clone(),
+            now,
+        }
+    }
+
+    fn begin(
+        &self,
+        network: &Rc<Network>,
+        (pair, origin, place): (Pair, Origin, Place),
+        tcp: Tcp,
+        outside: Outside,
+    ) {
+        let connection = Rc::new(Connection::new(pair, origin, tcp));
+        self.all.borrow_mut().insert(pair, connection.clone());
+        let network = network.clone();
+        spawn_local(async move {
+            connection.live(&network, outside).await;
+            network.connections.forget(&pair, &connection);
+            // Its buffers go before its place.
+            drop(connection);
+            drop(place);
+        });
+    }
+
+    fn forget(&self, pair: &Pair, connection: &Rc<Connection>) {
+        let mut all = self.all.borrow_mut();
+        // It may have given way to another one already.
+        if all.get(pair).is_some_and(|it| Rc::ptr_eq(it, connection)) {
+            all.remove(pair);
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::super::tcp::buffer::{LEAST, SHARED};
+    use super::*;
+
+    #[test]
+    fn all_together_never_need_more_than_the_documents_say() {
+        let limits = Limits::of(usize::MAX);
+        assert_eq!(limits.sum(), 4512);
+        let Limits { connections, incoming, names, questions, .. } = limits;
+        let rooms = (connections + incoming + names) * 2 * LEAST + SHARED + INCOMING;
+        // A question, what its server sends, and the answer of it; a task and its socket.
+        let questions = (questions + names) * ((4 + 64 + 64) << 10);
+        let tasks = limits.sum() * (4 << 10);
+        // Frames on their way, and packets in parts.
+        let link = 4 << 20;
+        assert!(rooms + questions + tasks + link <= 256 << 20);
+    }
+
+    #[test]
+    fn a_host_of_ipv6_is_known_by_its_network() {
+        let v6 = |text: &str| host(text.parse().unwrap());
+        assert_eq!(v6("2001:db8:0:7::1"), v6("2001:db8:0:7:ffff::2"));
+        assert_ne!(v6("2001:db8:0:7::1"), v6("2001:db8:0:8::1"));
+        assert_ne!(v6("192.0.2.1"), v6("192.0.2.2"));
+    }
+}

@@ -1,0 +1,112 @@
+//! How many tasks and descriptors the guest and outside hosts may use at a time.
+//!
+//! A place is taken before a task starts or a descriptor is opened, and given back once the task
+//! has ended. A task that was told to end keeps its place until then. Without a place a frame is
+//! dropped, as on any busy network.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Places of each kind. Each stands for at most one task and one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// TCP connections of the guest to outside hosts.
+    pub connections: usize,
+    /// TCP connections of outside hosts to forwarded ports.
+    pub incoming: usize,
+    /// UDP flows of the guest.
+    pub datagrams: usize,
+    /// Pings of the guest.
+    pub echoes: usize,
+    /// DNS questions by UDP that wait for an answer.
+    pub questions: usize,
+    /// TCP connections of the guest to the gateway's name server.
+    pub names: usize,
+}
+
+impl Limits {
+    /// The limits for a process that may have so many descriptors: all kinds together take at most
+    /// half of them. The other half is for the web port, probes and the machine.
+    #[must_use]
+    pub fn of(files: usize) -> Self {
+        let share = |parts: usize, most: usize| (files / 32 * parts).clamp(2, most);
+        Self {
+            connections: share(6, 2048),
+            incoming: share(4, 1024),
+            datagrams: share(2, 1024),
+            echoes: share(1, 128),
+            questions: share(2, 256),
+            names: share(1, 32),
+        }
+    }
+
+    /// All places together.
+    #[must_use]
+    pub fn sum(&self) -> usize {
+        let Self { connections, incoming, datagrams, echoes, questions, names } = self;
+        connections + incoming + datagrams + echoes + questions + names
+    }
+}
+
+/// A place that is taken. Dropping it gives it back.
+pub type Place = OwnedSemaphorePermit;
+
+/// Places of one kind.
+#[derive(Clone, Debug)]
+pub struct Places {
+    free: Arc<Semaphore>,
+    spare: usize,
+}
+
+impl Places {
+    /// So many places.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self { free: Arc::new(Semaphore::new(limit)), spare: (limit / 8).max(1) }
+    }
+
+    /// Takes a place, if one is free.
+    #[must_use]
+    pub fn take(&self) -> Option<Place> {
+        self.free.clone().try_acquire_owned().ok()
+    }
+
+    /// Waits for a place.
+    pub async fn wait(&self) -> Place {
+        self.free.clone().acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    /// Whether fewer than an eighth of the places are free. An old task must then end for each new
+    /// one, so that there are places left while the old ones end.
+    #[must_use]
+    pub fn are_scarce(&self) -> bool {
+        self.free.available_permits() < self.spare
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn at_least_half_of_the_descriptors_are_left_for_the_pod() {
+        for files in [64, 256, 1000, 1024, 4096, 1 << 20, usize::MAX] {
+            let limits = Limits::of(files);
+            assert!(limits.sum() <= files / 2, "{files}: {limits:?}");
+        }
+        assert_eq!(Limits::of(1 << 20), Limits::of(usize::MAX));
+        assert_eq!(Limits::of(1024).connections, 192);
+    }
+
+    #[test]
+    fn places_are_scarce_before_there_are_none() {
+        let places = Places::new(2);
+        let first = places.take();
+        assert!(first.is_some() && !places.are_scarce());
+        let second = places.take();
+        assert!(second.is_some() && places.are_scarce() && places.take().is_none());
+        drop(first);
+        assert!(places.take().is_some());
+    }
+}

@@ -1,0 +1,135 @@
+//! What of the guest's lines at its serial port is repeated in the log, and how many of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::time::sleep_until;
+use tracing::Level;
+
+use crate::log::bucket::{Bucket, GUEST};
+use crate::story::Story;
+use crate::story::ear::KEPT;
+
+/// How the report of the probe begins (`tests/guest/probe/README.md`).
+const REPORT: &str = "{\"probe\":1,\"ok\":";
+
+/// What is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeats {
+    /// Every line.
+    Lines,
+    /// What the probe found wrong, and a summary: its screen has the rest, and so has `DEBUG=Y`.
+    Probe,
+    /// Nothing.
+    Nothing,
+}
+
+/// See the module.
+pub struct Heard {
+    story: Arc<Story>,
+    repeats: Repeats,
+    bucket: Bucket,
+    /// Checks of the probe that passed.
+    passed: u32,
+}
+
+impl Heard {
+    /// Nothing was heard yet.
+    pub fn new(story: Arc<Story>, repeats: Repeats) -> Self {
+        Self { story, repeats, bucket: Bucket::new(GUEST), passed: 0 }
+    }
+
+    /// A line came.
+    pub fn hear(&mut self, line: &str) {
+        match self.repeats {
+            Repeats::Nothing => {}
+            Repeats::Lines => self.repeat(Level::INFO, &format!("guest: {line}")),
+            Repeats::Probe => match self.summary(line) {
+                Some((level, text)) => self.repeat(level, &text),
+                None => self.repeat(Level::DEBUG, &format!("guest: {line}")),
+            },
+        }
+    }
+
+    /// What a line of the probe is to people, if it is for them.
+    fn summary(&mut self, line: &str) -> Option<(Level, String)> {
+        if line.starts_with("pass ") {
+            self.passed += 1;
+        }
+        if line.starts_with("fail ") {
+            return Some((Level::WARN, format!("guest: {line}")));
+        }
+        let fine = line.strip_prefix(REPORT)?.starts_with("true");
+        let passed = self.passed;
+        Some(match fine {
+            true => (Level::INFO, format!("the probe found nothing wrong: {passed} checks passed")),
+            false => (Level::WARN, format!("the probe found mistakes: {passed} checks passed")),
+        })
+    }
+
+    fn repeat(&mut self, level: Level, text: &str) {
+        let Some(before) = self.bucket.take(text.len(), Instant::now()) else { return };
+        self.left_out(before);
+        match level {
+            Level::WARN => tracing::warn!(target: KEPT, "{text}"),
+            Level::INFO => tracing::info!(target: KEPT, "{text}"),
+            _ => return tracing::debug!(target: KEPT, "{text}"),
+        }
+        self.story.keep(level, text);
+    }
+
+    /// Waits until lines that were left out can be told of, and does so.
+    pub async fn resumes(&mut self) {
+        match self.bucket.due() {
+            Some(due) => sleep_until(due.into()).await,
+            None => std::future::pending().await,
+        }
+        self.end();
+    }
+
+    /// Tells of the lines that were left out so far.
+    pub fn end(&mut self) {
+        let before = self.bucket.missing();
+        self.left_out(before);
+    }
+
+    fn left_out(&self, lines: u64) {
+        if lines > 0 {
+            self.story.warn(&format!("{lines} lines of the guest are left out here"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_probe_is_a_line_and_its_mistakes() {
+        let story = Story::new();
+        let mut heard = Heard::new(story.clone(), Repeats::Probe);
+        for line in [
+            "transom probe",
+            "info  cpu           vendor=AuthenticAMD",
+            "pass  tsc           clock=pm-timer",
+            "fail  timer         hz=1",
+            "pass  nmi           count=0",
+            "{\"probe\":1,\"ok\":false,\"dropped\":0,\"findings\":[",
+            "\"pass  \"}]}",
+        ] {
+            heard.hear(line);
+        }
+        let said: Vec<_> = story.lines(0).0.into_iter().map(|it| it.text).collect();
+        let is = ["guest: fail  timer         hz=1", "the probe found mistakes: 2 checks passed"];
+        assert_eq!(said, is);
+    }
+
+    #[test]
+    fn a_quiet_guest_is_not_repeated() {
+        let story = Story::new();
+        Heard::new(story.clone(), Repeats::Nothing).hear("hello");
+        assert_eq!(story.lines(0).1, 0);
+        Heard::new(story.clone(), Repeats::Lines).hear("hello");
+        assert_eq!(story.lines(0).0[0].text, "guest: hello");
+    }
+}

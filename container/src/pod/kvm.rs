@@ -1,0 +1,117 @@
+//! Whether the host's KVM runs what the plan says, before anything is made for it.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use crate::plan::Source;
+use crate::status::{Failure, Status};
+
+/// Looks at this device, and at the processor.
+///
+/// # Errors
+///
+/// When there is no KVM, or it cannot run this.
+pub fn check(path: &Path, source: &Source) -> anyhow::Result<()> {
+    let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
+    if let Err(error) = opened {
+        return Err(closed(path, &error));
+    }
+    suits(path, source, Path::new("/"))
+}
+
+/// An operating system needs a processor that virtualizes; the probe does not.
+fn suits(path: &Path, source: &Source, root: &Path) -> anyhow::Result<()> {
+    if *source == Source::Probe || virtualizes(root) {
+        return Ok(());
+    }
+    let sentence = format!(
+        "{}: this host's processor does not virtualize (no vmx or svm in /proc/cpuinfo), so that \
+         no firmware and no Windows runs: take a host with hardware virtualization, switch nested \
+         virtualization on where this host is a virtual machine itself, or set VERSION=probe to \
+         see the machine without it",
+        path.display()
+    );
+    Err(Failure::new(Status::NoKvm, sentence))
+}
+
+/// Whether the processor has VMX or SVM. What cannot be read is left to `vmm`.
+fn virtualizes(root: &Path) -> bool {
+    let Ok(text) = std::fs::read_to_string(root.join("proc/cpuinfo")) else { return true };
+    let mut flags = text.lines().filter(|line| line.starts_with("flags")).peekable();
+    let has = |line: &str| line.split_ascii_whitespace().any(|it| it == "vmx" || it == "svm");
+    flags.peek().is_none() || flags.any(has)
+}
+
+/// Why the device does not open.
+fn closed(path: &Path, error: &std::io::Error) -> anyhow::Error {
+    let out = match error.kind() {
+        ErrorKind::NotFound => "switch virtualization on in the host's firmware, load its module \
+                                (kvm_intel or kvm_amd), and lend the device to the container with \
+                                --device /dev/kvm"
+            .to_owned(),
+        ErrorKind::PermissionDenied => {
+            let group = std::fs::metadata(path).map_or(0, |it| it.gid());
+            let in_it = let_in(group, Path::new("/"));
+            format!("lend it to the container with --device /dev/kvm, and let the process {in_it}")
+        }
+        _ => "see whether the host's processor can virtualize, and whether this host is a \
+              virtual machine itself without nested virtualization"
+            .to_owned(),
+    };
+    Failure::new(Status::NoKvm, format!("{}: {error}: {out}", path.display()))
+}
+
+/// What a process is let to have the group of a file.
+fn let_in(group: u32, root: &Path) -> String {
+    let nobodys = std::fs::read_to_string(root.join("proc/sys/kernel/overflowgid"));
+    // It stands for all groups that this container does not have: those of a rootless user.
+    if nobodys.is_ok_and(|it| it.trim().parse() == Ok(group)) {
+        return "keep the groups of its user (--group-add keep-groups, with crun)".to_owned();
+    }
+    format!("into group {group} (--group-add {group}, or supplementalGroups)")
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn without_kvm_the_way_out_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = check(&folder.path().join("kvm"), &Source::Probe).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::NoKvm);
+        assert!(format!("{error:#}").contains("--device /dev/kvm"));
+        assert!(check(Path::new("/dev/null"), &Source::Probe).is_ok());
+    }
+
+    #[test]
+    fn kvm_that_only_emulates_is_for_the_probe_alone() {
+        let (kvm, medium) = (Path::new("/dev/kvm"), Source::Medium("/custom.iso".into()));
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        assert!(suits(kvm, &medium, root).is_ok(), "nobody knows");
+        std::fs::create_dir(root.join("proc")).unwrap();
+        let has = |flags: &str| std::fs::write(root.join("proc/cpuinfo"), flags).unwrap();
+        has("processor\t: 0\nflags\t\t: fpu vme svmx hypervisor\n");
+        let error = suits(kvm, &medium, root).unwrap_err();
+        assert_eq!(Failure::status(&error), Status::NoKvm);
+        let sentence = error.to_string();
+        assert!(sentence.contains("VERSION=probe") && !sentence.contains("--"), "{sentence}");
+        assert!(suits(kvm, &Source::Probe, root).is_ok());
+        for flag in ["vmx", "svm"] {
+            has(&format!("processor\t: 0\nflags\t\t: fpu {flag} vme\n"));
+            assert!(suits(kvm, &medium, root).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_group_that_the_container_does_not_have_is_kept() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(let_in(65534, root.path()).contains("--group-add 65534"));
+        std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+        std::fs::write(root.path().join("proc/sys/kernel/overflowgid"), "65534\n").unwrap();
+        assert!(let_in(65534, root.path()).contains("--group-add keep-groups"));
+        assert!(let_in(993, root.path()).contains("--group-add 993"));
+    }
+}

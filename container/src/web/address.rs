@@ -1,0 +1,102 @@
+//! Where browsers find the web port, in words for the log.
+
+use std::net::IpAddr;
+
+use crate::net::user::lan;
+use crate::pod::guard::Guard;
+use crate::settings::environment::Said;
+use crate::settings::translate::Display;
+use crate::settings::value::Value as _;
+use crate::settings::{Picture, Settings};
+
+/// The address of the web port: what browsers call it, or else the pod's own.
+pub fn address(settings: &Settings) -> String {
+    let pod = lan::Pod::read();
+    let own = pod.v4.map(IpAddr::from).or(pod.v6.map(IpAddr::from));
+    address_at(&settings.screen, own)
+}
+
+fn address_at(screen: &Picture, own: Option<IpAddr>) -> String {
+    let port = screen.web_port.0;
+    if let Some(origins) = &screen.web_origin {
+        return origins.show().split(',').map(|it| format!("{it}/")).collect::<Vec<_>>().join(", ");
+    }
+    let host = match own {
+        Some(IpAddr::V4(own)) => own.to_string(),
+        Some(IpAddr::V6(own)) => format!("[{own}]"),
+        None => "127.0.0.1".to_owned(),
+    };
+    let port = if port == 80 { String::new() } else { format!(":{port}") };
+    format!("http://{host}{port}/")
+}
+
+/// Where the screen is, and who may see it; nothing if browsers are not served.
+pub fn line(said: &Said, guard: &Guard) -> Option<String> {
+    let settings = &said.settings;
+    settings.screen.web.then(|| line_at(said, guard, &address(settings)))
+}
+
+fn line_at(said: &Said, guard: &Guard, address: &str) -> String {
+    let screen = &said.settings.screen;
+    let what = if screen.display.is == Display::Web { "The screen" } else { "The status page" };
+    let port = screen.web_port.0;
+    let published = match screen.web_origin {
+        Some(_) => String::new(),
+        None => format!(", or port {port} of the host where it is published"),
+    };
+    let who = match guard {
+        Guard::Open => "open to all who reach it".to_owned(),
+        Guard::Asks { user, .. } => format!("name {user}; password: {}", password(said)),
+    };
+    format!("{what}: {address}{published} ({who})")
+}
+
+/// Where the password of the screen is found, and never the password.
+fn password(said: &Said) -> String {
+    let given = ["PASS", "PASSWORD"].into_iter().find(|name| said.names.contains(name));
+    match given {
+        Some(name) if said.files.contains(name) => format!("that in {name}_FILE"),
+        Some(name) => format!("that of {name}"),
+        None => "`transom password` in the container prints it".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::settings::environment::read;
+
+    fn said(words: &[(&str, &str)]) -> Said {
+        read(&words.iter().map(|(name, text)| (name.into(), text.into())).collect()).unwrap()
+    }
+
+    #[test]
+    fn the_address_is_what_browsers_call_it() {
+        let of = |words: &[(&str, &str)], own: Option<&str>| {
+            address_at(&said(words).settings.screen, own.map(|it| it.parse().unwrap()))
+        };
+        assert_eq!(of(&[], Some("10.88.0.3")), "http://10.88.0.3:8006/");
+        assert_eq!(of(&[("WEB_PORT", "80")], Some("2001:db8::7")), "http://[2001:db8::7]/");
+        assert_eq!(of(&[("WEB_PORT", "8007")], None), "http://127.0.0.1:8007/");
+        let named = [("WEB_ORIGIN", "https://vm.example.org")];
+        assert_eq!(of(&named, Some("10.88.0.3")), "https://vm.example.org/");
+    }
+
+    #[test]
+    fn who_looks_for_the_screen_is_told_how_to_log_in() {
+        let (user, password) = ("Docker".into(), "/run/password".into());
+        let asks = Guard::Asks { user, password, vnc: None };
+        let of = |words: &[(&str, &str)], guard: &Guard| line_at(&said(words), guard, "http://x/");
+        assert_eq!(
+            of(&[], &asks),
+            "The screen: http://x/, or port 8006 of the host where it is published (name Docker; \
+             password: `transom password` in the container prints it)"
+        );
+        let hush = [("PASSWORD", "hush")];
+        assert!(of(&hush, &asks).ends_with("(name Docker; password: that of PASSWORD)"));
+        let named = [("WEB_ORIGIN", "https://vm.example.org"), ("PASS", "hush")];
+        assert_eq!(of(&named, &Guard::Open), "The screen: http://x/ (open to all who reach it)");
+        assert!(of(&named, &asks).ends_with("that of PASS)"));
+        assert!(of(&[("DISPLAY", "none")], &asks).starts_with("The status page: "));
+    }
+}

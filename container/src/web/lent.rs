@@ -1,0 +1,297 @@
+//! Files that the API attaches to the machine: ISO and disk images on the volume.
+//!
+//! Threats: callers choose the path, on an open pod anybody does, and the volume has the pod's own
+//! files, too: passwords, the memory of firmware and TPM, disks. A file that is attached has the
+//! name and the first bytes of an image, lies in the folder itself (no link is followed), and is
+//! none of the pod's own under another name. The pod holds it open until the machine has opened it,
+//! and the machine checks that it opened the same file.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use vmm::control::FileId;
+
+use crate::disks;
+use crate::settings::Settings;
+
+/// Where volume descriptors are: ECMA-119 6.2.1, ECMA-167 part 2 8.3.1.
+const DESCRIPTORS: u64 = 16 * 2048;
+/// Standard identifiers of an ISO 9660 and of a UDF file system.
+const CD: [&[u8]; 2] = [b"CD001", b"BEA01"];
+/// `QFI\xfb`
+const QCOW2: &[u8] = b"QFI\xfb";
+/// The header of a qcow2 image: where the name of its backing file is, and which features it needs.
+const BACKING: usize = 8;
+const FEATURES: usize = 72;
+/// The feature that its data is in another file.
+const EXTERNAL: u64 = 1 << 2;
+const HEADER: usize = 80;
+
+/// The kind of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// An ISO image, which is only ever read.
+    Cd,
+    /// A disk image.
+    Disk,
+}
+
+/// A file that may be attached, held open.
+pub(super) struct Lent {
+    pub(super) path: PathBuf,
+    pub(super) kind: Kind,
+    file: File,
+}
+
+impl Lent {
+    /// Which file this is, whatever gets its name.
+    ///
+    /// # Errors
+    ///
+    /// When the volume does not tell.
+    pub(super) fn id(&self) -> anyhow::Result<FileId> {
+        Ok(FileId::of(&self.file.metadata()?))
+    }
+}
+
+/// Decides which files may be attached.
+pub(super) struct Lender {
+    volume: PathBuf,
+    /// The pod's disks.
+    disks: Vec<PathBuf>,
+}
+
+impl Lender {
+    /// From the volume of these settings.
+    pub(super) fn new(settings: &Settings) -> Self {
+        let disks = (0..disks::MOST).flat_map(|it| disks::own(it, settings, Path::new("/")));
+        let disks = disks.map(|disk| disk.path).collect();
+        Self { volume: settings.storage.folder.clone(), disks }
+    }
+
+    /// Opens a file that may be attached.
+    ///
+    /// # Errors
+    ///
+    /// One sentence: why it may not.
+    pub(super) fn lend(&self, path: &Path) -> anyhow::Result<Lent> {
+        let named = || path.display().to_string();
+        let kind = kind_of(path).with_context(|| {
+            format!("{}: only files named .iso, .img, .raw or .qcow2 can be attached", named())
+        })?;
+        let inner =
+            if path.is_absolute() { path.strip_prefix(&self.volume).ok() } else { Some(path) };
+        let inner = inner.with_context(|| {
+            let volume = self.volume.display();
+            format!("{}: only files on the volume, in {volume}, can be attached", named())
+        })?;
+        let file = open_within(&self.volume, inner).with_context(named)?;
+        let found = file.metadata().with_context(named)?;
+        ensure!(found.is_file(), "{}: it is no file", named());
+        ensure!(
+            !self.is_own(&found),
+            "{}: it is a file of the pod's own, which is never attached",
+            named()
+        );
+        check(kind, path, &file).with_context(named)?;
+        Ok(Lent { path: self.volume.join(inner), kind: kind.0, file })
+    }
+
+    /// Whether it is a file of the pod's own, by whatever name.
+    fn is_own(&self, found: &Metadata) -> bool {
+        let id = FileId::of(found);
+        let is = |path: &Path| fs::metadata(path).is_ok_and(|own| FileId::of(&own) == id);
+        let others = fs::read_dir(&self.volume).into_iter().flatten().flatten();
+        let mut others = others.map(|it| it.path()).filter(|path| kind_of(path).is_none());
+        self.disks.iter().any(|path| is(path)) || others.any(|path| is(&path))
+    }
+}
+
+/// The kind that a file's name says, and whether it is qcow2; none if no such file may be attached.
+/// Hidden files are incomplete, or somebody's own.
+fn kind_of(path: &Path) -> Option<(Kind, bool)> {
+    let hidden = path.file_name().is_none_or(|name| name.as_bytes().starts_with(b"."));
+    let end = path.extension().and_then(OsStr::to_str).filter(|_| !hidden)?.to_ascii_lowercase();
+    match &*end {
+        "iso" => Some((Kind::Cd, false)),
+        "img" | "raw" => Some((Kind::Disk, false)),
+        "qcow2" => Some((Kind::Disk, true)),
+        _ => None,
+    }
+}
+
+/// Opens a file below a folder. No link is followed on the way, and nothing is waited for.
+fn open_within(folder: &Path, path: &Path) -> anyhow::Result<File> {
+    let way = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut folder = openat(CWD, folder, way, Mode::empty())?;
+    let mut parts = path.components().peekable();
+    while let Some(part) = parts.next() {
+        let Component::Normal(name) = part else { bail!("`..` is no part of such a path") };
+        let last = parts.peek().is_none();
+        let file = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let flags = if last { file } else { way } | OFlags::NOFOLLOW;
+        folder = match openat(&folder, name, flags, Mode::empty()) {
+            // A link in the way is no folder, either.
+            Err(Errno::LOOP) => bail!("it is a link, which is not followed"),
+            opened => opened?,
+        };
+        if last {
+            return Ok(folder.into());
+        }
+    }
+    bail!("it is no file")
+}
+
+/// Whether a file begins as its name says.
+fn check((kind, qcow2): (Kind, bool), path: &Path, file: &File) -> anyhow::Result<()> {
+    if kind == Kind::Cd {
+        let mut start = [0; 6];
+        file.read_exact_at(&mut start, DESCRIPTORS).ok();
+        let known = CD.iter().any(|it| start[1..].starts_with(it));
+        ensure!(known, "it is no ISO image: neither ISO 9660 nor UDF: download it again");
+        return Ok(());
+    }
+    let mut start = [0; HEADER];
+    let whole = file.read_exact_at(&mut start, 0).is_ok();
+    let number = |at: usize| {
+        let bytes = start[at..at + 8].try_into().expect("the header has it");
+        u64::from_be_bytes(bytes)
+    };
+    match (qcow2, start.starts_with(QCOW2)) {
+        (false, false) => Ok(()),
+        (true, true) => {
+            let alone = whole && number(BACKING) == 0 && number(FEATURES) & EXTERNAL == 0;
+            ensure!(
+                alone,
+                "another file is behind this image: make it whole with qemu-img convert -O qcow2"
+            );
+            Ok(())
+        }
+        (true, false) => bail!("it is no qcow2 image"),
+        (false, true) => bail!("it is a qcow2 image: call it {}.qcow2", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A volume with these files, and what may be attached of it.
+    fn volume(files: &[(&str, &[u8])]) -> (tempfile::TempDir, Lender) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut settings = Settings::unsaid();
+        settings.storage.folder = folder.path().to_owned();
+        fs::create_dir(folder.path().join("more")).unwrap();
+        for (name, bytes) in files {
+            fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        (folder, Lender::new(&settings))
+    }
+
+    fn iso() -> Vec<u8> {
+        let mut iso = vec![0; 40 << 10];
+        iso[0x8001..0x8006].copy_from_slice(b"CD001");
+        iso
+    }
+
+    fn qcow2() -> Vec<u8> {
+        let mut image = vec![0; 1 << 10];
+        image[..4].copy_from_slice(QCOW2);
+        image
+    }
+
+    #[test]
+    fn images_on_the_volume_are_attached() {
+        let (iso, qcow2) = (iso(), qcow2());
+        let files = [
+            ("good.iso", &iso[..]),
+            ("more/Good.ISO", &iso),
+            ("stick.img", b"anything"),
+            ("disk.qcow2", &qcow2),
+        ];
+        let (folder, lender) = volume(&files);
+        let kinds = [Kind::Cd, Kind::Cd, Kind::Disk, Kind::Disk];
+        for ((name, _), kind) in files.iter().zip(kinds) {
+            let whole = folder.path().join(name);
+            for path in [&whole, Path::new(name)] {
+                let lent = lender.lend(path).unwrap();
+                assert_eq!((&lent.path, lent.kind), (&whole, kind));
+                assert_eq!(lent.id().unwrap(), FileId::of(&fs::metadata(&whole).unwrap()));
+            }
+        }
+    }
+
+    /// What the sentence says of a file that is refused.
+    fn refused(lender: &Lender, path: &Path, why: &str) {
+        let error = format!("{:#}", lender.lend(path).map(|it| it.kind).unwrap_err());
+        assert!(error.contains(why) && !error.contains('\n'), "{path:?}: {error}");
+    }
+
+    #[test]
+    fn files_of_the_pod_and_outside_of_the_volume_are_refused() {
+        let far = tempfile::tempdir().unwrap();
+        fs::write(far.path().join("far.iso"), iso()).unwrap();
+        let (folder, lender) = volume(&[
+            ("good.iso", &iso()),
+            (".half.img", b"half"),
+            ("windows.tpm", b"nilmptws"),
+            ("windows.vars", b"vars"),
+            ("windows.password", b"hush"),
+            ("data.img", b"system"),
+        ]);
+        let at = |name: &str| folder.path().join(name);
+        symlink(far.path().join("far.iso"), at("link.iso")).unwrap();
+        symlink(at("windows.tpm"), at("near.img")).unwrap();
+        symlink(far.path(), at("way")).unwrap();
+        fs::hard_link(at("windows.tpm"), at("second.img")).unwrap();
+        fs::hard_link(at("data.img"), at("third.raw")).unwrap();
+        for (path, why) in [
+            (at("windows.tpm"), "only files named .iso"),
+            (at("windows.vars"), "only files named .iso"),
+            (at("windows.password"), "only files named .iso"),
+            (at(".half.img"), "only files named .iso"),
+            (at("data.img"), "of the pod's own"),
+            (at("second.img"), "of the pod's own"),
+            (at("third.raw"), "of the pod's own"),
+            (at("link.iso"), "a link"),
+            (at("near.img"), "a link"),
+            (at("way/far.iso"), "Not a directory"),
+            (at("more/../good.iso"), "`..`"),
+            (at("../far.iso"), "`..`"),
+            ("/dev/zero.img".into(), "only files on the volume"),
+            (far.path().join("far.iso"), "only files on the volume"),
+            (at("none.iso"), "No such file"),
+            (PathBuf::new(), "only files named"),
+        ] {
+            refused(&lender, &path, why);
+        }
+    }
+
+    #[test]
+    fn files_that_are_not_what_their_names_say_are_refused() {
+        let mut backed = qcow2();
+        backed[15] = 0x70;
+        let (_folder, lender) = volume(&[
+            ("backed.qcow2", &backed),
+            ("wrong.iso", b"<html>"),
+            ("short.qcow2", b"QFI"),
+            ("hidden.raw", &qcow2()),
+        ]);
+        for (name, why) in [
+            ("backed.qcow2", "another file is behind"),
+            ("short.qcow2", "no qcow2 image"),
+            ("wrong.iso", "no ISO image"),
+            ("hidden.raw", "it is a qcow2 image"),
+        ] {
+            refused(&lender, Path::new(name), why);
+        }
+    }
+}

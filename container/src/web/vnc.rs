@@ -1,0 +1,64 @@
+//! VNC viewers. The pod asks for their password, as it does for browsers', so that guesses are
+//! counted together, and leads those who come in to the machine, whose process has no port.
+//!
+//! VNC has no TLS here: whoever reads along sees the screen, and finds the password of eight
+//! letters. So viewers have a password of their own, and the pod listens only where that is asked
+//! for.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tokio::net::UnixStream;
+use vmm::web::viewers::{Admission, Auth, Config, Listener, Lobby, Rules, Wire};
+
+use super::{Front, everywhere};
+use crate::pod::guard::Guard;
+use crate::settings::Settings;
+use crate::status::{Failure, Status};
+
+/// Listens, if that is asked for.
+pub(super) fn open(
+    settings: &Settings,
+    guard: &Guard,
+    front: &Arc<Front>,
+) -> anyhow::Result<Option<impl Future<Output = ()> + use<>>> {
+    let Some(port) = settings.vnc() else { return Ok(None) };
+    let mut config = Config {
+        to: Some(everywhere(port)?),
+        called: Some(format!("VNC_PORT={port}")),
+        ..Config::default()
+    };
+    match guard {
+        Guard::Open => config.auth = Auth::None,
+        Guard::Asks { vnc, .. } => config.password.clone_from(vnc),
+    }
+    let listener = Listener::new(&config)
+        .map_err(|error| Failure::new(Status::Failed, format!("{error:#}")))?;
+    tracing::warn!(
+        "VNC_PORT={port}: without TLS others can read along: reach it by networks that you trust"
+    );
+    let lobby = Arc::new(Lobby::new(front.doors.clone()));
+    let front = front.clone();
+    let serve = move |rules: Arc<Rules>, stream, who| {
+        let (lobby, front) = (lobby.clone(), front.clone());
+        async move { show(&lobby, &front, &rules, stream, who).await }
+    };
+    Ok(Some(async {
+        if let Err(error) = listener.run(serve).await.context("VNC") {
+            tracing::error!("nobody can come in: {error:#}");
+        }
+    }))
+}
+
+/// Shows the screen to one viewer who knows the password, until they leave.
+async fn show(lobby: &Lobby, front: &Front, rules: &Rules, stream: Wire, who: Admission) {
+    let Some(entrant) = lobby.admit(rules, stream, &who).await else { return };
+    let shown = match UnixStream::connect(front.room.screen()).await {
+        Ok(machine) => entrant.relay(&who.peer, machine).await,
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = shown {
+        // Whoever comes in may come as often as they like.
+        tracing::debug!("vnc: {} sees nothing: {error:#}", who.peer);
+    }
+}

@@ -1,0 +1,130 @@
+//! The queue of a keyboard: keys that go down and up, in order, until the guest reads them.
+//!
+//! The queue is bounded and loses no half of a key: a press that finds it full is dropped together
+//! with its release, and a key whose press was queued is always released. Senders that can wait do
+//! so while [`Presses::has_room`] is false, before anything is dropped.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+/// Events from which on senders wait: several thousand characters with their modifiers.
+const ROOM: usize = 16 << 10;
+/// Presses are dropped from here on. What is in between is for senders that cannot wait.
+pub(crate) const LIMIT: usize = ROOM + (4 << 10);
+
+/// Keys by their usages.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound(deserialize = "U: Ord + Deserialize<'de>"))]
+pub(crate) struct Presses<U> {
+    /// Events that the guest has not read: usages, and whether they went down.
+    events: VecDeque<(U, bool)>,
+    /// Keys that are down once all events are read.
+    held: BTreeSet<U>,
+    /// Keys that are down by the events that were read, in the order that they went down.
+    down: Vec<U>,
+}
+
+impl<U> Default for Presses<U> {
+    fn default() -> Self {
+        Self { events: VecDeque::new(), held: BTreeSet::new(), down: Vec::new() }
+    }
+}
+
+impl<U: Copy + Ord> Presses<U> {
+    /// A key goes down or up. A key that is down already stays so.
+    pub(crate) fn press(&mut self, usage: U, down: bool) {
+        if !down {
+            // Each was pressed before, so this is bounded.
+            if self.held.remove(&usage) {
+                self.events.push_back((usage, false));
+            }
+        } else if self.events.len() < LIMIT && self.held.insert(usage) {
+            self.events.push_back((usage, true));
+        }
+    }
+
+    /// A key that is down repeats. While the guest is behind, it does not: a person who sees the
+    /// text late holds the key for too long.
+    pub(crate) fn repeat(&mut self, usage: U) {
+        if self.events.is_empty() && self.held.contains(&usage) {
+            self.events.push_back((usage, true));
+        }
+    }
+
+    /// Takes the next event.
+    pub(crate) fn next(&mut self) -> Option<(U, bool)> {
+        let (usage, down) = self.events.pop_front()?;
+        self.down.retain(|other| *other != usage);
+        if down {
+            self.down.push(usage);
+        }
+        if self.events.is_empty() {
+            // The room of a long text goes with it.
+            self.events.shrink_to(64);
+        }
+        Some((usage, down))
+    }
+
+    /// Whether this key is held, once all events are read.
+    pub(crate) fn is_held(&self, usage: U) -> bool {
+        self.held.contains(&usage)
+    }
+
+    /// Keys that are down by the events that were taken, in the order that they went down.
+    pub(crate) fn down(&self) -> &[U] {
+        &self.down
+    }
+
+    /// Whether all events were taken.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Whether a sender that can wait may go on.
+    pub(crate) fn has_room(&self) -> bool {
+        self.events.len() < ROOM
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn a_full_queue_drops_whole_keys_and_releases_every_other() {
+        let mut presses = Presses::default();
+        for usage in (0..1_000_000).map(|it: u32| it % 251) {
+            presses.press(usage, true);
+            assert!(presses.has_room() || presses.events.len() >= ROOM);
+            if usage % 3 != 0 {
+                presses.press(usage, false);
+            }
+        }
+        (0..251).for_each(|usage| presses.press(usage, false));
+        assert!(!presses.has_room());
+        let most = LIMIT + 251;
+        assert!((LIMIT..=most).contains(&presses.events.len()), "{}", presses.events.len());
+        let (mut downs, mut ups) = (0, 0);
+        while let Some((_, down)) = presses.next() {
+            *(if down { &mut downs } else { &mut ups }) += 1;
+        }
+        assert_eq!((downs, presses.down()), (ups, &[][..]), "no key hangs");
+        assert!(presses.is_idle() && presses.has_room());
+    }
+
+    #[test]
+    fn a_key_repeats_only_for_a_guest_that_keeps_up() {
+        let mut presses = Presses::default();
+        presses.repeat(1);
+        assert_eq!(presses.next(), None, "it is not down");
+        presses.press(1, true);
+        presses.repeat(1);
+        assert_eq!([presses.next(), presses.next()], [Some((1, true)), None]);
+        presses.repeat(1);
+        presses.repeat(1);
+        assert_eq!([presses.next(), presses.next()], [Some((1, true)), None]);
+        presses.press(1, false);
+        assert_eq!((presses.next(), presses.down()), (Some((1, false)), &[][..]));
+    }
+}

@@ -1,0 +1,105 @@
+//! What stands in for vhost-net where there is none: a kernel that refuses, raises events and moves
+//! positions as a seed says, and serves nothing.
+
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use anyhow::{Context, ensure};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::hostile::Noise;
+use crate::backend::net::vhost::{Kernel, Ring, Vhost};
+
+/// One in so many calls is refused.
+const REFUSED: u64 = 8;
+
+struct Liar {
+    ram: Arc<GuestMemoryMmap>,
+    state: Mutex<State>,
+}
+
+struct State {
+    noise: Noise,
+    rings: [Option<Named>; 2],
+}
+
+/// What it knows of a ring.
+struct Named {
+    device: u64,
+    next: u16,
+    events: [EventFd; 2],
+}
+
+impl Liar {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic")
+    }
+}
+
+impl State {
+    fn agree(&mut self) -> anyhow::Result<()> {
+        ensure!(self.noise.below(REFUSED) > 0, "the seed says no");
+        Ok(())
+    }
+}
+
+impl Kernel for Liar {
+    fn agree(&self, _: u64) -> anyhow::Result<()> {
+        self.state().agree()
+    }
+
+    fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()> {
+        let mut state = self.state();
+        let [call, error] = events;
+        let events = [call.try_clone()?, error.try_clone()?];
+        state.rings[number] = Some(Named { device: ring.device, next: ring.next, events });
+        state.agree()
+    }
+
+    fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()> {
+        let mut state = self.state();
+        state.agree()?;
+        let (far, errs, calls) =
+            (state.noise.below(400), state.noise.below(REFUSED) == 0, state.noise.below(2) == 0);
+        let Some(ring) = state.rings[number].as_mut().filter(|_| tap.is_some()) else {
+            return Ok(());
+        };
+        // As if it had used some buffers, or what a guest wrote there meanwhile.
+        ring.next = ring.next.wrapping_add(u16::try_from(far)?);
+        self.ram.write_obj(ring.next, GuestAddress(ring.device.saturating_add(2))).ok();
+        for (event, raised) in ring.events.iter().zip([calls, errs]) {
+            if raised {
+                event.write(1).ok();
+            }
+        }
+        Ok(())
+    }
+
+    fn hear(&self, _: usize, _: &EventFd) {}
+
+    fn next(&self, number: usize) -> Option<u16> {
+        let mut state = self.state();
+        let any = u16::try_from(state.noise.below(1 << 16)).ok();
+        match state.noise.below(4) {
+            0 => any,
+            1 => None,
+            _ => state.rings[number].as_ref().map(|ring| ring.next),
+        }
+    }
+}
+
+/// A kernel for each of these pairs of queues.
+pub(crate) fn rehearsed(
+    seed: u64,
+    pairs: u16,
+    ram: &Arc<GuestMemoryMmap>,
+) -> anyhow::Result<Vec<Vhost>> {
+    let each = (0..pairs).map(|pair| {
+        let noise = Noise::new(seed.wrapping_add(pair.into()));
+        let state = Mutex::new(State { noise, rings: [None, None] });
+        let tap = File::open("/dev/null").context("/dev/null")?;
+        Vhost::over(Box::new(Liar { ram: ram.clone(), state }), tap, ram.clone())
+    });
+    each.collect()
+}

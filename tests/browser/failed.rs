@@ -1,0 +1,91 @@
+//! The container's page when its machine did not start: the page itself in a browser, with the
+//! events of a pod that failed.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use transom_tests::browser::{Window, is_here};
+use transom_tests::program::not_run;
+
+use crate::{album, browser};
+
+const FAILURE: &str = "VERSION=11: Windows cannot be downloaded yet: mount its ISO at /custom.iso, \
+                       or set VERSION=probe; `transom plan` shows what would run";
+
+/// Answers one request as the pod does.
+fn answer(mut stream: TcpStream) -> Result<()> {
+    let mut request = [0; 4096];
+    let length = stream.read(&mut request)?;
+    let request = String::from_utf8_lossy(&request[..length]).into_owned();
+    let path = request.split(' ').nth(1).context("a path")?;
+    let web = Path::new(env!("CARGO_MANIFEST_DIR")).join("../container/web");
+    let (kind, text) = match path.split('?').next().unwrap_or_default() {
+        "/" => {
+            let page = fs::read_to_string(web.join("status.html"))?;
+            let page = page.replace("{NAME}", "Windows").replace("{SCREEN}", "yes");
+            ("text/html", page.replace("{VARIABLES}", "VERSION RAM_SIZE"))
+        }
+        "/events" => {
+            let scene = json!({ "phase": "preparing", "doing": "", "lines": 1, "failed": FAILURE });
+            ("text/event-stream", format!("data: {scene}\n\n"))
+        }
+        "/log" => ("application/json", json!({ "lines": [FAILURE], "count": 1 }).to_string()),
+        file => {
+            let kind = if file.ends_with(".css") { "text/css" } else { "text/javascript" };
+            (kind, fs::read_to_string(web.join(file.trim_start_matches("/pod/")))?)
+        }
+    };
+    let length = text.len();
+    let head = format!("Content-Type: {kind}; charset=utf-8\r\nContent-Length: {length}");
+    write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n{head}\r\n\r\n{text}")?;
+    Ok(())
+}
+
+#[test]
+fn a_failure_does_not_look_like_progress() -> Result<()> {
+    if !is_here() {
+        not_run("a_failure_does_not_look_like_progress", "there is no chromium");
+        return Ok(());
+    }
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = format!("http://{}/", listener.local_addr()?);
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || answer(stream).ok());
+        }
+    });
+    let (mut browser, _folder) = browser()?;
+    for (name, window, dark) in
+        [("desk", Window::desk(1280, 800), false), ("phone", Window::phone(375, 667), true)]
+    {
+        browser.resize(window)?;
+        browser.darken(dark)?;
+        browser.go(&address)?;
+        browser.until("document.querySelector('h1').textContent == 'Windows did not start'")?;
+        browser.until("document.querySelector('#log').open")?;
+        browser.until("document.querySelector('#lines').textContent.includes('VERSION=11')")?;
+        for hidden in ["#bar", "#left"] {
+            let seen =
+                browser.value(&format!("document.querySelector('{hidden}').checkVisibility()"))?;
+            ensure!(seen == false, "{hidden} is seen");
+        }
+        let mark = browser.value("document.querySelector('#mark').checkVisibility()")?;
+        let codes = "[...document.querySelectorAll('code')].map((it) => it.textContent)";
+        let codes = browser.value(codes)?;
+        let wanted = json!(["VERSION=11", "VERSION=probe", "transom plan"]);
+        ensure!(mark == true && codes == wanted, "{mark}, {codes}");
+        ensure!(
+            browser.value("document.querySelector('summary').textContent")? == "Log",
+            "its log"
+        );
+        let wide = "document.documentElement.scrollWidth <= innerWidth";
+        ensure!(browser.value(wide)? == true, "nothing is cut off");
+        browser.keep(&album(), &format!("failed-{name}"))?;
+    }
+    Ok(())
+}

@@ -1,9 +1,0 @@
-//! The guest's questions to the pod's DNS, and what resolvers answer.
-#![no_main]
-
-#[path = "../../../container/tests/hostile_guest/mod.rs"]
-mod hostile_guest;
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|data: &[u8]| hostile_guest::dns(data));

@@ -1,0 +1,145 @@
+//! Inputs: random bytes, words in a random order, what a target makes itself, and mutations of
+//! inputs that found something before.
+
+use devices::testutil::hostile::Noise;
+
+use crate::Target;
+
+/// Where the inputs of a target come from, besides random bytes and mutations.
+pub enum Make {
+    /// Every byte is an action of a peer or a guest: random bytes reach everything.
+    Bytes,
+    /// Words of a language, in a random order.
+    Words(fn() -> Vec<Vec<u8>>),
+    /// Those behind a byte that chooses what is done with them.
+    Choice(fn() -> Vec<Vec<u8>>),
+    /// Inputs that are nearly sound.
+    Own(fn(&mut Noise) -> Vec<u8>),
+}
+
+/// All inputs of one run of a target: the same for the same seed.
+pub struct Inputs {
+    noise: Noise,
+    target: &'static Target,
+    words: Vec<Vec<u8>>,
+    /// Mutations begin with these.
+    found: Vec<Vec<u8>>,
+}
+
+impl Inputs {
+    /// The inputs of a seed, `found` being those of earlier runs.
+    pub fn new(target: &'static Target, seed: u64, found: Vec<Vec<u8>>) -> Self {
+        // Targets do not share inputs.
+        let name = target.name.bytes();
+        let own =
+            name.fold(seed, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        let words = match target.make {
+            Make::Words(words) | Make::Choice(words) => words(),
+            Make::Bytes | Make::Own(_) => Vec::new(),
+        };
+        Self { noise: Noise::new(own), target, words, found }
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        let number = self.noise.below(limit.max(1) as u64);
+        usize::try_from(number).expect("it is below a length")
+    }
+
+    fn bytes(&mut self, longest: usize) -> Vec<u8> {
+        // Short ones, too.
+        let longest = if self.below(4) == 0 { longest.min(64) } else { longest };
+        let length = 1 + self.below(longest);
+        self.noise.by_ref().take(length).collect()
+    }
+
+    /// The next input.
+    pub fn make(&mut self) -> Vec<u8> {
+        let mut input = match self.below(8) {
+            0 => self.bytes(self.target.longest),
+            1 | 2 if !self.found.is_empty() => {
+                let chosen = self.below(self.found.len());
+                let found = self.found[chosen].clone();
+                self.mutate(found)
+            }
+            _ => self.fresh(),
+        };
+        if self.below(8) == 0 {
+            input = self.mutate(input);
+        }
+        input.truncate(self.target.longest);
+        input
+    }
+
+    fn fresh(&mut self) -> Vec<u8> {
+        match self.target.make {
+            Make::Bytes => self.bytes(self.target.longest),
+            Make::Own(make) => make(&mut self.noise),
+            Make::Words(_) | Make::Choice(_) => {
+                let choice = matches!(self.target.make, Make::Choice(_));
+                let mut input: Vec<u8> = self.noise.by_ref().take(usize::from(choice)).collect();
+                for _ in 0..self.below(24) {
+                    let chosen = self.below(self.words.len());
+                    input.extend_from_slice(&self.words[chosen]);
+                    if self.below(12) == 0 {
+                        let more = self.bytes(8);
+                        input.extend(more);
+                    }
+                }
+                input
+            }
+        }
+    }
+
+    /// Changes bits, bytes and lengths in a few places.
+    fn mutate(&mut self, mut input: Vec<u8>) -> Vec<u8> {
+        for _ in 0..=self.below(6) {
+            let at = self.below(input.len() + 1);
+            let count = 1 + self.below(8);
+            let end = (at + count).min(input.len());
+            match self.below(7) {
+                0 => input.truncate(at),
+                1 => drop(input.drain(at..end)),
+                2 => {
+                    let again = input[at..end].repeat(1 + count);
+                    input.splice(at..at, again).for_each(drop);
+                }
+                3 => {
+                    let more = self.bytes(count);
+                    input.splice(at..end, more).for_each(drop);
+                }
+                4 if !self.words.is_empty() => {
+                    let chosen = self.below(self.words.len());
+                    let word = self.words[chosen].clone();
+                    input.splice(at..at, word).for_each(drop);
+                }
+                5 => input[at..end].fill([0, 1, 0x7f, 0x80, 0xff][count % 5]),
+                _ => {
+                    let bit = 1 << self.below(8);
+                    input.get_mut(at).into_iter().for_each(|byte| *byte ^= bit);
+                }
+            }
+        }
+        input
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::TARGETS;
+
+    #[test]
+    fn a_seed_repeats_its_inputs_and_another_makes_others() {
+        for target in TARGETS {
+            let of = |seed| {
+                let mut inputs = Inputs::new(target, seed, vec![vec![7; 20]]);
+                [(); 40].map(|()| inputs.make())
+            };
+            assert_eq!(of(1), of(1), "{}", target.name);
+            assert_ne!(of(1), of(2), "{}", target.name);
+            assert!(of(3).iter().all(|input| input.len() <= target.longest), "{}", target.name);
+        }
+        let first = |name| Inputs::new(Target::find(name).unwrap(), 1, Vec::new()).make();
+        assert_ne!(first("nvme"), first("xhci"));
+    }
+}

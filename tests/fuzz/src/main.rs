@@ -1,0 +1,86 @@
+//! `fuzz [--list] [TARGET…]`: runs fuzz targets for a while each, with inputs of a new seed.
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use fuzz::runner::{self, Plan};
+use fuzz::{TARGETS, Target, child};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// What CI takes for each target, and what `TRANSOM_TESTS=all` takes.
+const SECONDS: u64 = 20;
+const SECONDS_OF_ALL: u64 = 300;
+
+fn main() -> anyhow::Result<ExitCode> {
+    let words: Vec<String> = env::args().skip(1).collect();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--list"] => {
+            TARGETS.iter().for_each(|target| say(target.name));
+            Ok(ExitCode::SUCCESS)
+        }
+        ["--child", name, seed, seconds, file] => {
+            let target = Target::find(name).context("a target")?;
+            let time = Duration::from_secs(seconds.parse()?);
+            child::run(target, seed.parse()?, time, Path::new(file))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => all(&words),
+    }
+}
+
+fn all(names: &[String]) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let targets = runner::choose(names)?;
+    let plan = Plan { seed: seed()?, time: Duration::from_secs(seconds()?) };
+    say(&format!("\nrunning {} tests, seed {:#x}", targets.len(), plan.seed));
+    let failed = runner::run(&targets, plan, say)?;
+    // As libtest counts, since ./test reads that.
+    say(&format!(
+        "\ntest result: {}. {} passed; {failed} failed; 0 ignored; 0 measured; {} filtered out; \
+         finished in {:.2}s\n",
+        if failed == 0 { "ok" } else { "FAILED" },
+        targets.len() - failed,
+        TARGETS.len() - targets.len(),
+        start.elapsed().as_secs_f64(),
+    ));
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The seed of the environment, for what is to be repeated; else one that there never was.
+fn seed() -> anyhow::Result<u64> {
+    let Ok(text) = env::var("TRANSOM_FUZZ_SEED") else {
+        let mut bytes = [0; 8];
+        getrandom(&mut bytes, GetRandomFlags::empty())?;
+        return Ok(u64::from_le_bytes(bytes));
+    };
+    let number =
+        text.strip_prefix("0x").map_or_else(|| text.parse(), |hex| u64::from_str_radix(hex, 16));
+    number.with_context(|| format!("TRANSOM_FUZZ_SEED={text}: not a number, such as 0x1f"))
+}
+
+fn seconds() -> anyhow::Result<u64> {
+    let Ok(text) = env::var("TRANSOM_FUZZ_SECONDS") else {
+        let all = env::var("TRANSOM_TESTS").is_ok_and(|it| it == "all");
+        return Ok(if all { SECONDS_OF_ALL } else { SECONDS });
+    };
+    text.parse().with_context(|| format!("TRANSOM_FUZZ_SECONDS={text}: not a number of seconds"))
+}
+
+fn say(text: &str) {
+    writeln!(std::io::stdout(), "{text}").ok();
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn two_runs_have_two_seeds() {
+        assert_ne!(seed().unwrap(), seed().unwrap());
+    }
+}

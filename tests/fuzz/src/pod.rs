@@ -1,0 +1,152 @@
+//! Who asks the pod: programs and pages at the web port, and commands at its socket.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::Extension;
+use container::agent::Agent;
+use container::plan::Plan;
+use container::pod::inquiry;
+use container::pod::room::Room;
+use container::settings::environment::Environment;
+use container::story::Story;
+use container::web::{Front, more};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex, split};
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+use vmm::web::gate::{Line, Rules};
+use vmm::web::routes;
+use vmm::web::socket::Farewell;
+
+/// Whatever is asked, it is answered by then, or nobody asks any more.
+const END: Duration = Duration::from_secs(60);
+/// Answers are shorter.
+const LONGEST: usize = 16 << 20;
+/// In a file beside the volume.
+const SECRET: &str = "outside-the-volume-7f2c";
+
+/// A pod without a machine, in a folder.
+struct Pod {
+    runtime: Runtime,
+    front: Arc<Front>,
+    volume: String,
+}
+
+impl Pod {
+    fn shared(folder: &Path) -> &'static Self {
+        static POD: OnceLock<Pod> = OnceLock::new();
+        POD.get_or_init(|| Self::new(folder))
+    }
+
+    fn new(folder: &Path) -> Self {
+        let (volume, room) = (folder.join("storage"), folder.join("room"));
+        [&volume, &room].iter().for_each(|it| fs::create_dir_all(it).expect("a folder"));
+        fs::write(folder.join("secret"), SECRET).expect("a file");
+        fs::write(volume.join("disk.img"), [0; 4096]).expect("a file");
+        symlink(folder.join("secret"), volume.join("link")).expect("a link");
+        let variables = [("VERSION", "probe"), ("STORAGE", volume.to_str().expect("text"))];
+        let variables: Environment =
+            variables.into_iter().map(|(name, text)| (name.into(), text.into())).collect();
+        let plan = Plan::make(&variables, Path::new("/")).expect("a plan");
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let room = Room::within(&room);
+        let (story, agent) = (Story::new(), Arc::new(Agent::new(room.agent())));
+        let front = Front::new(story, room.clone(), &plan, Arc::default(), agent);
+        let front = Arc::new(front);
+        let left = inquiry::Farewell::default();
+        let serve = runtime.block_on(async { inquiry::open(&room.pod(), front.clone(), left) });
+        runtime.spawn(serve.expect("a socket"));
+        let volume = volume.display().to_string();
+        Self { runtime, front, volume }
+    }
+
+    /// `VOLUME` stands for the volume, wherever it is.
+    fn bytes(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut text = Vec::new();
+        let mut rest = bytes;
+        while let Some((first, after)) = rest.split_first() {
+            if let Some(after) = rest.strip_prefix(b"VOLUME") {
+                text.extend(self.volume.as_bytes());
+                rest = after;
+            } else {
+                text.push(*first);
+                rest = after;
+            }
+        }
+        text
+    }
+}
+
+/// One connection of a program to the web port. What lies outside the volume is in no answer.
+pub(crate) fn api(folder: &Path, bytes: &[u8]) {
+    let pod = Pod::shared(folder);
+    let said = pod.bytes(bytes);
+    let rules = Rules { open: true, ..Rules::default() };
+    let router = routes::router(pod.front.clone(), rules, Farewell::default(), more(&pod.front));
+    let answer = pod.runtime.block_on(async {
+        let (near, far) = duplex(64 << 10);
+        let line = Line { address: "10.0.0.9".parse().ok(), tls: false };
+        let service = TowerToHyperService::new(router.layer(Extension(line)));
+        let serve = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(END)
+            .max_buf_size(32 << 10)
+            .serve_connection(TokioIo::new(far), service)
+            .with_upgrades();
+        let (mut reader, mut writer) = split(near);
+        let speak = async {
+            writer.write_all(&said).await.ok();
+            writer.shutdown().await.ok();
+        };
+        let hear = async {
+            let mut all = Vec::new();
+            (&mut reader).take(LONGEST as u64).read_to_end(&mut all).await.ok();
+            all
+        };
+        let all = async { tokio::join!(serve, speak, hear).2 };
+        timeout(END, all).await.expect("the end of what is said ends the connection")
+    });
+    check(&answer);
+}
+
+/// Somebody at the pod's socket. Each line has an answer, which is a line of JSON.
+pub(crate) fn inquiry(folder: &Path, bytes: &[u8]) {
+    let pod = Pod::shared(folder);
+    let path = Path::new(&pod.volume).with_file_name("room").join("pod.sock");
+    let answer = pod.runtime.block_on(async {
+        let mut stream = UnixStream::connect(&path).await.expect("the pod is there");
+        let (mut reader, mut writer) = stream.split();
+        let speak = async {
+            writer.write_all(bytes).await.ok();
+            writer.shutdown().await.ok();
+        };
+        let hear = async {
+            let mut all = Vec::new();
+            (&mut reader).take(LONGEST as u64).read_to_end(&mut all).await.ok();
+            all
+        };
+        let all = async { tokio::join!(speak, hear).1 };
+        timeout(END, all).await.expect("the end of what is asked ends the connection")
+    });
+    check(&answer);
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n').count();
+    let answers: Vec<_> = answer.split_inclusive(|byte| *byte == b'\n').collect();
+    assert_eq!(answers.len(), lines, "each line has an answer");
+    for line in answers {
+        let value: serde_json::Value = serde_json::from_slice(line).expect("an answer is JSON");
+        assert!(value.get("ok").is_some() || value.get("error").is_some(), "{value}");
+    }
+}
+
+fn check(answer: &[u8]) {
+    assert!(answer.len() < LONGEST, "an answer has an end");
+    let secret = answer.windows(SECRET.len()).any(|it| it == SECRET.as_bytes());
+    assert!(!secret, "what lies outside the volume is in no answer");
+}

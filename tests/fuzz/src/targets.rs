@@ -1,0 +1,172 @@
+//! The table of all targets. Adding one is adding a line.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::str::from_utf8;
+use std::sync::LazyLock;
+
+use devices::registry::KINDS;
+use devices::testutil::Bench;
+use devices::testutil::hostile::Guest;
+use tempfile::TempDir;
+
+use crate::input::Make::{self, Bytes, Choice, Own, Words};
+use crate::{
+    Target, chips, every_kind, fw_cfg, guest, kernel, lan, medium, msix, pod, swtpm, words,
+};
+
+macro_rules! hostile {
+    ($($name:ident: $path:literal,)*) => {
+        $(#[path = $path] mod $name;)*
+    };
+}
+
+hostile! {
+    hostile_agent: "../../../container/tests/hostile_agent/mod.rs",
+    hostile_browser: "../../../vmm/tests/hostile_browser/mod.rs",
+    hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
+    hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
+    hostile_frames: "../../../container/tests/hostile_frames/mod.rs",
+    hostile_guest: "../../../container/tests/hostile_guest/mod.rs",
+    hostile_image: "../../../devices/tests/hostile_image/mod.rs",
+    hostile_message: "../../../vmm/tests/hostile_message/mod.rs",
+    hostile_net: "../../../devices/tests/hostile_net/mod.rs",
+    hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
+    hostile_picture: "../../../vmm/tests/hostile_picture/mod.rs",
+    hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
+    hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
+    hostile_viewer: "../../../vmm/tests/hostile_viewer/mod.rs",
+    hostile_virtio: "../../../devices/tests/hostile_virtio/mod.rs",
+    hostile_xhci: "../../../devices/tests/hostile_xhci/mod.rs",
+}
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    // Devices with rings, each under a hostile driver.
+    target("balloon", 4096, Bytes, |it| virtio("virtio-balloon", it)),
+    target("blk", 4096, Bytes, |it| virtio("virtio-blk", it)),
+    target("rng", 4096, Bytes, |it| virtio("virtio-rng", it)),
+    target("scsi", 4096, Bytes, |it| virtio("virtio-scsi", it)),
+    target("serial", 4096, Bytes, |it| virtio("virtio-serial", it)),
+    target("net", 4096, Bytes, |it| {
+        hostile_net::run(it.iter().copied());
+    }),
+    target("lease", 4096, Bytes, |it| hostile_net::lent(it.iter().copied())),
+    target("nvme", 4096, Bytes, |it| {
+        hostile_nvme::run(folder(), it.iter().copied());
+    }),
+    target("storage", 4096, Bytes, |it| hostile_storage::run(it.iter().copied())),
+    target("xhci", 4096, Bytes, |it| hostile_xhci::run(it.iter().copied())),
+    // All devices on one board, and the MSI-X table.
+    target("bus", 4096, Bytes, bus),
+    target("msix", 4096, Bytes, msix::run),
+    // Chips, each alone under a hostile guest, and the TPM between a guest and a swtpm that lies.
+    target("flash", 4096, Bytes, |it| chips::run(&chips::FLASH, folder(), it)),
+    target("hpet", 4096, Bytes, |it| chips::run(&chips::HPET, folder(), it)),
+    target("rtc", 4096, Bytes, |it| chips::run(&chips::RTC, folder(), it)),
+    target("i8042", 4096, Bytes, |it| chips::run(&chips::I8042, folder(), it)),
+    target("pm", 4096, Bytes, |it| chips::run(&chips::PM, folder(), it)),
+    target("fw-cfg", 4096, Bytes, fw_cfg::run),
+    target("tpm", 2048, Bytes, |it| swtpm::run(folder(), it)),
+    // Parsers of what comes from outside.
+    target("image", 1024, Bytes, |it| hostile_image::run(folder(), it.iter().copied())),
+    target("kernel", 0x2000, Own(kernel::make), kernel::load),
+    target("medium", 4096, Own(medium::make), |it| medium::look(folder(), it)),
+    target("config", 4096, Choice(words::user), config),
+    target("control", 4096, Words(words::control), control),
+    target("settings", 4096, Choice(words::environment), settings),
+    // What the guest asks the pod, and answers.
+    target("agent", 4096, Words(words::agent), hostile_agent::says),
+    target("dhcp", 1500, Own(guest::dhcp), hostile_guest::dhcp),
+    target("dns", 1500, Own(guest::dns), hostile_guest::dns),
+    target("resolv", 4096, Words(words::resolvers), hostile_guest::resolv),
+    target("frames", 4096, Own(guest::frames), hostile_frames::frames),
+    target("segments", 4096, Own(guest::frames), hostile_frames::segments),
+    target("arp", 1500, Own(lan::arp), lan::hear_arp),
+    target("neighbours", 1500, Own(lan::neighbour), lan::hear_neighbour),
+    // Who asks the pod: at the web port, and at its socket.
+    target("api", 4096, Words(words::api), |it| pod::api(folder(), it)),
+    target("inquiry", 4096, Words(words::inquiry), |it| pod::inquiry(folder(), it)),
+    // Who looks at the screen: sessions, requests, parsers alone; and what they see.
+    target("rfb", 4096, Choice(words::viewer), |it| hostile_viewer::Bench::shared().talk(it)),
+    target("web", 4096, Choice(words::browser), |it| hostile_browser::Bench::shared().talk(it)),
+    target("message", 4096, Own(guest::messages), |it| {
+        hostile_message::read(it);
+    }),
+    target("picture", 1024, Bytes, |it| {
+        hostile_picture::run(it.iter().copied());
+    }),
+];
+
+/// Targets that break at once, by which the runner is tested.
+pub(crate) const BROKEN: &[Target] = &[
+    target("panics", 64, Bytes, |it| assert!(it.len() < 40, "so it was meant")),
+    target("hangs", 64, Bytes, |it| {
+        if it.len() > 40 {
+            loop {
+                black_box(it);
+            }
+        }
+    }),
+    target("grows", 64, Bytes, |it| {
+        // Never a little: hosts have other things to do with their memory.
+        black_box(vec![1_u8; if it.len() < 40 { 1 } else { it.len() << 30 }]);
+    }),
+    target("dies-elsewhere", 64, Bytes, |it| {
+        let length = it.len();
+        std::thread::spawn(move || assert!(length < 40, "so it was meant")).join().ok();
+    }),
+];
+
+const fn target(name: &'static str, longest: usize, make: Make, run: fn(&[u8])) -> Target {
+    Target { name, run, longest, make }
+}
+
+/// For the files of a process' target.
+fn folder() -> &'static Path {
+    static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+    FOLDER.path()
+}
+
+fn virtio(kind: &str, bytes: &[u8]) {
+    hostile_virtio::run(kind, folder(), bytes.iter().copied());
+}
+
+/// Accesses to a board with a device of every kind, which is then parked, run on, and reset.
+fn bus(bytes: &[u8]) {
+    let mut bench = Bench::new(1 << 16);
+    for kind in KINDS {
+        every_kind::add(&mut bench, kind, folder());
+    }
+    bench.board.run(Vec::new()).expect("power-on");
+    // The first byte says where firmware would have come in.
+    let Some((firmware, bytes)) = bytes.split_first() else { return };
+    let mut guest = Guest::new(&bench, bytes.iter().copied());
+    if (0..*firmware).all(|_| guest.step()) {
+        let mut guest = guest.open();
+        while guest.step() {}
+    }
+    let saved = bench.board.park();
+    bench.board.run(saved).expect("what was just saved");
+    bench.board.reset().expect("power-on again");
+}
+
+fn config(bytes: &[u8]) {
+    let Some((option, text)) = bytes.split_first() else { return };
+    let Ok(text) = from_utf8(text) else { return };
+    hostile_user::read(usize::from(*option), text);
+}
+
+fn settings(bytes: &[u8]) {
+    let Some((variable, text)) = bytes.split_first() else { return };
+    let Ok(text) = from_utf8(text) else { return };
+    hostile_environment::set(usize::from(*variable), text);
+}
+
+fn control(bytes: &[u8]) {
+    static MACHINE: LazyLock<hostile_client::Machine> = LazyLock::new(hostile_client::Machine::new);
+    if let Ok(text) = from_utf8(bytes) {
+        hostile_client::typed(text);
+    }
+    MACHINE.serve(bytes);
+}

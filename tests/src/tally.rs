@@ -1,0 +1,197 @@
+//! Counts what ran, failed and was skipped, from the output of all tests, and judges the skips by
+//! the list in `tests/skips`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+
+use crate::lab;
+
+/// What the output of tests adds up to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Tests that ran and passed.
+    pub passed: usize,
+    /// Tests that failed.
+    pub failed: usize,
+    /// Reports of tests, or parts of tests, that did not run: `TEST: REASON`.
+    pub skips: Vec<String>,
+}
+
+impl Tally {
+    /// Reads the lines of libtest and of `skip`, wherever they stand in their lines: libtest ends
+    /// its own only once a test is over.
+    pub fn read(output: &str) -> Self {
+        let mut tally = Self::default();
+        let mut whole = 0;
+        for line in output.lines() {
+            if let Some((_, rest)) = line.split_once("test result: ") {
+                tally.passed += number_before(rest, " passed;");
+                tally.failed += number_before(rest, " failed;");
+            } else if let Some((_, what)) = line.split_once(skip::PART) {
+                tally.skips.push(what.trim_end().to_owned());
+            } else if let Some((_, what)) = line.split_once(skip::WHOLE) {
+                tally.skips.push(what.trim_end().to_owned());
+                // libtest takes a test that returns for one that passed; our suites do not.
+                whole += usize::from(!what.contains(THOROUGH));
+            }
+        }
+        tally.passed = tally.passed.saturating_sub(whole);
+        tally
+    }
+
+    /// The skips by their reasons, then the line that counts.
+    pub fn summary(&self) -> String {
+        let mut reasons = BTreeMap::<_, Vec<_>>::new();
+        for skip in &self.skips {
+            let (test, reason) = skip.split_once(": ").unwrap_or((skip, "no reason"));
+            reasons.entry(reason).or_default().push(test);
+        }
+        let mut text = String::new();
+        for (reason, tests) in reasons {
+            writeln!(text, "skipped, because {reason}: {}", tests.join(", ")).ok();
+        }
+        let Self { passed, failed, skips } = self;
+        writeln!(text, "{passed} passed, {failed} failed, {} skipped", skips.len()).ok();
+        text
+    }
+}
+
+/// The reason of a test that waits for `TRANSOM_TESTS=all`.
+pub const THOROUGH: &str = "TRANSOM_TESTS is not all";
+
+fn number_before(text: &str, word: &str) -> usize {
+    let before = text.split_once(word).and_then(|(before, _)| before.rsplit(' ').next());
+    before.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+/// A line of `tests/skips`.
+struct Rule<'a> {
+    host: &'a str,
+    pattern: &'a str,
+}
+
+/// The skips that the list does not allow on a host of these kinds.
+///
+/// # Errors
+///
+/// When the list has a line that is not a rule.
+pub fn refused<'a>(skips: &'a [String], list: &str, host: &[&str]) -> anyhow::Result<Vec<&'a str>> {
+    let rules: Vec<_> =
+        list.lines().filter_map(|it| rule(it).transpose()).collect::<Result<_, _>>()?;
+    let may = |skip: &str| rules.iter().any(|it| host.contains(&it.host) && fits(it.pattern, skip));
+    Ok(skips.iter().map(String::as_str).filter(|skip| !may(skip)).collect())
+}
+
+fn rule(line: &str) -> anyhow::Result<Option<Rule<'_>>> {
+    if line.is_empty() || line.starts_with('#') {
+        return Ok(None);
+    }
+    let parts: Vec<_> = line.split(" | ").collect();
+    let [host, pattern, _why] = parts[..] else {
+        anyhow::bail!("tests/skips: {line}: not HOST | TEST: REASON | why");
+    };
+    ensure!(HOSTS.contains(&host), "tests/skips: {line}: a host is one of {}", HOSTS.join(", "));
+    Ok(Some(Rule { host, pattern }))
+}
+
+/// Whether a text is as a pattern says, in which `*` stands for any text.
+fn fits(pattern: &str, text: &str) -> bool {
+    let Some((before, after)) = pattern.split_once('*') else { return pattern == text };
+    let Some(rest) = text.strip_prefix(before) else { return false };
+    (0..=rest.len()).any(|at| rest.get(at..).is_some_and(|rest| fits(after, rest)))
+}
+
+const HOSTS: [&str; 8] =
+    ["any", "part", "full-kvm", "paravirtual-kvm", "no-kvm", "no-vhost", "container", "foreign"];
+
+/// The kinds of host that this one is.
+pub fn this_host() -> Vec<&'static str> {
+    let there = |path: &str| Path::new(path).exists();
+    let kvm = match vmm::kvm::Situation::of_this_host() {
+        vmm::kvm::Situation::Full => "full-kvm",
+        vmm::kvm::Situation::Paravirtual => "paravirtual-kvm",
+        vmm::kvm::Situation::None => "no-kvm",
+    };
+    let others = [
+        ("part", !lab::everything()),
+        ("no-vhost", !there("/dev/vhost-net")),
+        ("container", !there("/run/udev/control")),
+        ("foreign", !there("/usr/bin/dpkg-query")),
+    ];
+    let mut host = vec!["any", kvm];
+    host.extend(others.into_iter().filter(|it| it.1).map(|it| it.0));
+    host
+}
+
+/// Prints what the output in a file adds up to. False if a skip in it is not allowed on this host.
+///
+/// # Errors
+///
+/// When the file or the list cannot be read.
+pub fn close(output: &Path) -> anyhow::Result<bool> {
+    let text = std::fs::read(output).with_context(|| output.display().to_string())?;
+    let tally = Tally::read(&String::from_utf8_lossy(&text));
+    let list = std::fs::read_to_string(lab::repository().join("tests/skips"));
+    let list = list.context("tests/skips")?;
+    let host = this_host();
+    let refused = refused(&tally.skips, &list, &host)?;
+    for skip in &refused {
+        crate::say!("must run on this host ({}): {skip}", host.join(", "));
+    }
+    crate::say!("{}", tally.summary().trim_end());
+    Ok(refused.is_empty())
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    const OUTPUT: &str = "\
+running 3 tests
+test a ... not run here: c: there is no x
+ok
+test b ... ok
+test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; finished in 0.01s
+not run here, in part: b through y: there is no y\r
+not run here: linux: TRANSOM_TESTS is not all
+test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1s
+";
+
+    #[test]
+    fn a_test_that_did_not_run_has_not_passed() {
+        let tally = Tally::read(OUTPUT);
+        assert_eq!((tally.passed, tally.failed), (4, 1));
+        assert_eq!(
+            tally.skips,
+            ["c: there is no x", "b through y: there is no y", "linux: TRANSOM_TESTS is not all"]
+        );
+        let summary = tally.summary();
+        assert!(summary.ends_with("\n4 passed, 1 failed, 3 skipped\n"), "{summary}");
+        assert!(summary.contains("skipped, because there is no y: b through y\n"), "{summary}");
+        assert_eq!(Tally::read("").summary(), "0 passed, 0 failed, 0 skipped\n");
+    }
+
+    #[test]
+    fn what_is_not_on_the_list_of_this_host_is_refused() {
+        let skips = Tally::read(OUTPUT).skips;
+        let list = "# why\n\npart | *: TRANSOM_TESTS is not all | long\n\
+                    no-vhost | b through*: * | as c\n";
+        assert_eq!(refused(&skips, list, &["any"]).unwrap().len(), 3);
+        assert_eq!(refused(&skips, list, &["part", "no-vhost"]).unwrap(), ["c: there is no x"]);
+        assert!(refused(&skips, "nowhere | * | why", &[]).is_err());
+        assert!(refused(&skips, "any | *", &[]).is_err());
+    }
+
+    #[test]
+    fn the_list_can_be_read_and_allows_no_missing_package_on_debian() {
+        let list = include_str!("../skips");
+        let skips = ["iasl: iasl of the package acpica-tools does not start: x".to_owned()];
+        let host: Vec<_> = HOSTS.into_iter().filter(|it| *it != "foreign").collect();
+        assert_eq!(refused(&skips, list, &host).unwrap(), skips);
+        let full = ["says_who: there is no usable /dev/kvm".to_owned()];
+        assert_eq!(refused(&full, list, &["any", "full-kvm", "paravirtual-kvm"]).unwrap(), full);
+    }
+}

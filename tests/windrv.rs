@@ -1,0 +1,173 @@
+//! Windows' own storage drivers on our disks: each driver in each of its modes, on disks with
+//! sectors of 512 bytes, of 4096 bytes, and on read-only ones. The guest is `tests/windrv`.
+//!
+//! A test fails for each check that the guest reports as failed, if there are fewer checks than
+//! there should be, and if the host does not find on the disk what the guest wrote.
+#![forbid(unsafe_code)]
+
+#[path = "windrv/image.rs"]
+mod image;
+#[path = "windrv/report.rs"]
+mod report;
+
+use std::path::Path;
+use std::time::Duration;
+use std::{fs, iter};
+
+use anyhow::{Context, Result, ensure};
+use report::Report;
+use transom_tests::program::Running;
+
+/// Bytes of a disk, and of its part that the checks write: REGION in `tests/windrv/source/disk.h`.
+const DISK: usize = 64 << 20;
+const REGION: usize = 48 << 20;
+/// Blocks behind the region that the check `final` writes.
+const FINAL_BLOCKS: usize = 8;
+/// The guest gives up after 60 seconds without an answer; a run takes two on an idle host.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A driver, its device, and the device's words.
+#[derive(Clone, Copy)]
+struct Driver {
+    name: &'static str,
+    device: &'static str,
+}
+
+const VIOSTOR: Driver = Driver { name: "viostor", device: "virtio-blk" };
+const VIOSCSI: Driver = Driver { name: "vioscsi", device: "virtio-scsi" };
+
+/// A kind of disk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Sectors512,
+    Sectors4096,
+    ReadOnly,
+}
+
+impl Kind {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Sectors512 => "sector=512",
+            Self::Sectors4096 => "sector=4096",
+            Self::ReadOnly => "readonly=on",
+        }
+    }
+
+    fn sector(self) -> usize {
+        if self == Self::Sectors4096 { 4096 } else { 512 }
+    }
+
+    /// Checks that a run must pass at least. `dump` has no requests in flight together.
+    fn checks(self, driver: Driver, mode: &str) -> usize {
+        match (self, driver.name, mode) {
+            (Self::ReadOnly, ..) => 34,
+            (_, "viostor", "dump") => 42,
+            (_, "viostor", _) => 55,
+            (_, _, "dump") => 41,
+            (..) => 54,
+        }
+    }
+}
+
+/// The tests of a driver on a kind of disk: one for each mode.
+macro_rules! modes {
+    ($driver:ident, $kind:ident) => {
+        modes!($driver, $kind: msix4 late4 msix1 few one wire dump);
+    };
+    ($driver:ident, $kind:ident: $($mode:ident)*) => {$(
+        #[test]
+        fn $mode() -> anyhow::Result<()> {
+            crate::run(crate::$driver, stringify!($mode), crate::Kind::$kind)
+        }
+    )*};
+}
+
+macro_rules! kinds {
+    ($driver:ident) => {
+        mod sectors_of_512 {
+            modes!($driver, Sectors512);
+        }
+        mod sectors_of_4096 {
+            modes!($driver, Sectors4096);
+        }
+        mod read_only {
+            modes!($driver, ReadOnly);
+        }
+    };
+}
+
+mod viostor {
+    kinds!(VIOSTOR);
+}
+
+mod vioscsi {
+    kinds!(VIOSCSI);
+}
+
+/// Starts the guest with one disk, and judges what it reports and what it leaves.
+fn run(driver: Driver, mode: &str, kind: Kind) -> Result<()> {
+    let Some(image) = image::image()? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let disk = folder.path().join("disk.img");
+    fs::write(&disk, original(0, DISK)).with_context(|| disk.display().to_string())?;
+    let output = boot(image, driver, mode, &format!("path={},{}", disk.display(), kind.words()))?;
+    let outcome = Report::read(&output).and_then(|it| it.judge(kind.checks(driver, mode)));
+    let outcome = outcome.and_then(|()| found_on(&disk, kind));
+    outcome.with_context(|| format!("{}.{mode} with {}:\n{output}", driver.name, kind.words()))
+}
+
+fn boot(image: &Path, driver: Driver, mode: &str, words: &str) -> Result<String> {
+    let Driver { name, device } = driver;
+    let cmdline = format!("driver={name} mode={mode}");
+    let device = format!("{device},queues=4,serial=WINDRV-1,{words}");
+    let mut guest = Running::vmm(&[
+        "run",
+        "--kernel",
+        &image.display().to_string(),
+        "--cmdline",
+        &cmdline,
+        "--memory",
+        "256M",
+        "--cpus",
+        "1",
+        "--display",
+        "none",
+        "--serial",
+        "stdio",
+        "--accept-emulation",
+        "--device",
+        &device,
+    ])?;
+    let status = guest.wait(PATIENCE)?;
+    let (output, log) = (guest.stdout.text(), guest.stderr.text());
+    ensure!(status == 0, "vmm ended with status {status}:\n{output}\n{log}");
+    Ok(output)
+}
+
+/// What the disk has from one offset to another before the guest starts: each 8 bytes are their
+/// own offset, so that the guest notices a sector from another place.
+fn original(from: usize, to: usize) -> Vec<u8> {
+    (from..to).step_by(8).flat_map(|offset| (offset as u64).to_le_bytes()).collect()
+}
+
+/// Checks that the guest left its last blocks where they belong, and all behind them as it was.
+fn found_on(disk: &Path, kind: Kind) -> Result<()> {
+    let found = fs::read(disk).with_context(|| disk.display().to_string())?;
+    ensure!(found.len() == DISK, "the disk has {} bytes, not {DISK}", found.len());
+    let (from, mut wanted) = match kind {
+        Kind::ReadOnly => (0, original(0, DISK)),
+        _ => (REGION, original(REGION, DISK)),
+    };
+    if kind != Kind::ReadOnly {
+        let written = &mut wanted[..FINAL_BLOCKS * kind.sector()];
+        written.iter_mut().for_each(|byte| *byte = !*byte);
+    }
+    let differs = iter::zip(&found[from..], &wanted).position(|(found, wanted)| found != wanted);
+    ensure!(
+        differs.is_none(),
+        "the disk is wrong from byte {} on: the guest's last blocks are elsewhere, or it wrote \
+         where it did not say",
+        from + differs.unwrap_or_default()
+    );
+    Ok(())
+}

@@ -1,0 +1,59 @@
+/* Compiled into each driver, between it and its VirtIO library: reports what is put into the rings
+ * and what comes back, because the drivers do not look at the length of a used element. */
+#include <stddef.h>
+#include "osdep.h"
+#include "virtio_pci.h"
+#include "VirtIO.h"
+#include "virtio_ring.h"
+#include "windows/virtio_ring_allocation.h"
+
+/* used.c of the port driver. */
+void used_offered(void *queue, void *opaque, ULONG writable);
+void used_returned(void *queue, void *opaque, ULONG length);
+void used_renewed(void *queue);
+
+/* The library's own, which `build` renames. */
+struct virtqueue *library_vring_new_virtqueue_split(unsigned int index, unsigned int num,
+                                                    unsigned int vring_align, VirtIODevice *vdev,
+                                                    void *pages, void (*notify)(struct virtqueue *),
+                                                    void *control);
+
+static proc_virtqueue_add_buf library_add_buf;
+static proc_virtqueue_get_buf library_get_buf;
+
+static int add_buf(struct virtqueue *queue, struct VirtIOBufferDescriptor list[], unsigned int out,
+                   unsigned int in, void *opaque, void *indirect, ULONGLONG physical)
+{
+    ULONG writable = 0;
+    for (unsigned int i = out; i < out + in; i++)
+        writable += list[i].length;
+    int added = library_add_buf(queue, list, out, in, opaque, indirect, physical);
+    if (added >= 0)
+        used_offered(queue, opaque, writable);
+    return added;
+}
+
+static void *get_buf(struct virtqueue *queue, unsigned int *length)
+{
+    void *opaque = library_get_buf(queue, length);
+    if (opaque)
+        used_returned(queue, opaque, *length);
+    return opaque;
+}
+
+struct virtqueue *vring_new_virtqueue_split(unsigned int index, unsigned int num,
+                                            unsigned int vring_align, VirtIODevice *vdev,
+                                            void *pages, void (*notify)(struct virtqueue *),
+                                            void *control)
+{
+    struct virtqueue *queue =
+        library_vring_new_virtqueue_split(index, num, vring_align, vdev, pages, notify, control);
+    if (queue) {
+        used_renewed(queue);
+        library_add_buf = queue->add_buf;
+        library_get_buf = queue->get_buf;
+        queue->add_buf = add_buf;
+        queue->get_buf = get_buf;
+    }
+    return queue;
+}

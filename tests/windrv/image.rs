@@ -1,0 +1,46 @@
+//! The guest with Windows' drivers in it, which is built where their sources are.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Result, anyhow, ensure};
+use transom_tests::program::{not_run, said};
+use vmm::kvm::Situation;
+
+const SUITE: &str = "the suite of Windows' drivers";
+const VARIABLE: &str = "TRANSOM_VIRTIO_WIN";
+const COMPILER: &str = "x86_64-w64-mingw32-gcc";
+
+/// The image; nothing, which is said once, where it cannot be built or run.
+pub(crate) fn image() -> Result<Option<&'static Path>> {
+    static IMAGE: OnceLock<Result<Option<PathBuf>>> = OnceLock::new();
+    match IMAGE.get_or_init(build) {
+        Ok(image) => Ok(image.as_deref()),
+        Err(error) => Err(anyhow!("{error:#}")),
+    }
+}
+
+fn build() -> Result<Option<PathBuf>> {
+    if Situation::of_this_host() == Situation::None {
+        not_run(SUITE, "there is no usable /dev/kvm");
+        return Ok(None);
+    }
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let told = env::var_os(VARIABLE).map(PathBuf::from);
+    let sources = told.clone().unwrap_or_else(|| tests.join("../../shared/virtio-win"));
+    if !sources.join("viostor").is_dir() {
+        let missing = format!("no sources of virtio-win at {}", sources.display());
+        ensure!(told.is_none(), "{VARIABLE}: {missing}");
+        not_run(SUITE, &format!("{missing}: set {VARIABLE}"));
+        return Ok(None);
+    }
+    if Command::new(COMPILER).arg("--version").output().is_err() {
+        not_run(SUITE, "no gcc-mingw-w64-x86-64");
+        return Ok(None);
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("windrv");
+    said(Command::new(tests.join("windrv/build")).args([&sources, &folder]))?;
+    Ok(Some(folder.join("windrv.elf")))
+}

@@ -1,0 +1,134 @@
+/* The disk under test, and how the checks read, write and judge. */
+#ifndef WINDRV_DISK_H
+#define WINDRV_DISK_H
+#include "port.h"
+
+enum { PAGE = 4096, PAGES = 12288, MAX_REQUESTS = 420 };
+/* The part of a disk that the checks write, in bytes. The rest stays as the host made it. */
+enum { REGION = 48 << 20 };
+enum { SCRATCH = 65536 };
+enum { FROM_DISK = SRB_FLAGS_DATA_IN, TO_DISK = SRB_FLAGS_DATA_OUT };
+
+/* What the drivers say of the disk, and what it should hold. */
+typedef struct {
+    Adapter *adapter;
+    int scsi, read_only;
+    int discard; /* UNMAP is offered, with so many ranges at once: */
+    u32 unmap_ranges;
+    u32 block; /* bytes of a block */
+    u64 blocks;
+    u32 longest;     /* bytes of the longest transfer */
+    u32 max_pieces;  /* of one transfer */
+    u32 region;      /* blocks of REGION */
+    u32 *generation; /* of each of these blocks: see data.c */
+    u8 *zeroed;      /* UNMAP was sent for it: it may read as zeros */
+    u32 seconds;     /* that an answer may take */
+    u32 attentions;  /* unit attentions so far */
+    u32 resetting;   /* the last reset may still meet a request */
+} Disk;
+extern Disk disk;
+extern Request *requests[MAX_REQUESTS];
+/* Data of `command`. */
+extern u8 *scratch;
+
+/* data.c: contents of blocks, and the memory of transfers. */
+
+/* Whole pages; whole pages after a first one that begins anywhere; pieces of any length. */
+typedef enum { WHOLE, SHIFTED, SMALL, SHAPES } Shape;
+/* A block's content is a function of seed, block and generation, a number for each write. ORIGINAL
+ * is how the host made it: each 8 bytes are their offset on the disk. FINAL is how the guest leaves
+ * blocks for the host to look at: the complement of that. */
+enum { ORIGINAL = 0, FINAL = 0xfffffffe, UNKNOWN = 0xffffffff };
+extern u64 data_seed;
+/* Wrong blocks, pages that were written beside what was to be read, wrong lengths in the rings. */
+extern struct Wrong {
+    u32 blocks, first, stray_pages, used_lengths;
+} wrong;
+void pages_start(void);
+void pieces_make(Request *, Shape, u32 max_pieces);
+void pieces_free(Request *);
+void fill(Request *);
+void verify(Request *);
+
+/* transfer.c: reads and writes. */
+typedef struct {
+    int write;
+    u64 block;
+    u32 blocks;
+    Shape shape;
+    u32 max_pieces;
+    int cdb_length; /* 6, 10, 12 or 16; 0 is 10 */
+    int fua;
+} Transfer;
+/* What became of the requests since `io_clear`. */
+extern struct Outcome {
+    u32 done, failed, lost, twice, short_ones, last_status, last_sense;
+} io;
+void io_clear(void);
+int io_good(void);
+/* A check that passes if all requests since `io_clear` were good. */
+void io_check(const char *name);
+void transfer(Request *, Transfer);
+/* Judges a completed request; 0 if it was sent again after a unit attention. */
+int judge(Request *);
+/* Waits for the first `count` requests, and judges them. */
+void wait_all(u32 count);
+/* One transfer from start to end. */
+void one(Transfer);
+/* Fails a check and ends the machine: a request that did not end may still write to memory. */
+void give_up(const char *name);
+u32 sense_of(const Request *);
+
+/* used.c: lengths of used elements. */
+/* From now on nothing is expected of the chains that are in the rings. */
+void used_forget(void);
+/* Chains that the device has not given back. */
+u32 used_pending(void);
+
+/* command.c: other commands and functions, one at a time. */
+extern struct Answer {
+    int complete; /* exactly once */
+    u8 status;    /* SrbStatus */
+    u32 length, sense;
+} answer;
+/* Where `command` sends: 0 and 0 if nothing else is set. */
+extern u8 address_target, address_lun;
+/* Sends a CDB of these bytes with `length` bytes of data in `scratch`; whether it succeeded. */
+int command(u32 direction, u32 length, int cdb_length, ...);
+/* Sends another function of an SRB, such as a reset. */
+int srb_function(u32 function);
+int adapter_control(SCSI_ADAPTER_CONTROL_TYPE);
+void big_endian(u8 *to, u64 value, int bytes);
+u64 from_big_endian(const u8 *from, int bytes);
+
+/* main.c */
+/* Prints and counts the result of a check. */
+void check(int good, const char *name, const char *format, ...);
+
+/* The checks: identify.c, mode.c, load.c, unmap.c, recover.c. */
+void inquiry(void);
+void capacity(void);
+void class_commands(void);
+void optional_commands(void);
+void absent_addresses(void);
+void mode_pages(void);
+void write_cache(void);
+void original(void);
+void read_only(void);
+void sizes(void);
+void longest(void);
+void force_unit_access(void);
+void synchronize(void);
+void other_cdbs(void);
+void mixed_polled(void);
+void mixed4(void);
+void mixed32(void);
+void mixed128(void);
+void flood(void);
+void everything(void);
+void final(void);
+void unmap(void);
+void resets(void);
+void restart(void);
+
+#endif

@@ -1,0 +1,180 @@
+/* The processor's side: gates into ring 0, interrupt controllers, clock, start and end. */
+#include "machine.h"
+
+extern u8 exception_stubs[], interrupt_stubs[], gate_stub[];
+extern u64 idt[128][2];
+/* Of the first exception: vector, error code, RIP, RAX, CR2, RSP. */
+extern u64 fault_record[6];
+
+enum { EXCEPTIONS = 32, BREAKPOINT = 3, STUB_BYTES = 16 };
+/* `build` links the image there; its code is at its beginning. */
+enum { IMAGE_START = 1 << 20, IMAGE_CODE_END = IMAGE_START + 0x20000, IMAGE_END = 16 << 20 };
+enum { GATE_WAIT, GATE_ALLOW, GATE_TRIPLE_FAULT };
+enum { COM1_INTERRUPTS = 0x3f9, COM1_FIFO = 0x3fa, COM1_LINE = 0x3fb };
+enum { PIC1_MASK = 0x21, PIC2_MASK = 0xa1 };
+/* Intel ICH9: the LPC bridge's ACPI base and control; the offsets of PM1_CNT and PM_TMR. */
+enum { LPC_PMBASE = 0x40, LPC_ACPI_CNTL = 0x44, PM1_CNT = 4, PM_TMR = 8 };
+enum { PM1_SLEEP_ENABLE = 0x2000, PM_TMR_HZ = 3579545 };
+
+/* Registers of the local APIC. */
+#define APIC(at) (*(volatile u32 *)(0xfee00000ull + (at)))
+enum {
+    APIC_ID = 0x20,
+    APIC_TPR = 0x80,
+    APIC_EOI = 0xb0,
+    APIC_SPURIOUS = 0xf0,
+    APIC_ISR = 0x100,
+    APIC_LVT_TIMER = 0x320,
+    APIC_TIMER_INITIAL = 0x380,
+    APIC_TIMER_CURRENT = 0x390,
+    APIC_TIMER_DIVIDE = 0x3e0,
+};
+enum { TIMER_PERIODIC = 0x20000, TIMER_BY_16 = 3, LEVEL_TRIGGERED = 0x8000 };
+
+static u16 pmbase;
+static u64 cycles_per_millisecond, start_cycles;
+
+static u64 cycles(void)
+{
+    u32 low, high;
+    __asm__ volatile("rdtsc" : "=a"(low), "=d"(high));
+    return (u64)high << 32 | low;
+}
+
+/* Asks entry.S for what ring 3 may not do. */
+static void gate(u64 function)
+{
+    __asm__ volatile("int3" : "+a"(function)::"rcx", "rdx", "memory");
+}
+
+void wait_for_interrupt(void)
+{
+    gate(GATE_WAIT);
+}
+
+void allow_interrupts(void)
+{
+    gate(GATE_ALLOW);
+}
+
+u32 message_address(void)
+{
+    return 0xfee00000 | APIC(APIC_ID) >> 24 << 12;
+}
+
+int is_in_service(u32 vector)
+{
+    return APIC(APIC_ISR + vector / 32 * 16) >> vector % 32 & 1;
+}
+
+void end_of_interrupt_intx(void)
+{
+    APIC(APIC_EOI) = 0;
+}
+
+static void ioapic_write(u32 at, u32 value)
+{
+    *(volatile u32 *)0xfec00000ull = at;
+    *(volatile u32 *)0xfec00010ull = value;
+}
+
+static void set_gate(u32 vector, u64 stub, u64 privilege)
+{
+    u64 code_selector = 8, present_interrupt_gate = 0x8e00;
+    idt[vector][0] = (stub & 0xffff) | code_selector << 16 | privilege << 45 |
+                     present_interrupt_gate << 32 | stub >> 16 << 48;
+    idt[vector][1] = stub >> 32;
+}
+
+static void interrupts_start(void)
+{
+    for (u32 vector = 0; vector < EXCEPTIONS; vector++)
+        set_gate(vector, (u64)exception_stubs + STUB_BYTES * vector, 0);
+    for (u32 vector = EXCEPTIONS; vector < 128; vector++)
+        set_gate(vector, (u64)interrupt_stubs + STUB_BYTES * (vector - EXCEPTIONS), 0);
+    set_gate(BREAKPOINT, (u64)gate_stub, 3);
+    out8(PIC1_MASK, 0xff);
+    out8(PIC2_MASK, 0xff);
+    APIC(APIC_TPR) = 0;
+    APIC(APIC_SPURIOUS) = 0x17f;
+    APIC(APIC_TIMER_DIVIDE) = TIMER_BY_16;
+    APIC(APIC_LVT_TIMER) = TIMER_PERIODIC | TIMER_VECTOR;
+    /* INTx of the slots is at the I/O APIC's pins 16 to 23. */
+    for (u32 pin = 0; pin < INTX_PINS; pin++) {
+        ioapic_write(0x11 + 2 * (16 + pin), APIC(APIC_ID));
+        ioapic_write(0x10 + 2 * (16 + pin), LEVEL_TRIGGERED | (INTX_VECTOR + pin));
+    }
+}
+
+/* Firmware sets the base of the power management registers; without it we do. */
+static void power_management_start(void)
+{
+    PciAddress lpc = {31, 0};
+    pmbase = pci_read(lpc, LPC_PMBASE) & 0xff80;
+    if (pmbase)
+        return;
+    pmbase = 0x600;
+    pci_write(lpc, LPC_PMBASE, pmbase | 1);
+    pci_write(lpc, LPC_ACPI_CNTL, (pci_read(lpc, LPC_ACPI_CNTL) & ~0xffu) | 0x80);
+}
+
+/* Measures the time stamp counter and the APIC's timer for 20 ms of the ACPI timer, which has a
+ * known frequency and 24 bits. The APIC's timer then ticks 200 times a second: it ends waits for
+ * interrupts that never come. */
+static void clock_start(void)
+{
+    u32 from = in32(pmbase + PM_TMR), passed = 0;
+    u64 first = cycles();
+    APIC(APIC_TIMER_INITIAL) = 0xffffffff;
+    while (passed < PM_TMR_HZ / 50)
+        passed = (in32(pmbase + PM_TMR) - from) & 0xffffff;
+    u64 cycles_passed = cycles() - first;
+    u32 ticks = 0xffffffff - APIC(APIC_TIMER_CURRENT);
+    cycles_per_millisecond = cycles_passed * PM_TMR_HZ / 1000 / passed;
+    if (!cycles_per_millisecond)
+        cycles_per_millisecond = 1;
+    start_cycles = cycles();
+    APIC(APIC_TIMER_INITIAL) = (u64)ticks * PM_TMR_HZ / passed / 200 + 1;
+}
+
+u64 microseconds(void)
+{
+    return (cycles() - start_cycles) * 1000 / cycles_per_millisecond;
+}
+
+void machine_start(u32 start_info)
+{
+    /* 8N1, FIFO on, no interrupts. */
+    out8(COM1_INTERRUPTS, 0);
+    out8(COM1_LINE, 3);
+    out8(COM1_FIFO, 7);
+    interrupts_start();
+    u64 command_line = *(u64 *)(u64)(start_info + 24);
+    if (command_line)
+        options_read((const char *)command_line);
+    power_management_start();
+    clock_start();
+}
+
+void machine_end(void)
+{
+    /* Sleep type 0 is S5 on this chip. The delay is for a machine that powers off late. */
+    out16(pmbase + PM1_CNT, PM1_SLEEP_ENABLE);
+    for (int i = 0; i < 1000; i++)
+        in8(0x80);
+    for (;;)
+        gate(GATE_TRIPLE_FAULT);
+}
+
+/* Called by entry.S after the first exception. Return addresses on the stack say how it came. */
+void windrv_fault(void)
+{
+    print("\nfail exception: vector %u error %llx at %llx cr2 %llx rax %llx\n# on the stack:",
+          (u32)fault_record[0], fault_record[1], fault_record[2], fault_record[4], fault_record[3]);
+    u64 at = fault_record[5];
+    for (u64 i = 0; i < 64 && at >= IMAGE_START && at < IMAGE_END; i++, at += 8)
+        if (*(u64 *)at > IMAGE_START && *(u64 *)at < IMAGE_CODE_END)
+            print(" %llx", *(u64 *)at);
+    print("\n");
+    machine_end();
+}

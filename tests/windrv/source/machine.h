@@ -1,0 +1,107 @@
+/* The machine below the port driver: serial line, memory, command line, PCI, interrupts, time. */
+#ifndef WINDRV_MACHINE_H
+#define WINDRV_MACHINE_H
+#include <ntddk.h>
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+/* machine.c: start, interrupts, clock, end. */
+
+/* Vectors of INTx (one for each pin), the timer and messages. Stubs in entry.S count each of them.
+ */
+enum { INTX_VECTOR = 0x30, TIMER_VECTOR = 0x40, MESSAGE_VECTOR = 0x48, LAST_VECTOR = 0x7e };
+enum { INTX_PINS = 8 };
+extern u32 interrupt_counts[128];
+
+/* Prepares interrupts, command line and clock; `start_info` is the address of PVH's structure. */
+void machine_start(u32 start_info);
+/* Switches the machine off. */
+void machine_end(void);
+/* Microseconds since the clock was started. */
+u64 microseconds(void);
+/* Halts until an interrupt was counted. */
+void wait_for_interrupt(void);
+/* Lets pending interrupts be counted, without waiting for one. */
+void allow_interrupts(void);
+/* The destination of messages: this processor's local APIC. */
+u32 message_address(void);
+/* Whether the local APIC still has this vector in service, as it must until the end of INTx. */
+int is_in_service(u32 vector);
+void end_of_interrupt_intx(void);
+
+/* text.c: the serial line. */
+void print(const char *format, ...);
+void print_list(const char *format, va_list list);
+
+/* memory.c: a heap that is given back as a whole. */
+void *allocate(u64 length, u64 alignment);
+u64 allocated(void);
+void release_to(u64 mark);
+void seed_random(u64 seed);
+u32 random_number(void);
+
+/* option.c: words NAME=VALUE of the command line. */
+void options_read(const char *command_line);
+const char *option(const char *name);
+u64 option_number(const char *name, u64 otherwise);
+
+/* pci.c: configuration space by ports CF8h and CFCh. */
+typedef struct {
+    u8 device, function;
+} PciAddress;
+enum {
+    PCI_ID = 0x00,
+    PCI_COMMAND = 0x04,
+    PCI_REVISION = 0x08,
+    PCI_BAR0 = 0x10,
+    PCI_SUBSYSTEM = 0x2c,
+    PCI_CAPABILITIES = 0x34,
+};
+/* I/O space, memory space, bus master, interrupt disable. */
+enum { COMMAND_IO = 1, COMMAND_MEMORY = 2, COMMAND_MASTER = 4, COMMAND_NO_INTX = 0x400 };
+enum { COMMAND_ON = COMMAND_IO | COMMAND_MEMORY | COMMAND_MASTER };
+u32 pci_read(PciAddress, u32 at);
+void pci_write(PciAddress, u32 at, u32 value);
+/* The address of a BAR and its length, which is 0 without such a BAR. Decoding must be off. */
+u64 pci_bar(PciAddress, int number, u64 *length);
+/* Where the first capability of this kind is; 0 without one. */
+u8 pci_capability(PciAddress, u8 id);
+/* Maps device memory to the address that it has. */
+void *map_device(u64 address, u64 length);
+
+/* Ports and the time stamp counter; ring 3 may use all of them. */
+static __inline void out8(u16 port, u8 value)
+{
+    __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(port));
+}
+static __inline void out16(u16 port, u16 value)
+{
+    __asm__ volatile("outw %0, %1" ::"a"(value), "Nd"(port));
+}
+static __inline void out32(u16 port, u32 value)
+{
+    __asm__ volatile("outl %0, %1" ::"a"(value), "Nd"(port));
+}
+static __inline u8 in8(u16 port)
+{
+    u8 value;
+    __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+static __inline u16 in16(u16 port)
+{
+    u16 value;
+    __asm__ volatile("inw %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+static __inline u32 in32(u16 port)
+{
+    u32 value;
+    __asm__ volatile("inl %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+
+#endif

@@ -1,0 +1,93 @@
+/* Memory: the functions that compilers call by themselves, the heap, random numbers. */
+#include "machine.h"
+
+/* The image is below the heap. Its end leaves room for a machine of 256 MiB. */
+enum { HEAP_START = 16 << 20, HEAP_END = 240 << 20 };
+static u64 heap = HEAP_START;
+static u64 random_state;
+
+void *memcpy(void *to, const void *from, size_t length)
+{
+    void *start = to;
+    __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(length)::"memory");
+    return start;
+}
+
+void *memset(void *to, int value, size_t length)
+{
+    void *start = to;
+    __asm__ volatile("rep stosb" : "+D"(to), "+c"(length) : "a"(value) : "memory");
+    return start;
+}
+
+void *memmove(void *to, const void *from, size_t length)
+{
+    u8 *target = to;
+    const u8 *source = from;
+    if (target <= source || target >= source + length)
+        return memcpy(to, from, length);
+    while (length--)
+        target[length] = source[length];
+    return to;
+}
+
+int memcmp(const void *left, const void *right, size_t length)
+{
+    const u8 *a = left, *b = right;
+    for (; length--; a++, b++)
+        if (*a != *b)
+            return *a - *b;
+    return 0;
+}
+
+size_t strlen(const char *text)
+{
+    size_t length = 0;
+    while (text[length])
+        length++;
+    return length;
+}
+
+size_t wcslen(const wchar_t *text)
+{
+    size_t length = 0;
+    while (text[length])
+        length++;
+    return length;
+}
+
+/* Zeroed memory from a mark that only moves on; `release_to` moves it back after a run. */
+void *allocate(u64 length, u64 alignment)
+{
+    heap = (heap + alignment - 1) & ~(alignment - 1);
+    void *start = (void *)heap;
+    heap += length;
+    if (heap > HEAP_END) {
+        print("fail memory: the heap ends at %u MiB\n", HEAP_END >> 20);
+        machine_end();
+    }
+    memset(start, 0, length);
+    return start;
+}
+
+u64 allocated(void)
+{
+    return heap;
+}
+
+void release_to(u64 mark)
+{
+    heap = mark;
+}
+
+void seed_random(u64 seed)
+{
+    random_state = seed * 2862933555777941757ull + 3037000493ull;
+}
+
+/* A linear congruential generator with the constants of MMIX: runs of one seed are alike. */
+u32 random_number(void)
+{
+    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    return random_state >> 33;
+}

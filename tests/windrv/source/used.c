@@ -1,0 +1,64 @@
+/* Lengths of used elements: a device must report as many bytes as it wrote. A read or write that
+ * succeeds fills all that the driver offered: data, and status or response (VIRTIO 1.3, 2.7.8). */
+#include "disk.h"
+
+enum { MAX_OFFERED = 1024 };
+
+/* Chains in the rings; the driver's number or pointer identifies each in its queue. */
+static struct Offered {
+    void *queue, *opaque;
+    u32 writable;
+} offered[MAX_OFFERED];
+static u32 count;
+
+static struct Offered *find(void *queue, void *opaque)
+{
+    for (u32 i = 0; i < count; i++)
+        if (offered[i].queue == queue && offered[i].opaque == opaque)
+            return &offered[i];
+    return NULL;
+}
+
+void used_forget(void)
+{
+    count = 0;
+}
+
+/* Called by driver/ring.c. What was in the ring went with the reset of the device. */
+void used_renewed(void *queue)
+{
+    for (u32 i = 0; i < count;)
+        if (offered[i].queue == queue)
+            offered[i] = offered[--count];
+        else
+            i++;
+}
+
+u32 used_pending(void)
+{
+    return count;
+}
+
+/* Called by driver/ring.c. After a reset the same chain may be offered again. */
+void used_offered(void *queue, void *opaque, u32 writable)
+{
+    struct Offered *chain = find(queue, opaque);
+    if (!chain && count == MAX_OFFERED) {
+        print("fail used: more than %u chains are in the rings\n", MAX_OFFERED);
+        machine_end();
+    }
+    if (!chain)
+        chain = &offered[count++];
+    *chain = (struct Offered){queue, opaque, writable};
+}
+
+/* Called by driver/ring.c. The answers of other commands may be shorter: see `io_clear`. */
+void used_returned(void *queue, void *opaque, u32 length)
+{
+    struct Offered *chain = find(queue, opaque);
+    if (!chain)
+        return;
+    if (length != chain->writable)
+        wrong.used_lengths++;
+    *chain = offered[--count];
+}

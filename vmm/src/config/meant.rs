@@ -1,0 +1,57 @@
+//! Which option somebody may have meant.
+
+use crate::keyvalue;
+
+/// Words of other programs for options of ours.
+const OTHER_WORDS: [(&str, &str); 9] = [
+    ("bios", "firmware"),
+    ("smp", "cpus"),
+    ("ram", "memory"),
+    ("m", "memory"),
+    ("append", "cmdline"),
+    ("drive", "disk"),
+    ("net", "device"),
+    ("console", "serial"),
+    ("vga", "display"),
+];
+
+/// The option that somebody may have meant: a slip, the beginning of a name or a longer form of it,
+/// or a word of another program.
+pub(super) fn meant<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
+    let key = key.to_lowercase();
+    let other = OTHER_WORDS.iter().find(|(word, _)| *word == key).map(|(_, ours)| *ours);
+    let other = known.iter().find(|known| Some(**known) == other).copied();
+    let begins = |known: &&&str| {
+        let shorter = key.len().min(known.len());
+        shorter > 2 && (known.starts_with(&*key) || key.starts_with(**known))
+    };
+    let begun = known.iter().filter(begins).min_by_key(|known| known.len()).copied();
+    other.or_else(|| keyvalue::nearest(&key, known)).or(begun)
+}
+
+#[cfg(test)]
+mod test {
+    use crate::config::Config;
+
+    #[test]
+    fn an_option_that_there_is_not_leads_to_the_nearest() {
+        for (said, meant) in [
+            ("mem", "memory"),
+            ("ram", "memory"),
+            ("cpu", "cpus"),
+            ("smp", "cpus"),
+            ("memroy", "memory"),
+            ("Disk-Image", "disk"),
+            ("drive", "disk"),
+            ("append", "cmdline"),
+            ("firm", "firmware"),
+            ("bios", "firmware"),
+        ] {
+            let error = Config::default().set(said, "x").unwrap_err().to_string();
+            let is = format!("there is no option --{said}: did you mean --{meant}?");
+            assert_eq!(error, is);
+        }
+        let error = Config::default().set("zeppelin", "x").unwrap_err().to_string();
+        assert!(error.ends_with("`vmm help run` lists them"), "{error}");
+    }
+}

@@ -1,0 +1,265 @@
+//! Where clients wait until they are known: places for them, patience with those who guess, and
+//! what the log says of those who do not come in.
+//!
+//! A machine's own [`Server`](super::Server) has one. A pod, whose machine is another process, has
+//! one of its own, so that guesses of VNC viewers and of browsers are counted together, and leads
+//! those who come in to the machine ([`Entrant::relay`]).
+
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy, split};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Duration, timeout};
+
+use super::complaints::Complaints;
+use super::crowd::{Crowd, Place};
+use super::handshake::{self, GREETING, NONE, Welcome};
+use super::paint::{PIECE, STALL};
+use super::security::{Door, Doors, Right};
+use super::{Admission, Duplex, Entry, MOST, Rules, Wire};
+
+/// Besides [`MOST`] clients, those who have not said a password yet.
+const STRANGERS: usize = 32;
+/// And of those, from one address.
+const NEIGHBOURS: usize = 8;
+/// Of those who find no place, this many are told.
+const REFUSALS: usize = 8;
+/// A person types a password meanwhile.
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(120);
+/// How long a refusal may take.
+const REFUSAL: Duration = Duration::from_secs(5);
+/// A pod says this fast who comes.
+const INTRODUCTION: Duration = Duration::from_secs(5);
+/// What is under way when one end leaves has arrived within.
+const GRACE: Duration = Duration::from_secs(1);
+/// Bytes of the line that says it.
+const LONGEST: usize = 100;
+
+/// See the module.
+pub struct Lobby {
+    doors: Arc<Doors>,
+    pub(super) places: Arc<Semaphore>,
+    strangers: Crowd,
+    complaints: Complaints,
+    refusals: Semaphore,
+}
+
+/// Where a client is until it is known. A stranger has no place of those who are in: else they
+/// would take all of these, and nobody could give way.
+enum Waits {
+    Inside(OwnedSemaphorePermit),
+    Outside(Place),
+}
+
+/// A client that is in, with its place.
+pub struct Entrant {
+    /// Its line, and what it may do.
+    pub(super) welcome: Welcome,
+    pub(super) place: OwnedSemaphorePermit,
+}
+
+impl Lobby {
+    /// One where guesses are counted at these doors.
+    pub fn new(doors: Arc<Doors>) -> Self {
+        Self {
+            doors,
+            places: Arc::new(Semaphore::new(MOST)),
+            strangers: Crowd::new(STRANGERS, NEIGHBOURS),
+            complaints: Complaints::default(),
+            refusals: Semaphore::new(REFUSALS),
+        }
+    }
+
+    /// Where guesses are counted.
+    pub(super) fn doors(&self) -> &Doors {
+        &self.doors
+    }
+
+    /// Lets a client in, or says why not.
+    pub async fn admit(
+        &self,
+        rules: &Rules,
+        stream: Wire,
+        admission: &Admission,
+    ) -> Option<Entrant> {
+        let place = match admission.entry {
+            Entry::Open { .. } => self.places.clone().try_acquire_owned().ok().map(Waits::Inside),
+            Entry::Ask(_) if self.places.available_permits() == 0 => None,
+            Entry::Ask(door) => self.strangers.wait(door).map(Waits::Outside),
+        };
+        let Some(place) = place else {
+            self.turn_away(stream, admission).await;
+            return None;
+        };
+        let greet = handshake::greet(rules, &self.doors, stream, admission);
+        let greet = timeout(HANDSHAKE, greet);
+        let entered = async {
+            let (welcome, place) = match place {
+                Waits::Inside(place) => (greet.await, Ok(place)),
+                Waits::Outside(stranger) => tokio::select! {
+                    welcome = greet => (welcome, self.places.clone().try_acquire_owned()),
+                    () = stranger.lost() => bail!("it gave way to a newcomer"),
+                },
+            };
+            let welcome = welcome.context("it said nothing more").flatten()?;
+            let place = place.context("all places were taken meanwhile")?;
+            Ok(Entrant { welcome, place })
+        };
+        match entered.await {
+            Ok(entrant) => Some(entrant),
+            Err(error) => {
+                self.complain(admission, &format!("did not come in: {error:#}"));
+                None
+            }
+        }
+    }
+
+    fn complain(&self, admission: &Admission, what: &str) {
+        // Who was let in elsewhere was counted there.
+        let Admission { peer, entry } = admission;
+        let door = if let Entry::Ask(door) = entry { *door } else { Door::Local };
+        self.complaints.log(door, &format!("vnc: {peer} {what}"));
+    }
+
+    async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
+        let Ok(_turn) = self.refusals.try_acquire() else { return };
+        self.complain(admission, "was turned away: too many clients are there");
+        let reason = format!("too many clients are there: {MOST}, or {STRANGERS} at the door");
+        timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
+    }
+}
+
+impl Entrant {
+    /// Leads the client to a machine in another process, by a socket of it that is `announced`, and
+    /// carries bytes until one of both leaves.
+    ///
+    /// # Errors
+    ///
+    /// When the machine does not take it.
+    pub async fn relay(self, peer: &str, mut machine: impl Duplex) -> anyhow::Result<()> {
+        ensure!(self.welcome.right == Right::Full, "it may only look, which machines are not told");
+        let shared = u8::from(self.welcome.shared);
+        timeout(HANDSHAKE, enter(&mut machine, peer, shared)).await.context("the machine")??;
+        carry(self.welcome.stream, machine).await;
+        drop(self.place);
+        Ok(())
+    }
+}
+
+/// Carries bytes between a client and its machine until one of both leaves: then the other is let
+/// go, too, as soon as it has what was under way to it.
+pub async fn carry(client: impl Duplex, machine: impl Duplex) {
+    let (mut said, mut shown) = split(client);
+    let (mut picture, mut input) = split(machine);
+    // How it ends is no news: clients leave as they like.
+    let up = async {
+        copy(&mut said, &mut input).await.ok();
+        input.shutdown().await.ok();
+    };
+    let down = async {
+        let mut piece = vec![0; PIECE];
+        while let Ok(count @ 1..) = picture.read(&mut piece).await {
+            let give = async {
+                shown.write_all(&piece[..count]).await?;
+                shown.flush().await
+            };
+            // Nor does anybody notice behind it that the machine has left.
+            if !timeout(STALL, give).await.is_ok_and(|given| given.is_ok()) {
+                return;
+            }
+        }
+        timeout(GRACE, shown.shutdown()).await.ok();
+    };
+    let (mut up, mut down) = (std::pin::pin!(up), std::pin::pin!(down));
+    tokio::select! {
+        () = &mut up => timeout(GRACE, down).await.ok(),
+        () = &mut down => timeout(GRACE, up).await.ok(),
+    };
+}
+
+/// What a client says until it is in (RFC 6143 7.1 to 7.3.1).
+async fn enter(machine: &mut impl Duplex, peer: &str, shared: u8) -> anyhow::Result<()> {
+    announce(machine, peer).await?;
+    machine.read_exact(&mut [0; GREETING.len()]).await?;
+    machine.write_all(GREETING).await?;
+    let mut kinds = vec![0; machine.read_u8().await?.into()];
+    machine.read_exact(&mut kinds).await?;
+    ensure!(kinds.contains(&NONE), "the machine asks for a password, or has no place");
+    machine.write_u8(NONE).await?;
+    ensure!(machine.read_u32().await? == 0, "the machine refuses it");
+    machine.write_u8(shared).await?;
+    Ok(machine.flush().await?)
+}
+
+/// Says who comes, to a machine at a socket that is `announced`: a line before all else.
+///
+/// # Errors
+///
+/// When the machine is gone.
+pub async fn announce(machine: &mut impl Duplex, peer: &str) -> std::io::Result<()> {
+    machine.write_all(format!("{peer}\n").as_bytes()).await
+}
+
+/// Hears who comes.
+///
+/// # Errors
+///
+/// When that is no short line of ASCII.
+pub(super) async fn announced(stream: &mut impl Duplex) -> anyhow::Result<String> {
+    let line = async {
+        let mut line = String::new();
+        loop {
+            match stream.read_u8().await? {
+                b'\n' => return Ok(line),
+                byte @ b' '..=b'~' if line.len() < LONGEST => line.push(byte.into()),
+                _ => bail!("its first line does not say who it is"),
+            }
+        }
+    };
+    timeout(INTRODUCTION, line).await.context("it did not say who it is")?
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    async fn heard(said: &[u8]) -> Option<String> {
+        let (mut near, mut far) = tokio::io::duplex(1024);
+        near.write_all(said).await.unwrap();
+        drop(near);
+        announced(&mut far).await.ok()
+    }
+
+    #[tokio::test]
+    async fn who_comes_is_one_short_line() {
+        assert_eq!(heard(b"10.88.0.1 (web)\nRFB").await.as_deref(), Some("10.88.0.1 (web)"));
+        for bad in [&b"RFB 003.008"[..], b"a\x1b[2J\n", &[b'x'; 200], b"\xc3\xa4\n", b""] {
+            assert_eq!(heard(bad).await, None, "{}", bad.escape_ascii());
+        }
+    }
+
+    #[tokio::test]
+    async fn when_the_machine_leaves_its_client_is_let_go() {
+        let (client, mut screen) = tokio::io::duplex(1024);
+        let (relayed, mut machine) = tokio::io::duplex(1024);
+        let welcome =
+            Welcome { stream: Box::new(client), right: Right::Full, shared: true, security: "" };
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let led = tokio::spawn(Entrant { welcome, place }.relay("somebody", relayed));
+        announced(&mut machine).await.unwrap();
+        machine.write_all(GREETING).await.unwrap();
+        machine.read_exact(&mut [0; GREETING.len()]).await.unwrap();
+        machine.write_all(&[1, NONE]).await.unwrap();
+        assert_eq!(machine.read_u8().await.unwrap(), NONE);
+        machine.write_u32(0).await.unwrap();
+        assert_eq!(machine.read_u8().await.unwrap(), 1);
+        machine.write_all(b"the last word").await.unwrap();
+        drop(machine);
+        // The client says nothing and stays.
+        timeout(HANDSHAKE, led).await.expect("an end").unwrap().unwrap();
+        let mut heard = Vec::new();
+        screen.read_to_end(&mut heard).await.unwrap();
+        assert_eq!(heard, b"the last word");
+    }
+}

@@ -1,0 +1,198 @@
+//! Places for connections. One that waits for a request gives way to a new one, so that whoever
+//! opens many and says nothing keeps nobody out; where all are busy, a few are left for questions
+//! of health.
+//!
+//! Threats: somebody who opens connections ([`Crowd`]). A place is busy from the end of a request
+//! until its answer was sent: what is begun and never ended is no reason to stay.
+
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+
+use axum::body::{Body, Bytes};
+use axum::http::{Request, Response};
+use hyper::body::{Body as Content, Frame, SizeHint};
+
+use crate::rfb::crowd::{self, Busy, Crowd};
+use crate::rfb::security::Door;
+
+/// Places besides, where questions of health are answered and nothing else, and of them for one
+/// address.
+const SPARE: usize = 16;
+const SPARE_EACH: usize = 4;
+
+/// Marks requests that come by such a place.
+#[derive(Clone, Copy)]
+pub(super) struct Spare;
+
+/// See the module.
+pub(super) struct Places {
+    all: Crowd,
+    spare: Crowd,
+}
+
+/// A connection in its place.
+pub(super) struct Place {
+    place: Arc<crowd::Place>,
+    spare: bool,
+}
+
+impl Places {
+    /// This many places, and how many of them one address has.
+    pub(super) fn new(most: usize, each: usize) -> Self {
+        Self { all: Crowd::new(most, each), spare: Crowd::of_equals(SPARE, SPARE_EACH) }
+    }
+
+    /// Takes a place, perhaps that of a connection that waits for a request.
+    pub(super) fn enter(&self, door: Door) -> Option<Place> {
+        let place = self.all.wait(door);
+        let spare = place.is_none();
+        let place = place.or_else(|| self.spare.enter(door))?;
+        Some(Place { place: Arc::new(place), spare })
+    }
+}
+
+impl Place {
+    /// Waits until the place is somebody else's.
+    pub(super) async fn lost(&self) {
+        self.place.lost().await;
+    }
+
+    /// A request begins, which marks its place when it has ended; what it keeps until it is
+    /// answered.
+    pub(super) fn request<B>(&self, request: Request<B>) -> (Request<Body>, Asked)
+    where
+        B: Content<Data = Bytes, Error: Into<axum::BoxError>> + Send + Unpin + 'static,
+    {
+        let asked = Asked::default();
+        let (place, mark) = (self.place.clone(), asked.clone());
+        let mut request = request.map(|body| Body::new(Question { body, place, asked: mark }));
+        if request.body().is_end_stream() {
+            asked.0.get_or_init(|| self.place.busy());
+        }
+        if self.spare {
+            request.extensions_mut().insert(Spare);
+        }
+        (request, asked)
+    }
+}
+
+/// A request that is not answered wholly; its place is busy once it has come to its end.
+#[derive(Clone, Default)]
+pub(super) struct Asked(Arc<OnceLock<Busy>>);
+
+impl Asked {
+    /// The answer, which keeps its place until it is sent.
+    pub(super) fn until_sent(self, response: Response<Body>) -> Response<Body> {
+        response.map(|body| Body::new(Answer { body, _asked: self }))
+    }
+}
+
+/// What is said with a request.
+struct Question<B> {
+    body: B,
+    place: Arc<crowd::Place>,
+    asked: Asked,
+}
+
+impl<B: Content + Unpin> Content for Question<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let ends = match &frame {
+            None => true,
+            Some(frame) => frame.is_ok() && self.body.is_end_stream(),
+        };
+        if ends {
+            self.asked.0.get_or_init(|| self.place.busy());
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+struct Answer {
+    body: Body,
+    _asked: Asked,
+}
+
+impl Content for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    fn door(text: &str) -> Door {
+        Door::of(text.parse().unwrap())
+    }
+
+    /// Whether nobody has taken it away.
+    fn stays(place: &Place) -> bool {
+        let lost = std::pin::pin!(place.lost());
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        lost.poll(&mut context).is_pending()
+    }
+
+    fn plain(text: &'static str) -> Request<Body> {
+        Request::new(if text.is_empty() { Body::empty() } else { Body::from(text) })
+    }
+
+    #[test]
+    fn who_is_answered_stays_and_who_has_not_asked_yet_gives_way() {
+        let places = Places::new(8, 3);
+        let enter = |text: &str| places.enter(door(text)).unwrap();
+        let mine: Vec<_> = (0..3).map(|_| enter("10.0.0.1")).collect();
+        let (_, asked) = mine[0].request(plain(""));
+        // This one is not read to its end.
+        let (begun, unasked) = mine[1].request(plain("more"));
+        let (mut ended, third) = mine[2].request(plain("all"));
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(Pin::new(ended.body_mut()).poll_frame(&mut context).is_ready());
+        let fourth = enter("10.0.0.1");
+        assert_eq!(mine.iter().map(stays).collect::<Vec<_>>(), [true, false, true]);
+        let (_, last) = fourth.request(plain(""));
+        // All that it may have are busy: what it is told then is how we are.
+        let spares: Vec<_> = (0..SPARE_EACH).map(|_| enter("10.0.0.1")).collect();
+        assert!(spares.iter().all(|it| it.spare) && !fourth.spare);
+        assert!(places.enter(door("10.0.0.1")).is_none());
+        assert!(!enter("10.0.0.2").spare, "another address");
+        drop((begun, unasked, ended));
+        assert!(stays(&mine[2]));
+        let answer = third.until_sent(Response::new(Body::from("yes")));
+        assert!(places.enter(door("10.0.0.1")).is_none(), "it is not sent yet");
+        drop(answer);
+        let next = enter("10.0.0.1");
+        assert!(!next.spare && !stays(&mine[2]) && stays(&fourth) && stays(&mine[0]));
+        drop((asked, last));
+    }
+}
