@@ -318,12 +318,21 @@ fn without_an_agent_that_is_said_and_nothing_waits() -> Result<()> {
     }
     // What was only logged is there, too.
     ensure!(json.matches(", 256M of memory").count() == 1, "{json}");
+    // Who is slow to read hears the end as well: the pod waits, for it would take them along.
+    let slow = child(follows.pid())?;
+    kill_process(slow, Signal::STOP)?;
     let start = Instant::now();
     pod.ask()?;
+    pod.running.says("Stopping the probe…", 1)?;
+    thread::sleep(Duration::from_millis(500));
+    kill_process(slow, Signal::CONT)?;
+    // Which stops with what it has started.
+    follows.signal(Signal::CONT)?;
     let status = pod.running.wait(PATIENCE)?;
     ensure!(status == 143, "{status}: {}", pod.running.stdout.text());
     ensure!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-    ensure!(follows.wait(PATIENCE)? == 0);
+    let status = follows.wait(PATIENCE)?;
+    ensure!(status == 0, "{status}: {}", follows.stderr.text());
     let said = follows.stdout.text();
     ensure!(said.contains("Stopping the probe…"), "{said}");
     let (status, _, err) = says(&Command::new(transom()?).args(["exec", "true"]).output()?);

@@ -164,15 +164,15 @@ pub fn logs(
     mut tell: impl FnMut(u64, &Line) -> std::io::Result<()>,
 ) -> anyhow::Result<()> {
     let mut pod = Pod::find()?;
-    let (mut after, mut wait) = (0, false);
+    let mut after = 0;
     loop {
-        let news = match pod.ask(&Question::Log { after, wait }) {
+        let news = match pod.ask(&Question::Log { after, wait: follow }) {
             Ok(news) => news,
-            // It ends some time, and has said all then.
-            Err(_) if wait => return Ok(()),
+            // One that was killed says nothing of its end.
+            Err(_) if after > 0 => return Ok(()),
             Err(error) => return Err(error),
         };
-        let News { lines, count } = serde_json::from_slice(&news)?;
+        let News { lines, count, last } = serde_json::from_slice(&news)?;
         let first = count.saturating_sub(lines.len() as u64);
         for (number, line) in (first + 1..).zip(&lines) {
             if tell(number, line).is_err() {
@@ -182,7 +182,12 @@ pub fn logs(
         if !follow {
             return Ok(());
         }
-        (after, wait) = (count, true);
+        if last {
+            // As above: the pod waits until we have left.
+            forget(pod);
+            return Ok(());
+        }
+        after = count;
     }
 }
 

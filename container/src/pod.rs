@@ -58,8 +58,8 @@ use crate::web::{self, Front};
 
 /// Firmware that has started nothing after so long is worth a look.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Commands that wait for the end of the machine hear of it within.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Commands that wait for the end of the machine hear of it within, on a busy host too.
+const FAREWELL: Duration = Duration::from_secs(3);
 /// What viewers and other tasks may still say at the end.
 const PARTING: Duration = Duration::from_secs(1);
 

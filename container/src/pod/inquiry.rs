@@ -47,7 +47,7 @@ pub enum Question {
     Log {
         /// After so many lines.
         after: u64,
-        /// If there is nothing, it is waited for.
+        /// If there is nothing, it is waited for. Whoever waits once hears all before the pod ends.
         wait: bool,
     },
     /// To shut the guest down.
@@ -82,6 +82,8 @@ pub struct News {
     pub lines: Vec<Line>,
     /// How many there ever were.
     pub count: u64,
+    /// The pod ends: these were the last.
+    pub last: bool,
 }
 
 /// Listens; what comes back answers for as long as it is polled.
@@ -123,7 +125,7 @@ pub fn open(
 async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut lines = BufReader::new(read);
-    // From before the guest is asked until they have left.
+    // From the first question about what is to come until they have left.
     let mut off = None;
     loop {
         let mut line = Vec::new();
@@ -134,6 +136,9 @@ async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::i
         let question = serde_json::from_slice(&line).context("no question");
         let answer = match question {
             Ok(Question::Off) => is_off(off.get_or_insert_with(|| farewell.0.subscribe())).await,
+            Ok(Question::Log { after, wait: true }) => {
+                news(front, after, off.get_or_insert_with(|| farewell.0.subscribe())).await
+            }
             Ok(question) => {
                 if matches!(question, Question::Shutdown { wait: true }) {
                     off.get_or_insert_with(|| farewell.0.subscribe());
@@ -160,6 +165,22 @@ async fn is_off(off: &mut watch::Receiver<bool>) -> anyhow::Result<Vec<u8>> {
     Ok(serde_json::to_vec(&is_off)?)
 }
 
+/// Lines after so many, once there are any or the machine is off; nobody waits long.
+async fn news(
+    front: &Front,
+    after: u64,
+    off: &mut watch::Receiver<bool>,
+) -> anyhow::Result<Vec<u8>> {
+    let mut scene = front.story().scene();
+    let last = tokio::select! {
+        biased;
+        _ = off.wait_for(|off| *off) => true,
+        _ = timeout(NEWS, scene.wait_for(|it| it.lines > after)) => false,
+    };
+    let (lines, count) = front.story().lines(after);
+    Ok(serde_json::to_vec(&News { lines, count, last })?)
+}
+
 /// Tells those who wait for the end of the machine, before the pod's own end takes them along.
 #[derive(Clone, Default)]
 pub struct Farewell(Arc<watch::Sender<bool>>);
@@ -180,13 +201,9 @@ async fn answer(front: &Front, question: Question) -> anyhow::Result<Vec<u8>> {
             (true, words) => words.into(),
             (false, words) => return Err(Failure::new(Status::Failed, words.trim_end())),
         },
-        Question::Log { after, wait } => {
-            let mut scene = front.story().scene();
-            if wait {
-                timeout(NEWS, scene.wait_for(|it| it.lines > after)).await.ok();
-            }
+        Question::Log { after, .. } => {
             let (lines, count) = front.story().lines(after);
-            serde_json::to_value(News { lines, count })?
+            serde_json::to_value(News { lines, count, last: false })?
         }
         // That is about who asks, not about the pod.
         Question::Off => false.into(),
