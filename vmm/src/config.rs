@@ -436,7 +436,8 @@ impl Memory {
         // OVMF works at 8 MiB and up, and a kernel with its initial RAM disk needs some tens.
         const LEAST: u64 = 16 << 20;
         if self.size.0 < LEAST {
-            bail!("--memory {}: a machine needs at least 16M", self.size);
+            let size = self.size;
+            bail!("--memory {size}: a machine needs at least 16M, and 4 GiB are written 4G");
         }
         if !self.size.0.is_multiple_of(1 << 20) {
             bail!("--memory {}: it is counted in whole MiB", self.size);

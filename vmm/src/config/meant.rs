@@ -3,7 +3,10 @@
 use crate::keyvalue;
 
 /// Words of other programs for options of ours.
-const OTHER_WORDS: [(&str, &str); 9] = [
+const OTHER_WORDS: [(&str, &str); 12] = [
+    ("iso", "device usb-storage,path=FILE.iso"),
+    ("cdrom", "device usb-storage,path=FILE.iso"),
+    ("cd", "device usb-storage,path=FILE.iso"),
     ("bios", "firmware"),
     ("smp", "cpus"),
     ("ram", "memory"),
@@ -20,7 +23,6 @@ const OTHER_WORDS: [(&str, &str); 9] = [
 pub(super) fn meant<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
     let key = key.to_lowercase();
     let other = OTHER_WORDS.iter().find(|(word, _)| *word == key).map(|(_, ours)| *ours);
-    let other = known.iter().find(|known| Some(**known) == other).copied();
     let begins = |known: &&&str| {
         let shorter = key.len().min(known.len());
         shorter > 2 && (known.starts_with(&*key) || key.starts_with(**known))
@@ -46,6 +48,7 @@ mod test {
             ("append", "cmdline"),
             ("firm", "firmware"),
             ("bios", "firmware"),
+            ("cdrom", "device usb-storage,path=FILE.iso"),
         ] {
             let error = Config::default().set(said, "x").unwrap_err().to_string();
             let is = format!("there is no option --{said}: did you mean --{meant}?");
