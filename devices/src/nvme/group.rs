@@ -112,6 +112,11 @@ impl Group {
         self.channel.event().as_raw_fd()
     }
 
+    /// One request is in flight.
+    pub(super) fn awaits(&self) -> bool {
+        self.asked == 1
+    }
+
     /// Does what there is to do; true when there was something.
     pub(super) fn pass(&mut self) -> bool {
         let worked = self.reap();

@@ -30,6 +30,10 @@ impl Serve for Service {
         self.0.lock().pass()
     }
 
+    fn awaits(&self) -> bool {
+        self.0.lock().awaits()
+    }
+
     fn listen(&mut self) -> bool {
         self.0.waker.doze();
         !self.0.lock().is_idle()

@@ -448,6 +448,10 @@ impl Serve for Server {
         taken || answered
     }
 
+    fn awaits(&self) -> bool {
+        self.under_way == 1
+    }
+
     fn listen(&mut self) -> bool {
         self.queue.listen()
     }

@@ -391,6 +391,10 @@ impl Serve for Locked {
         taken || answered
     }
 
+    fn awaits(&self) -> bool {
+        self.server().under_way == 1
+    }
+
     fn listen(&mut self) -> bool {
         self.server().queue.listen()
     }
