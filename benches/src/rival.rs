@@ -260,7 +260,9 @@ fn firecracker(places: &Places, words: &str, equipment: &Equipment<'_>) -> Resul
 
 fn qemu(places: &Places, machine: &str, words: &str) -> Command {
     let mut command = Command::new(&places.program);
-    command.args(["-M", machine, "-accel", "kvm", "-cpu", "host", "-m", &format!("{MEMORY}")]);
+    // Some KVMs offer this feature and refuse to write its MSR, which ends QEMU.
+    let processor = "host,-arch-capabilities";
+    command.args(["-M", machine, "-accel", "kvm", "-cpu", processor, "-m", &format!("{MEMORY}")]);
     command.args(["-smp", "1", "-nodefaults", "-no-user-config", "-display", "none"]);
     command.args(["-serial", "stdio", "-kernel", &places.kernel(), "-append", words]);
     // Threads have names, by which the guest's processor is known.
