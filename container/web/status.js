@@ -52,7 +52,7 @@ function fail(scene) {
   part("mark").removeAttribute("hidden");
   part("title").textContent = scene.phase === "running" ? `${name} has stopped` : `${name} did not start`;
   part("doing").replaceChildren(...sentence(scene.failed));
-  part("left").textContent = "";
+  part("left").textContent = "When the container is started again, this page follows by itself.";
   part("log").open = true;
   lines(scene.lines);
 }
