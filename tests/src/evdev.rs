@@ -77,19 +77,38 @@ impl Ear {
         Ok(Self { handler })
     }
 
+    /// Waits until something came that this pattern fits. Linux keeps 64 events for a program that
+    /// is slow to read, three for each key, and then drops them.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come.
+    pub fn hears(&self, booted: &mut Booted, event: &str) -> anyhow::Result<()> {
+        let handler = &self.handler;
+        comes_true(booted, &format!("grep '^Event: time' /{handler} | grep -q '{event}'"))
+    }
+
     /// All that came until something did that this pattern fits.
     ///
     /// # Errors
     ///
-    /// When it did not come.
+    /// When it did not come, or Linux dropped some.
     pub fn heard(self, booted: &mut Booted, last: &str) -> anyhow::Result<Vec<Event>> {
+        self.hears(booted, last)?;
         let Self { handler } = self;
-        comes_true(booted, &format!("grep '^Event: time' /{handler} | grep -q '{last}'"))?;
         let mut events = Vec::new();
         let short = r"s/.*type \([0-9]*\) .*code \([0-9]*\) .*value \(-*[0-9]*\)$/\1 \2 \3/p";
         let end = "s/.*SYN_REPORT.*/0 0 0/p";
         let command = format!("kill $(cat /{handler}.pid); sed -n '{short}; {end}' /{handler}");
-        for line in booted.run(&command, SOON)?.lines() {
+        let heard = booted.run(&command, SOON)?;
+        ensure!(
+            booted
+                .run(&format!("grep -c '^Event: time.*SYN_DROPPED' /{handler} || true"), SOON)?
+                .trim()
+                == "0",
+            "Linux dropped events: {heard}"
+        );
+        for line in heard.lines() {
             let fields: Vec<_> = line.split_whitespace().collect();
             let [kind, code, value] = fields[..] else { continue };
             events.push((kind.parse()?, code.parse()?, value.parse()?));
