@@ -235,7 +235,7 @@ mod test {
             let before = looked.load(Ordering::Relaxed);
             bell.write(1).unwrap();
             done.read().unwrap();
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
             looked.load(Ordering::Relaxed) - before
         });
         // Once for the ring, once before the sleep; a late start of a thread may add some.
