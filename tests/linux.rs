@@ -94,25 +94,24 @@ fn all_cells() -> Vec<Cell> {
     cells
 }
 
-/// Cells in which each value meets each other: always the one that has most pairs that are new.
+/// Cells that have each value: always the one that has most values that are new.
 fn covering(cells: &[Cell]) -> Vec<Cell> {
-    let mut open: BTreeSet<_> = cells.iter().flat_map(|cell| cell.pairs()).collect();
+    let mut open: BTreeSet<_> = cells.iter().flat_map(|cell| cell.values()).collect();
     let mut chosen = Vec::new();
     while !open.is_empty() {
-        let new = |cell: &&Cell| cell.pairs().iter().filter(|pair| open.contains(*pair)).count();
+        let new = |cell: &&Cell| cell.values().iter().filter(|it| open.contains(*it)).count();
         let Some(best) = cells.iter().max_by_key(new) else { break };
-        let seen = best.pairs();
-        open.retain(|pair| !seen.contains(pair));
+        let seen = best.values();
+        open.retain(|value| !seen.contains(value));
         chosen.push(*best);
     }
     chosen
 }
 
 impl Cell {
-    fn pairs(&self) -> Vec<[(usize, usize); 2]> {
-        let values: Vec<_> = self.0.into_iter().enumerate().collect();
-        let others = |(at, one)| values[at + 1..].iter().map(move |&other| [one, other]);
-        values.iter().copied().enumerate().flat_map(others).collect()
+    /// Each with its place.
+    fn values(&self) -> Vec<(usize, usize)> {
+        self.0.into_iter().enumerate().collect()
     }
 
     fn test(self) -> Test {

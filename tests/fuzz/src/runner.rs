@@ -16,7 +16,7 @@ use crate::{Target, found_folder};
 
 /// Most targets wait more than they compute: more of them run at a time than there may be
 /// processors.
-const JOBS: usize = 4;
+const JOBS: usize = 6;
 /// An input may take this much time of a processor, and this long where it waits. Hosts are busy.
 const BUSY: Duration = Duration::from_secs(5);
 const STUCK: Duration = Duration::from_secs(60);
