@@ -50,7 +50,7 @@ async fn ask_within(control: &Path, command: &Command, time: Duration) -> anyhow
 
 async fn answer(control: &Path, command: &Command) -> anyhow::Result<Value> {
     let stream = UnixStream::connect(control).await;
-    let mut stream = stream.with_context(|| control.display().to_string())?;
+    let mut stream = stream.context("the machine does not listen: it is starting, or has ended")?;
     let question = format!("{}\n", serde_json::to_string(command)?);
     stream.write_all(question.as_bytes()).await.context(GONE)?;
     let mut line = Vec::new();
