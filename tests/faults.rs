@@ -377,7 +377,6 @@ fn a_reader_of_the_log_that_stalls_stops_nothing() -> Result<()> {
     // Nor does standard error, if that is the same.
     let mut pod = place.start(&format!("rm /run/full; {STALLS} 2>&3"), &words)?;
     drop(connect(&place.control())?);
-    until("it has no machine", || Ok(place::machine(&pod).is_ok()))?;
     kill_process(place::machine(&pod)?, Signal::KILL)?;
     let status = pod.wait(PATIENCE)?;
     ensure!(status == 1, "{status}");

@@ -8,6 +8,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Pid;
@@ -204,17 +205,28 @@ pub(crate) fn last_line(pod: &Running) -> String {
     pod.stderr.text().trim().lines().last().unwrap_or_default().to_owned()
 }
 
-/// The process of its machine.
+/// The process of its machine. The kernel's list leaves some out while another child ends.
 pub(crate) fn machine(pod: &Running) -> Result<Pid> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(machine) = child(pod)? {
+            return Ok(machine);
+        }
+        ensure!(Instant::now() < end, "{:?} has no machine", pod.pid());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn child(pod: &Running) -> Result<Option<Pid>> {
     for task in fs::read_dir(format!("/proc/{}/task", pod.pid().as_raw_nonzero()))? {
         // A thread, or a child, may have ended since.
         let children = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         for child in children.split_whitespace() {
             let name = fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
             if name == "vmm\n" {
-                return Pid::from_raw(child.parse()?).context("a process number");
+                return Ok(Pid::from_raw(child.parse()?));
             }
         }
     }
-    anyhow::bail!("{:?} has no machine", pod.pid())
+    Ok(None)
 }

@@ -36,12 +36,19 @@ impl Qga {
         let child = command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").spawn();
         let child = child.expect("qemu-ga is there: apt-get install qemu-guest-agent");
         let start = Instant::now();
-        while !socket.exists() {
+        while !listens(socket) {
             assert!(start.elapsed() < PATIENCE, "qemu-ga does not listen");
             sleep(Duration::from_millis(5)).await;
         }
         Self { child }
     }
+}
+
+/// Whether a socket of this name is not only there, but takes connections.
+fn listens(socket: &Path) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/unix").expect("Linux lists its sockets");
+    let name = socket.to_str().expect("a path in words");
+    sockets.lines().any(|line| line.ends_with(name) && line.contains(" 00010000 "))
 }
 
 impl Drop for Qga {
