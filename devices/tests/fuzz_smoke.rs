@@ -17,7 +17,7 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// There are that many threads again. Who joins a thread goes on a moment before the kernel forgets it.
+/// There are that many threads again: who joins one goes on a moment before the kernel forgets it.
 fn assert_threads(before: usize) {
     let end = Instant::now() + Duration::from_secs(10);
     while threads() != before {
