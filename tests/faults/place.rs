@@ -8,13 +8,14 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, said, transom};
+
+use crate::until;
 
 /// Whether there can be one here; else why not.
 pub(crate) fn is_here() -> Result<(), &'static str> {
@@ -207,14 +208,12 @@ pub(crate) fn last_line(pod: &Running) -> String {
 
 /// The process of its machine. The kernel's list leaves some out while another child ends.
 pub(crate) fn machine(pod: &Running) -> Result<Pid> {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(machine) = child(pod)? {
-            return Ok(machine);
-        }
-        ensure!(Instant::now() < end, "{:?} has no machine", pod.pid());
-        thread::sleep(Duration::from_millis(10));
-    }
+    let mut machine = None;
+    until(&format!("{:?} has no machine", pod.pid()), || {
+        machine = child(pod)?;
+        Ok(machine.is_some())
+    })?;
+    machine.context("a process number")
 }
 
 fn child(pod: &Running) -> Result<Option<Pid>> {
