@@ -75,6 +75,13 @@ pub enum Question {
     },
 }
 
+impl Question {
+    /// Whoever asks this hears of the end of the machine before the pod ends.
+    const fn awaits(&self) -> bool {
+        matches!(self, Self::Off | Self::Log { wait: true, .. } | Self::Shutdown { wait: true })
+    }
+}
+
 /// Lines of the log.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct News {
@@ -134,18 +141,14 @@ async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::i
             return Ok(());
         }
         let question = serde_json::from_slice(&line).context("no question");
-        let answer = match question {
-            Ok(Question::Off) => is_off(off.get_or_insert_with(|| farewell.0.subscribe())).await,
-            Ok(Question::Log { after, wait: true }) => {
-                news(front, after, off.get_or_insert_with(|| farewell.0.subscribe())).await
-            }
-            Ok(question) => {
-                if matches!(question, Question::Shutdown { wait: true }) {
-                    off.get_or_insert_with(|| farewell.0.subscribe());
-                }
-                answer(front, question).await
-            }
-            Err(error) => Err(error),
+        if question.as_ref().is_ok_and(Question::awaits) {
+            off.get_or_insert_with(|| farewell.0.subscribe());
+        }
+        let answer = match (question, &mut off) {
+            (Ok(Question::Off), Some(off)) => is_off(off).await,
+            (Ok(Question::Log { after, wait: true }), Some(off)) => news(front, after, off).await,
+            (Ok(question), _) => answer(front, question).await,
+            (Err(error), _) => Err(error),
         };
         let mut bytes = match answer {
             Ok(value) => [b"{\"ok\":", &value[..], b"}"].concat(),
