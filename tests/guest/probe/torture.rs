@@ -1,7 +1,7 @@
 //! `torture=SEED,COUNT`: pseudo-random accesses to everything that a machine emulates.
 //!
-//! What would end the run by design is left out: reset and power-off registers, SMIs, moving the
-//! PM block away, and interrupts other than fixed ones.
+//! What would end the run by design is left out: reset and power-off registers, SMIs, moving or
+//! disabling the PM block, and interrupts other than fixed ones.
 use core::fmt::Write;
 
 use crate::Session;
@@ -12,7 +12,8 @@ use crate::report::Finding;
 
 const IO_APIC: u64 = 0xfec0_0000;
 const HPET: u64 = 0xfed0_0000;
-const LPC_PMBASE: u32 = 31 << 11 | 0x40;
+/// The LPC bridge's PMBASE and ACPI_CNTL, next to each other: where the PM block is, and whether.
+const LPC_PM: u32 = 31 << 11 | 0x40;
 
 /// Runs if the command line says so; a word that does not parse is a failure, not a shrug.
 pub(crate) fn run(session: &mut Session, cpu: &Cpu, pm_base: u16, words: &str) {
@@ -140,7 +141,7 @@ impl Torture {
         if !write {
             return read_port(port, width);
         }
-        if address & 0xff_fffc != LPC_PMBASE & 0xff_fffc {
+        if address & 0xff_fff8 != LPC_PM {
             match width {
                 1 => out8(port, value as u8),
                 2 => out16(port, value as u16),
