@@ -15,7 +15,7 @@ use vmm::control::{self, Client};
 use vmm::screenshot::Picture;
 
 use crate::console::Console;
-use crate::lab;
+use crate::{lab, standstill};
 
 /// Whose machine it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,14 +256,16 @@ impl Running {
         found.with_context(|| format!("{}\n{}", self.complaints(), self.place()))
     }
 
-    /// Where the guest is, if it can still be asked: twice, so that a loop looks like one.
+    /// Where the guest is, if it can still be asked: twice, so that a loop looks like one; and what
+    /// its host did between the two.
     fn place(&self) -> String {
         let ask = || {
             let registers = self.ask(&control::Command::Registers).ok()?;
             let all = registers["registers"].as_array()?;
             Some(all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("\n"))
         };
-        [ask(), ask()].into_iter().flatten().collect::<Vec<_>>().join("\n--- a moment later\n")
+        let seen = [ask(), Some(standstill::watch()), ask()];
+        seen.into_iter().flatten().collect::<Vec<_>>().join("\n---\n")
     }
 
     /// Types a line on the console.

@@ -19,6 +19,7 @@ pub mod print;
 pub mod program;
 pub mod python;
 pub mod sight;
+pub mod standstill;
 pub mod suite;
 pub mod tally;
 pub mod tpm;

@@ -1,0 +1,96 @@
+//! What a host does while a guest stands still: which threads ran, and when KVM's timers for the
+//! guest are due. It tells a guest that waits from a host that does not wake it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// How long the host is watched.
+const WATCHED: Duration = Duration::from_secs(2);
+/// Fields of `/proc/PID/stat` behind the name in brackets: user and system time in ticks.
+const TIMES: [usize; 2] = [11, 12];
+
+/// Threads that ran, timer interrupts, and the guests' timers.
+#[must_use]
+pub fn watch() -> String {
+    let (before, interrupts) = (ticks(), timer_interrupts());
+    sleep(WATCHED);
+    let mut lines = vec![format!(
+        "the host, watched for {WATCHED:?}: timer interrupts {interrupts} to {}",
+        timer_interrupts()
+    )];
+    for (thread, after) in ticks() {
+        let ran = after.saturating_sub(before.get(&thread).copied().unwrap_or(0));
+        if ran > 0 {
+            lines.push(format!("ran for {ran} ticks: {thread}"));
+        }
+    }
+    let timers = fs::read_to_string("/proc/timer_list").unwrap_or_default();
+    lines.extend(guest_timers(&timers));
+    lines.join("\n")
+}
+
+/// Name and numbers of each thread of the host, and the time that it has run.
+fn ticks() -> BTreeMap<String, u64> {
+    let folders = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
+    let mut found = BTreeMap::new();
+    for process in folders("/proc").map(|it| it.path().join("task")) {
+        for task in folders(&process.display().to_string()) {
+            // A thread may end meanwhile.
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            let Some((name, fields)) = stat.rsplit_once(')') else { continue };
+            let fields: Vec<_> = fields.split_whitespace().collect();
+            let time = |at: usize| fields.get(at)?.parse::<u64>().ok();
+            let ran = TIMES.into_iter().filter_map(time).sum();
+            found.insert(format!("{name}) of {}", process.display()), ran);
+        }
+    }
+    found
+}
+
+/// The local timer's interrupts on each processor.
+fn timer_interrupts() -> String {
+    let list = fs::read_to_string("/proc/interrupts").unwrap_or_default();
+    let line = list.lines().find_map(|line| line.trim().strip_prefix("LOC:"));
+    line.unwrap_or_default().split_whitespace().take_while(|it| it.parse::<u64>().is_ok()).collect()
+}
+
+/// The lines of `/proc/timer_list` that say what time it is, when the local APICs of guests are due,
+/// and when each processor is woken.
+fn guest_timers(list: &str) -> Vec<String> {
+    let lines: Vec<_> = list.lines().map(str::trim).collect();
+    let due = |pair: &[&str]| match pair {
+        [timer, due] if timer.contains("apic_timer_fn") => Some(format!("{timer} {due}")),
+        [line, _]
+            if ["now at", ".next_event", "next_event:"].iter().any(|it| line.starts_with(it)) =>
+        {
+            Some((*line).to_owned())
+        }
+        _ => None,
+    };
+    lines.windows(2).filter_map(due).collect()
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    #[test]
+    fn the_list_of_timers_is_cut_to_the_guests() {
+        let list = "now at 7 nsecs\n #0: <0>, tick, S:01\n # expires at 9-9 nsecs\n #1: <1>, \
+                    apic_timer_fn, S:01\n # expires at 8-8 nsecs [in 1 to 1 nsecs]\n";
+        let due = "#1: <1>, apic_timer_fn, S:01 # expires at 8-8 nsecs [in 1 to 1 nsecs]";
+        assert_eq!(guest_timers(list), ["now at 7 nsecs", due]);
+    }
+
+    #[test]
+    fn who_runs_is_seen() {
+        let before: u64 = ticks().values().sum();
+        let start = std::time::Instant::now();
+        while start.elapsed() < Duration::from_millis(200) {
+            std::hint::spin_loop();
+        }
+        assert!(ticks().values().sum::<u64>() > before);
+    }
+}
