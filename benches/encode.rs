@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
+use screen::rfb::encode::{Choice, Encoder, Encoding};
+use screen::rfb::format::PixelFormat;
+use screen::rfb::picture::{Area, View};
 use transom_benches::pictures::{Picture, Scene, scenes};
 use transom_benches::table::{Spread, print};
-use vmm::rfb::encode::{Choice, Encoder, Encoding};
-use vmm::rfb::format::PixelFormat;
-use vmm::rfb::picture::{Area, View};
 
 /// Frames that count. One more comes before, as a client gets one when it has come.
 const FRAMES: usize = 15;

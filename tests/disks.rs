@@ -9,6 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use host::size::Size;
 use transom_tests::guest::Guest;
 use transom_tests::image::qemu_img;
 use transom_tests::lab::{self, Lab};
@@ -16,7 +17,6 @@ use transom_tests::linux::{Answer, Booted, Linux};
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use vmm::control;
-use vmm::size::Size;
 
 const BOOT: Duration = Duration::from_secs(180);
 /// For a command that works on a disk.

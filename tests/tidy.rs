@@ -193,7 +193,7 @@ rules! {
         ],
         accepts [
             file("vmm/src/kvm/fd.rs", "fn f() { unsafe { g() } }"),
-            file("tests/guest/probe/src/main.rs", "fn f() { unsafe { g() } }"),
+            file("vmm/probe/guest/src/main.rs", "fn f() { unsafe { g() } }"),
             rust("// unsafe\nfn f() { log(\"unsafe\") }"),
         ];
     unsafe_is_forbidden_elsewhere: safety::forbidden,

@@ -10,6 +10,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use host::size::Size;
 use serde_json::Value;
 use transom_tests::guest::Guest;
 use transom_tests::lab::{self, Lab};
@@ -17,7 +18,6 @@ use transom_tests::linux::{Booted, Linux};
 use transom_tests::say;
 use transom_tests::suite::{Suite, Test};
 use vmm::control::Command;
-use vmm::size::Size;
 
 const BOOT: Duration = Duration::from_secs(180);
 /// For a guest that touches most of its memory, or gives it away.

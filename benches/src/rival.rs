@@ -122,7 +122,7 @@ const KNOWN: &[Known] = &[
 ///
 /// When ours cannot be built.
 pub fn rivals(folder: &TempDir, but: &[&str]) -> Result<Vec<Rival>> {
-    fs::write(folder.path().join("probe.elf"), vmm::probe::IMAGE).context("the probe")?;
+    fs::write(folder.path().join("probe.elf"), probe::IMAGE).context("the probe")?;
     let mut found = Vec::new();
     for (name, program, note, make) in KNOWN {
         if but.contains(name) {

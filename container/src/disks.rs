@@ -259,7 +259,7 @@ mod test {
         let path = root.path().join("storage/data.img");
         std::os::unix::fs::symlink(root.path().join("share/data.img"), &path).unwrap();
         let error = find(0, &settings, root.path()).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Disk);
+        assert_eq!(Status::of(&error), Status::Disk);
         assert!(error.to_string().contains("a new disk is made where nothing"), "{error}");
         fs::create_dir(root.path().join("share")).unwrap();
         fs::write(root.path().join("share/data.img"), "x").unwrap();

@@ -119,7 +119,7 @@ mod test {
         }
         assert!(find(Boot::Uefi, root.path()).is_ok());
         let error = find(Boot::Secure, root.path()).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Boot);
+        assert_eq!(Status::of(&error), Status::Boot);
         assert!(error.to_string().starts_with("BOOT_MODE=windows_secure: "), "{error}");
         fs::write(folder.join("OVMF_VARS_4M.ms.fd"), "x").unwrap();
         let (code, template) = find(Boot::Secure, root.path()).unwrap();
@@ -154,7 +154,7 @@ mod test {
         assert_eq!(mode("secure", &[]).unwrap(), (Boot::SecureBase, false));
         assert_eq!(mode("x", &[]).unwrap(), (Boot::Uefi, false));
         let error = mode("windows_legacy", &["BOOT_MODE"]).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Boot);
+        assert_eq!(Status::of(&error), Status::Boot);
         assert!(error.to_string().contains("mbr2gpt"), "{error}");
     }
 }

@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{process, thread};
 
-use vmm::jail::watch::{self, Walls};
+use jail::watch::{self, Walls};
 
 use crate::status::Status;
 
-pub use vmm::jail::watch::Rights;
+pub use jail::watch::Rights;
 
 /// So long a thread waits for a kernel that is short of something.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use container::command;
 use container::log::{Log, last_word};
 use container::settings::value::{strip, switch};
-use container::status::{self, Failure};
+use container::status::{self, Status};
 use container::story::ear::Ear;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::layer;
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             status::sentences(&error).iter().for_each(|sentence| last_word(sentence));
-            ExitCode::from(Failure::status(&error).code())
+            ExitCode::from(Status::of(&error).code())
         }
     }
 }

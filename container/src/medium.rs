@@ -201,7 +201,7 @@ mod test {
         let of = |bytes: &[u8]| {
             fs::write(&path, bytes).unwrap();
             check(&path).map_err(|error| {
-                assert_eq!(Failure::status(&error), Status::Iso);
+                assert_eq!(Status::of(&error), Status::Iso);
                 error.to_string()
             })
         };

@@ -268,7 +268,7 @@ pub fn json(plan: &anyhow::Result<Plan>, kvm: &Path) -> String {
         Err(error) => json!({
             "error": format!("{error:#}"),
             "errors": status::sentences(error),
-            "status": Failure::status(error).code(),
+            "status": Status::of(error).code(),
         }),
     };
     format!("{value:#}\n")
@@ -312,7 +312,7 @@ mod test {
     fn what_is_there_is_run_and_what_is_not_is_missing() {
         let missing = plan(&[], &[]).unwrap();
         let error = missing.missing().unwrap();
-        assert_eq!(Failure::status(&error), Status::Download);
+        assert_eq!(Status::of(&error), Status::Download);
         assert!(error.to_string().contains("Windows 11 Pro"), "{error}");
         assert!(error.to_string().contains("/custom.iso"), "{error}");
 
@@ -326,8 +326,8 @@ mod test {
         }
         let named = [("VERSION", "my.iso")];
         assert_eq!(end(&plan(&named, &["storage/my.iso"]).unwrap().source), "my.iso");
-        assert_eq!(Failure::status(&plan(&named, &[]).unwrap_err()), Status::Version);
-        assert_eq!(Failure::status(&plan(&[], &["custom.iso/"]).unwrap_err()), Status::Iso);
+        assert_eq!(Status::of(&plan(&named, &[]).unwrap_err()), Status::Version);
+        assert_eq!(Status::of(&plan(&[], &["custom.iso/"]).unwrap_err()), Status::Iso);
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod test {
         is(&at, &["a.iso"], "");
 
         let error = source(&[], &["b.iso", "a\u{1b}.iso", "c.iso", "d.iso"]).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Iso);
+        assert_eq!(Status::of(&error), Status::Iso);
         let sentence = error.to_string();
         assert!(sentence.contains("(a\\u{1b}.iso, b.iso, c.iso…): say which"), "{sentence}");
         let error = source(&[], &["b.iso", "a.iso"]).unwrap_err().to_string();
@@ -381,7 +381,7 @@ mod test {
             let words = words.iter().chain(&[("RAM_CHECK", "N")]);
             let words = words.map(|(name, text)| (name.into(), text.into())).collect();
             let error = Plan::make(&words, root.path()).unwrap_err();
-            assert_eq!(Failure::status(&error), Status::Iso, "{error:#}");
+            assert_eq!(Status::of(&error), Status::Iso, "{error:#}");
             let sentence = error.to_string();
             assert!(sentence.contains("iso is not an ISO image: it is a web page"), "{sentence}");
         }
@@ -437,7 +437,7 @@ mod test {
             (("DEVICE3", "/dev/null"), Status::Missing),
         ] {
             let error = plan(&[words], &["custom.iso"]).unwrap_err();
-            assert_eq!(Failure::status(&error), status, "{words:?}: {error:#}");
+            assert_eq!(Status::of(&error), status, "{words:?}: {error:#}");
             assert!(error.to_string().starts_with(words.0), "{error:#}");
         }
     }

@@ -22,7 +22,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use vmm::web::stage::{Layout, LayoutName};
+use screen::web::stage::{Layout, LayoutName};
 
 use self::language::{Culture, Keyboard, Language};
 use self::translate::arguments::Arguments;

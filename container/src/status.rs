@@ -57,6 +57,12 @@ pub enum Status {
 const TOLD: [Status; 3] = [Status::Agent, Status::NotRun, Status::NotFound];
 
 impl Status {
+    /// The status of an error: its own, that of the first of several, or `Failed`.
+    pub fn of(error: &anyhow::Error) -> Self {
+        let first = || error.downcast_ref::<Several>().and_then(|several| several.0.first());
+        Failure::find(error).unwrap_or_else(|| first().map_or(Self::Failed, Self::of))
+    }
+
     /// The number that the process exits with.
     pub fn code(self) -> u8 {
         self as u8
@@ -69,26 +75,7 @@ impl Status {
 }
 
 /// An error with a status of its own.
-#[derive(Debug)]
-pub struct Failure {
-    status: Status,
-    sentence: String,
-}
-
-impl Failure {
-    /// One sentence with the value, the reason and the way out.
-    #[expect(clippy::new_ret_no_self, reason = "it is only ever used as an error")]
-    pub fn new(status: Status, sentence: impl Into<String>) -> anyhow::Error {
-        Self { status, sentence: sentence.into() }.into()
-    }
-
-    /// The status of an error: its own, or `Failed`.
-    pub fn status(error: &anyhow::Error) -> Status {
-        let own = error.chain().find_map(|it| it.downcast_ref::<Self>());
-        let first = || error.downcast_ref::<Several>().and_then(|several| several.0.first());
-        own.map_or_else(|| first().map_or(Status::Failed, Self::status), |it| it.status)
-    }
-}
+pub type Failure = host::failure::Failure<Status>;
 
 /// Mistakes that were found together. Their status is that of the first.
 #[derive(Debug)]
@@ -128,11 +115,3 @@ impl fmt::Display for Several {
 }
 
 impl std::error::Error for Several {}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.sentence)
-    }
-}
-
-impl std::error::Error for Failure {}

@@ -23,14 +23,15 @@ use axum::Router;
 use axum::response::Response;
 use axum::routing::{get, post};
 use futures_util::future::OptionFuture;
+use host::listen::Address;
+use screen::web::listen::Listener;
+use screen::web::stage::{self, About, Button, Crowd, Doors, Layout, More, Stage, Viewer};
+use screen::web::viewers::{announce, carry};
+use screen::web::{self, Config, Words};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
-use vmm::web::listen::Listener;
-use vmm::web::stage::{self, About, Button, Crowd, Doors, Layout, More, Stage, Viewer};
-use vmm::web::viewers::{announce, carry};
-use vmm::web::{self, Config, Words};
 
 pub use self::address::{address, line};
 use self::lent::Lender;
@@ -220,7 +221,7 @@ pub fn open(
 }
 
 /// A port at every address of the pod, as listeners read it.
-fn everywhere(port: impl std::fmt::Display) -> anyhow::Result<web::Place> {
+fn everywhere(port: impl std::fmt::Display) -> anyhow::Result<Address> {
     // Where the kernel has no IPv6 the usual address is not one.
     let every = match TcpListener::bind(("::", 0)) {
         Ok(_) => format!("[::]:{port}"),

@@ -4,7 +4,7 @@ use container::settings::Settings;
 use container::settings::environment::{Environment, Said, read};
 use container::settings::list;
 use container::settings::variable::{Fate, Variable};
-use container::status::Failure;
+use container::status::Status;
 
 /// What a value becomes.
 struct Case {
@@ -247,7 +247,7 @@ fn a_bad_value_is_refused_with_the_status_of_its_variable() {
         }
         let error = read(&environment(case.name, case.bad));
         let error = error.err().unwrap_or_else(|| panic!("{}={} is taken", case.name, case.bad));
-        assert_eq!(Failure::status(&error), variable.status, "{}", case.name);
+        assert_eq!(Status::of(&error), variable.status, "{}", case.name);
         let sentence = format!("{error:#}");
         assert!(sentence.starts_with(case.name), "{sentence}");
         assert!(!sentence.contains(|letter: char| letter.is_control()), "{sentence:?}");
@@ -271,7 +271,7 @@ fn what_has_no_effect_says_what_to_do_instead() {
             }
             Fate::Refused(instead) => {
                 let error = read.unwrap_err();
-                assert_eq!(Failure::status(&error), variable.status);
+                assert_eq!(Status::of(&error), variable.status);
                 let sentence = format!("{error:#}");
                 assert!(sentence.ends_with(instead), "{sentence}");
                 assert!(sentence.contains(case.becomes), "{sentence}");

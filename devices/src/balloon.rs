@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
-use crate::size::Size;
+use host::size::Size;
 
 /// What is known of a balloon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

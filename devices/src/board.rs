@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
-use crate::backend::disk::Disks;
-use crate::backend::net::link::Links;
 use crate::balloon;
 use crate::bus::{Seat, Spaces, Window, vacant};
 use crate::device::{Claim, Device, Kind, Place, Region, Saved};
-use crate::display::Screens;
-use crate::host::Host;
-use crate::input::Hub;
+use crate::hypervisor::Host;
 use crate::line::{Line, Wire};
-use crate::memory::Memory;
 use crate::pci;
 use crate::power::Buttons;
 use crate::usb;
+use host::disk::{Disks, Full, OnFull};
+use host::display::Screens;
+use host::input::Hub;
+use host::memory::Memory;
+use host::net::link::Links;
 
 /// What a device asks of the machine as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,14 @@ pub struct Shared {
     pub balloon: Arc<balloon::Hub>,
     /// USB ports: controllers bring them, devices are plugged into them.
     pub usb: Arc<usb::Hub>,
+}
+
+impl Shared {
+    /// Holds the machine while the volume of a disk is full.
+    pub fn on_full(&self) -> OnFull {
+        let events = self.events.clone();
+        Arc::new(move |now: Full| events(if now.full { Event::Hold } else { Event::Release }))
+    }
 }
 
 /// A device and what it was granted.

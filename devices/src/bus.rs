@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::device::{Access, Device, Kind, Region, Saved};
-use crate::host::{Backing, Doorbell, Host};
+use crate::hypervisor::{Backing, Doorbell, Host};
 
 /// A device in its place on the board.
 pub(crate) struct Seat {

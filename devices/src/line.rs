@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use crate::host::Pin;
+use crate::hypervisor::Pin;
 
 /// A pin and how many of its lines are high.
 pub(crate) struct Wire {

@@ -1,7 +1,6 @@
 //! Which pages of a memory are meant: a bit for each.
 
-/// Bytes of a page.
-pub const PAGE: u64 = 4096;
+pub use host::display::PAGE;
 
 /// A list of pages: bit `n % 64` of word `n / 64` is page `n`.
 #[derive(Clone, Debug, Default)]

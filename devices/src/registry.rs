@@ -3,10 +3,10 @@
 use anyhow::bail;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::backend::disk::{Expected, FileId};
-use crate::backend::net::Network;
-use crate::backend::stream::Stream;
 use crate::device::{Build, Device, Place};
+use host::disk::{Expected, FileId};
+use host::net::Network;
+use host::stream::Stream;
 
 macro_rules! registry {
     ($($name:literal $kind:ident: $config:path,)*) => {

@@ -2,93 +2,20 @@
 
 pub mod driver;
 pub mod hostile;
-pub mod swtpm;
 pub(crate) mod vhost;
 pub mod xhci;
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Level, Metadata, Subscriber};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::board::{Board, Event};
-use crate::host::{Backing, Doorbell, Guest, Host, Message, Pin, Route};
-use crate::memory::Memory;
+use crate::hypervisor::{Backing, Doorbell, Guest, Host, Message, Pin, Route};
 use crate::pages::Pages;
-
-/// How many lines this thread logs meanwhile that operators see.
-pub fn lines(deed: impl FnOnce()) -> usize {
-    let count = Arc::new(Lines::default());
-    tracing::subscriber::with_default(count.clone(), deed);
-    count.0.load(Ordering::Relaxed)
-}
-
-#[derive(Default)]
-struct Lines(AtomicUsize);
-
-impl Subscriber for Lines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::INFO
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-/// Runs what tells how long it took, and again if that was not less than `limit`: a host that is
-/// busy with others makes it late now and then, what blocks is late each time.
-///
-/// # Panics
-///
-/// When it was late each time.
-pub fn in_time<T>(
-    limit: Duration,
-    what: impl Display,
-    mut run: impl FnMut() -> (Duration, T),
-) -> T {
-    let mut times = Vec::new();
-    while times.len() < 3 {
-        let (took, value) = run();
-        if took < limit {
-            return value;
-        }
-        times.push(took);
-    }
-    panic!("{what} took {times:?}, not less than {limit:?}");
-}
-
-/// The same where all of the run is to be over soon.
-///
-/// # Panics
-///
-/// When it was late each time.
-pub fn soon<T>(limit: Duration, what: impl Display, mut run: impl FnMut() -> T) -> T {
-    in_time(limit, what, || {
-        let start = Instant::now();
-        let value = run();
-        (start.elapsed(), value)
-    })
-}
+use host::memory::Memory;
 
 /// Levels and edges of all pins.
 #[derive(Clone, Default)]

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use devices::device::{Claim, Kind, Saved};
 use devices::registry::KINDS;
-use devices::testutil::hostile::{Guest, Noise};
-use devices::testutil::{Bench, in_time};
+use devices::testutil::Bench;
+use devices::testutil::hostile::Guest;
+use host::testutil::in_time;
+use host::testutil::noise::Noise;
 use serde_json::{Value, json};
 
 /// Accesses per device.

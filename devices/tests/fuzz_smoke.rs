@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use devices::device::Claim;
 use devices::registry::KINDS;
-use devices::testutil::hostile::{Guest, Noise};
-use devices::testutil::{Bench, in_time};
+use devices::testutil::Bench;
+use devices::testutil::hostile::Guest;
+use host::testutil::in_time;
+use host::testutil::noise::Noise;
 
 const ACCESSES: u32 = 1_000_000;
 /// Accesses between two looks at what piled up on the host's side.

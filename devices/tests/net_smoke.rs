@@ -4,8 +4,8 @@ mod hostile_net;
 
 use std::time::Duration;
 
-use devices::testutil::hostile::Noise;
-use devices::testutil::soon;
+use host::testutil::noise::Noise;
+use host::testutil::soon;
 
 const ROUNDS: u64 = 200;
 const BYTES: usize = 3000;

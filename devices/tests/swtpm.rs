@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use devices::device::Kind;
 use devices::registry::Config;
 use devices::testutil::Bench;
-use devices::testutil::swtpm::response;
+use host::testutil::swtpm::response;
 use serde_json::json;
 use tempfile::TempDir;
 

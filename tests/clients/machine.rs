@@ -66,7 +66,7 @@ impl Machine {
         let folder = tempfile::tempdir()?;
         let path = |name: &str| folder.path().join(name).display().to_string();
         let [kernel, module, control, address] = ["kernel", "scene", "control", "screen"].map(path);
-        fs::write(&kernel, vmm::probe::IMAGE).context("the probe")?;
+        fs::write(&kernel, probe::IMAGE).context("the probe")?;
         fs::write(&module, scene).context("a scene")?;
         let (serial, vnc) = (format!("socket:{}", path("serial")), format!("unix:{address}"));
         let words = "checks=none then=halt show=yes";

@@ -238,8 +238,8 @@ fn refuses_kernels_and_initrds_that_are_none() {
     fs::write(path("cut"), &cut).expect("a file");
     fs::write(path("text"), "hello").expect("a file");
     fs::write(path("empty"), []).expect("a file");
-    fs::write(path("elf"), &vmm::probe::IMAGE[..200]).expect("a file");
-    fs::write(path("probe"), vmm::probe::IMAGE).expect("a file");
+    fs::write(path("elf"), &probe::IMAGE[..200]).expect("a file");
+    fs::write(path("probe"), probe::IMAGE).expect("a file");
     fs::create_dir(path("folder")).expect("a folder");
     for (kernel, what) in [
         ("gone", "No such file"),
@@ -363,7 +363,7 @@ fn says_when_this_host_only_emulates_kernels() {
         return;
     }
     flash::write(folder.path());
-    fs::write(folder.path().join("probe"), vmm::probe::IMAGE).expect("a file");
+    fs::write(folder.path().join("probe"), probe::IMAGE).expect("a file");
     let stock = "/usr/share/OVMF/OVMF_CODE_4M.fd";
     let mut tries = vec![
         vec!["run", "--firmware", "code.fd", "--vars", "vars.fd", "--control", "c"],

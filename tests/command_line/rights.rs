@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use devices::backend::lock;
+use host::lock;
 use tempfile::TempDir;
 use transom_tests::flash;
 use transom_tests::program::{Running, finish, not_run, vmm};

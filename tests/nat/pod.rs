@@ -13,7 +13,7 @@ use container::net::nat::{Nat, Wish};
 use container::settings::Settings;
 use container::settings::environment::{Environment, read};
 use container::settings::value::Value as _;
-use container::status::Failure;
+use container::status::Status;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -26,7 +26,7 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
     match serve(words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let status = Failure::status(&error).code();
+            let status = Status::of(&error).code();
             writeln!(std::io::stderr(), "{status}: {error:#}").ok();
             ExitCode::from(status)
         }
@@ -115,7 +115,7 @@ fn guest_tap(namespace: &str) -> anyhow::Result<OwnedFd> {
     let file = File::open(Path::new("/run/netns").join(namespace))?;
     let made = thread::spawn(move || {
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
-        let mut queues = vmm::tap::make("eth0", 1, 1500)?;
+        let mut queues = host::net::tap::make("eth0", 1, 1500)?;
         ensure!(queues.len() == 1, "one pair of queues");
         Ok(queues.remove(0))
     });

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use devices::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use transom_tests::image::{check, qemu_img};

@@ -8,13 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use host::size::Size;
 use rustix::process::geteuid;
+use screen::keys::Combination;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, connect, finish, not_run, run_in, vmm};
 use vmm::control::{self, Client, Plug};
-use vmm::keys::Combination;
-use vmm::size::Size;
 
 use crate::runs_here;
 

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use host::size::Size;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use transom_tests::program::{PATIENCE, Running, connect, report};
 use vmm::control::{Client, Command, Plug};
-use vmm::size::Size;
 
 use crate::runs_here;
 

@@ -93,7 +93,7 @@ fn a_kernel_of_ones_own_is_started_like_the_probe() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let (kernel, initrd) = (folder.path().join("probe.elf"), folder.path().join("initrd"));
-    std::fs::write(&kernel, vmm::probe::IMAGE).expect("a file");
+    std::fs::write(&kernel, probe::IMAGE).expect("a file");
     std::fs::write(&initrd, [7; 5000]).expect("a file");
     let [kernel, initrd] = [kernel, initrd].map(|path| path.display().to_string());
     let words = ["--kernel", &kernel, "--initrd", &initrd, "--cmdline", "then=poweroff"];

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use devices::input::{Key, Motion};
+use host::input::{Key, Motion};
 use transom_tests::print::{PAGES, Picture, Print, find, place, says};
 use transom_tests::program::{self, PATIENCE, Running, connect, run_in};
 use vmm::config::Config;

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use devices::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use tempfile::TempDir;

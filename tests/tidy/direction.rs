@@ -28,7 +28,8 @@ const BOTH: &[&str] = &["vmm/src/config.rs", "vmm/src/machine/"];
 
 /// What `container` may name of `vmm`. The jail of who watches a machine is there since system
 /// calls and Landlock are known in one place.
-const DOORS: &[&str] = &["vmm::config", "vmm::control", "vmm::jail::watch", "vmm::tap", "vmm::web"];
+const DOORS: &[&str] =
+    &["vmm::config", "vmm::control", "jail::watch", "host::net::tap", "screen::web"];
 
 /// A path as it is written, with its `use` groups taken apart.
 struct Path {

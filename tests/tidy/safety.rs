@@ -7,17 +7,17 @@ use crate::tree::{Finding, Source, Tree};
 ///
 /// Growth of this list is a change of architecture and is reviewed as one.
 const UNSAFE: &[(&str, &str)] = &[
-    ("devices/src/backend/disk/uring.rs", "the ring that carries a disk's requests to the kernel"),
-    ("devices/src/backend/net/packet.rs", "the interface that a socket of packets hears"),
-    ("devices/src/backend/net/tap.rs", "the ioctls of a tap device"),
+    ("devices/host/src/disk/uring.rs", "the ring that carries a disk's requests to the kernel"),
+    ("devices/host/src/net/packet.rs", "the interface that a socket of packets hears"),
+    ("devices/host/src/net/tap.rs", "the ioctls of a tap device"),
     ("vmm/src/heap.rs", "a setting of the allocator"),
     ("vmm/src/kvm/fd.rs", "KVM's ioctls, and the shared run page of a processor"),
     ("vmm/src/ram.rs", "the mapping of guest memory"),
-    ("vmm/src/jail/kernel.rs", "leaving the network, and what a refused call's signal tells"),
+    ("vmm/jail/src/kernel.rs", "leaving the network, and what a refused call's signal tells"),
 ];
 
 /// Freestanding guest code: it has no process to harm, only the guest that it is.
-const GUEST: &str = "tests/guest/probe/";
+const GUEST: &str = "vmm/probe/guest/";
 
 /// Crate roots that forbid what the workspace only denies.
 const FORBIDDING: &[&str] =

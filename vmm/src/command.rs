@@ -10,7 +10,8 @@ use crate::control::{COMMANDS, Client, Command};
 use crate::doctor::Asked;
 use crate::machine::inspect;
 use crate::status::{Failure, Status};
-use crate::{doctor, keyvalue, reference, run, screenshot};
+use crate::{doctor, reference, run, screenshot};
+use host::keyvalue;
 
 /// A command: its name, what follows, what it does, and how.
 struct Verb {

@@ -15,10 +15,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use devices::backend::disk;
-use devices::backend::stream::Stream;
 use devices::platform::tpm;
 use devices::registry;
+use host::disk;
+use host::stream::Stream;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -26,17 +26,16 @@ pub use self::boot::Order;
 pub use self::display::{Absent, Display};
 use self::meant::meant;
 pub use self::smbios::Smbios;
-use crate::jail;
-use crate::keys::layout;
-use crate::keyvalue;
-pub use crate::keyvalue::edits;
 use crate::msr::Unknown;
 use crate::parent::Parent;
-use crate::place::Local;
-use crate::rfb::listen;
-use crate::size::Size;
 use crate::status::{Failure, Status};
-use crate::web;
+use host::keyvalue;
+pub use host::keyvalue::edits;
+use host::listen::UnixAddress;
+use host::size::Size;
+use screen::keys::layout;
+use screen::rfb::listen;
+use screen::web;
 
 /// An option: its key, what follows the flag, and what it does.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +127,7 @@ options! {
     "device" "KIND[,KEY=VALUE...]" device: Vec<registry::Config>,
     /// A Unix socket for `vmm ctl`: status, pause, resume, reset, power button. `fd:N` is one that
     /// was inherited and listens.
-    "control" "PATH|fd:N" control: Option<Local>,
+    "control" "PATH|fd:N" control: Option<UnixAddress>,
     /// Serve the screen to VNC viewers. A port that other hosts reach needs a password, or the word
     /// `auth=none`. Passwords are the first lines of files; `view-password` is for looking only.
     /// With `tls-cert` viewers must use TLS, and their user name can matter. `view-only`: nobody
@@ -254,9 +253,9 @@ impl Word for Option<String> {
     }
 }
 
-impl Word for Option<Local> {
+impl Word for Option<UnixAddress> {
     fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        *self = Some(Local::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
+        *self = Some(UnixAddress::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
         Ok(())
     }
 }

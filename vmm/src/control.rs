@@ -15,18 +15,19 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-pub use devices::backend::disk::FileId;
-use devices::backend::stream::Bound;
+pub use host::disk::FileId;
+use host::stream::Bound;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+use screen::web::stage::Button;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::keys::Combination;
-use crate::keyvalue;
 use crate::run::Notice;
 use crate::screenshot::{self, Picture};
-use crate::size::Size;
+use host::keyvalue;
+use host::size::Size;
+use screen::keys::Combination;
 
 /// How a command is written: its name, what follows, and what it does.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +165,18 @@ pub enum Plug {
     Up,
     /// It is not.
     Down,
+}
+
+impl From<Button> for Command {
+    fn from(button: Button) -> Self {
+        match button {
+            Button::Shutdown => Self::PowerButton,
+            Button::Reset => Self::Reset,
+            Button::Pause => Self::Pause,
+            Button::Resume => Self::Resume,
+            Button::Off => Self::Quit,
+        }
+    }
 }
 
 impl Command {

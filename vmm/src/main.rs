@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use vmm::status::Failure;
+use vmm::status::Status;
 use vmm::{command, heap};
 
 fn main() -> ExitCode {
@@ -15,13 +15,13 @@ fn main() -> ExitCode {
     end_on_panic();
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let result = command::obey(words);
-    devices::backend::stream::restore_terminal();
+    host::stream::restore_terminal();
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             // Standard error may be closed, and then nobody wants to know.
             writeln!(std::io::stderr(), "vmm: {error:#}").ok();
-            ExitCode::from(Failure::status(&error) as u8)
+            ExitCode::from(Status::of(&error) as u8)
         }
     }
 }
@@ -54,7 +54,7 @@ fn log_to_stderr() {
 fn end_on_panic() {
     let say = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        devices::backend::stream::restore_terminal();
+        host::stream::restore_terminal();
         say(panic);
         std::process::abort();
     }));

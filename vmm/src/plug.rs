@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use devices::backend::disk::{FileId, Tray};
+use host::disk::{FileId, Tray};
 use serde_json::{Value, json};
 
 use crate::config::Config;

@@ -20,7 +20,7 @@ use vm_memory::{
 
 use crate::config::Memory;
 use crate::signals;
-use crate::size::Size;
+use host::size::Size;
 
 /// The smallest huge page: guest and host can share one that begins with a page for both.
 const HUGE: usize = 2 << 20;

@@ -7,30 +7,31 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use devices::backend::disk::Drive;
-use devices::backend::net::link::Link;
 use devices::board::Event;
-use devices::display::Scanout;
-use devices::input::Position;
 use devices::power::Buttons;
+use host::disk::Drive;
+use host::display::Scanout;
+use host::input::Position;
+use host::net::link::Link;
 use serde_json::{Value, json};
 
 use crate::config::{Config, guid};
 use crate::control::{Command, Plug, Request, Server};
-use crate::jail::{self, Held};
-use crate::keys::layout::Stroke;
-use crate::keys::{Combination, text};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
+use crate::needs::confine;
 use crate::parent;
-use crate::place::Local;
 use crate::plug;
-use crate::screen::{Closed, Screen};
 use crate::screenshot::{self, Picture};
 use crate::signals;
-use crate::size::Size;
 use crate::status::{Failure, Status};
 use crate::vcpu::Stop;
+use crate::viewers::{Closed, Screen};
+use host::listen::UnixAddress;
+use host::size::Size;
+use jail::Held;
+use screen::keys::layout::Stroke;
+use screen::keys::{Combination, text};
 
 /// What the machine's threads tell the main thread.
 pub enum Notice {
@@ -65,7 +66,8 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let mut signals = signals::catch(signalled, Duration::from_secs(config.grace.0.into()))?;
     let parent = config.die_with.open()?;
     // First the socket: what is in use there must end us before the guest touches a disk.
-    let control = config.control.as_ref().map(Local::listen).transpose().context("--control")?;
+    let control =
+        config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
     let screen = Closed::new(&config)?;
     let mut machine = match (machine::build(config, tell.clone()), signals::arrived()) {
         // There is no guest yet that could be asked.
@@ -81,7 +83,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         tracing::info!("ended before the guest ran");
         return Ok(status);
     }
-    let jail = jail::enter(machine.config(), &machine)?;
+    let jail = confine(&machine)?;
     signals.go_on()?;
     parent.map(|parent| parent::watch(parent, tell.clone())).transpose()?;
     let server = control.map(|bound| Server::new(bound, tell.clone())).transpose()?;

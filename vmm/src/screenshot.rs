@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use devices::display::{Mode, Scanout};
+use host::display::{Mode, Scanout};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a pixel: blue, green, red, and one that means nothing.

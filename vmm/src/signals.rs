@@ -148,7 +148,7 @@ fn end_at_last(signal: i32, grace: Duration) {
     WATCHING.call_once(|| {
         let body = move || {
             std::thread::sleep(grace + AT_LAST);
-            devices::backend::stream::restore_terminal();
+            host::stream::restore_terminal();
             leave(status(signal));
         };
         // Without a thread there is nobody to watch; the orderly way is still there.

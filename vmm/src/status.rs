@@ -1,7 +1,5 @@
 //! How the process ends: what scripts tell apart has a status of its own.
 
-use std::fmt;
-
 /// Exit statuses. 128 + N is: ended by signal N.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -20,33 +18,12 @@ pub enum Status {
     NoKvm = 88,
 }
 
-/// An error with a status of its own.
-#[derive(Debug)]
-pub struct Failure {
-    status: Status,
-    sentence: String,
-}
-
-impl Failure {
-    /// One sentence with the value, the reason and the way out.
-    #[expect(clippy::new_ret_no_self, reason = "it is only ever used as an error")]
-    pub fn new(status: Status, sentence: impl Into<String>) -> anyhow::Error {
-        Self { status, sentence: sentence.into() }.into()
-    }
-
+impl Status {
     /// The status of an error: its own, or `Failed`.
-    pub fn status(error: &anyhow::Error) -> Status {
-        error
-            .chain()
-            .find_map(|it| it.downcast_ref::<Self>())
-            .map_or(Status::Failed, |it| it.status)
+    pub fn of(error: &anyhow::Error) -> Self {
+        Failure::find(error).unwrap_or(Self::Failed)
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.sentence)
-    }
-}
-
-impl std::error::Error for Failure {}
+/// An error with a status of its own.
+pub type Failure = host::failure::Failure<Status>;

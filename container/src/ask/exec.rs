@@ -79,7 +79,7 @@ pub fn run(
                 silent = None;
             }
             Err(_) if is_over() => {}
-            Err(error) if Failure::status(&error) == Status::Agent => {
+            Err(error) if Status::of(&error) == Status::Agent => {
                 let since = *silent.get_or_insert_with(Instant::now);
                 if since.elapsed() > SILENCE {
                     return Err(error);
@@ -109,6 +109,6 @@ mod test {
         let most = input(std::io::repeat(0).take(1 << 20)).unwrap();
         assert!(u64::try_from(most.len()).unwrap() < crate::pod::inquiry::LONGEST);
         let error = input(std::io::repeat(0)).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Usage);
+        assert_eq!(Status::of(&error), Status::Usage);
     }
 }

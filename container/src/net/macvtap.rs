@@ -261,7 +261,7 @@ mod test {
             assert_eq!((choice.mtu, choice.own), (1400, "10.0.0.9".parse().ok()));
         }
         let error = chosen(Some(InfoKind::IpVlan), &[mac]).err().unwrap();
-        assert_eq!(Failure::status(&error), Status::Unsupported);
+        assert_eq!(Status::of(&error), Status::Unsupported);
         assert!(error.to_string().starts_with("DHCP=Y: eth0 is an ipvlan"), "{error}");
         assert_eq!(chosen(None, &[mac, ("MTU", "1300")]).unwrap().mtu, 1300);
         let error = chosen(None, &[mac, ("MTU", "1500")]).err().unwrap();

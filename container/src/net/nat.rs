@@ -137,7 +137,7 @@ impl Nat {
         let mut tap = Tap {
             name: name.to_owned(),
             index: 0,
-            queues: vmm::tap::make(name, wish.pairs, choice.mtu)?,
+            queues: host::net::tap::make(name, wish.pairs, choice.mtu)?,
             forwards: None,
             router: None,
         };

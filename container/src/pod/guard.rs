@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use vmm::web::viewers::Passwords;
+use screen::web::viewers::Passwords;
 
 use super::room::Room;
 use super::volume::Volume;

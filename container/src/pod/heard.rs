@@ -10,7 +10,7 @@ use crate::log::bucket::{Bucket, GUEST};
 use crate::story::Story;
 use crate::story::ear::KEPT;
 
-/// How the report of the probe begins (`tests/guest/probe/README.md`).
+/// How the report of the probe begins (`vmm/probe/guest/README.md`).
 const REPORT: &str = "{\"probe\":1,\"ok\":";
 
 /// What is repeated.

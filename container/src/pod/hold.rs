@@ -17,7 +17,7 @@ use crate::jail;
 use crate::log::last_word;
 use crate::settings::Settings;
 use crate::settings::environment::{Environment, read_all};
-use crate::status::{self, Failure};
+use crate::status::{self, Status};
 use crate::story::{Phase, Story};
 use crate::web;
 
@@ -35,7 +35,7 @@ pub async fn hold(
     let (code, sentences) = match &lived {
         Ok(code) if story.has_failed() => (*code, Vec::new()),
         Ok(_) => return lived,
-        Err(error) => (Failure::status(error).code(), status::sentences(error)),
+        Err(error) => (Status::of(error).code(), status::sentences(error)),
     };
     if lived.is_err() {
         story.fail(&sentences);

@@ -153,7 +153,7 @@ async fn serve(stream: UnixStream, front: &Front, farewell: &Farewell) -> std::i
         let mut bytes = match answer {
             Ok(value) => [b"{\"ok\":", &value[..], b"}"].concat(),
             Err(error) => {
-                let status = Failure::status(&error).code();
+                let status = Status::of(&error).code();
                 json!({ "error": format!("{error:#}"), "status": status }).to_string().into_bytes()
             }
         };

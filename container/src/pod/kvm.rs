@@ -80,7 +80,7 @@ mod test {
     fn without_kvm_the_way_out_is_said() {
         let folder = tempfile::tempdir().unwrap();
         let error = check(&folder.path().join("kvm"), &Source::Probe).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::NoKvm);
+        assert_eq!(Status::of(&error), Status::NoKvm);
         assert!(format!("{error:#}").contains("--device /dev/kvm"));
         assert!(check(Path::new("/dev/null"), &Source::Probe).is_ok());
     }
@@ -95,7 +95,7 @@ mod test {
         let has = |flags: &str| std::fs::write(root.join("proc/cpuinfo"), flags).unwrap();
         has("processor\t: 0\nflags\t\t: fpu vme svmx hypervisor\n");
         let error = suits(kvm, &medium, root).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::NoKvm);
+        assert_eq!(Status::of(&error), Status::NoKvm);
         let sentence = error.to_string();
         assert!(sentence.contains("VERSION=probe") && !sentence.contains("--"), "{sentence}");
         assert!(suits(kvm, &Source::Probe, root).is_ok());

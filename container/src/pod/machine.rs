@@ -453,7 +453,7 @@ mod test {
         assert_eq!(machine["keyboard"], "de");
         assert_eq!(made(&[("VGA", "none")]).unwrap()["display"], "none");
         let error = made(&[("DISK_TYPE", "sata")]).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Disk);
+        assert_eq!(Status::of(&error), Status::Disk);
         let error = made(&[("ARGUMENTS", "-drive file=/x.img,if=ide")]).unwrap_err();
         assert!(error.to_string().starts_with("ARGUMENTS: /x.img: "), "{error:#}");
         let machine = made(&[("ARGUMENTS", "-drive file=/x.img,format=raw -hda /y.img")]).unwrap();

@@ -16,10 +16,10 @@ use std::time::Instant;
 use std::{io, thread};
 
 use anyhow::Context as _;
+use jail::watch::{self, Rights};
 use tokio::io::{AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
-use vmm::jail::watch::{self, Rights};
 
 use super::child::line;
 use crate::log::Few;

@@ -455,7 +455,7 @@ mod test {
         assert!(volume.tpm(Boot::Secure, false).is_ok());
         fs::write(&path, b"damaged").unwrap();
         let error = volume.tpm(Boot::Secure, false).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Boot);
+        assert_eq!(Status::of(&error), Status::Boot);
         assert_eq!(fs::read(&path).unwrap(), b"damaged");
         assert!(volume.tpm(Boot::Secure, true).is_ok() && fs::read(&path).unwrap().is_empty());
         assert!(!folder.path().join("windows.tpm").exists());

@@ -231,7 +231,7 @@ mod test {
 
     fn refusal(words: &[(&str, &str)]) -> (Status, String) {
         let error = read(&environment(words)).unwrap_err();
-        (Failure::status(&error), format!("{error:#}"))
+        (Status::of(&error), format!("{error:#}"))
     }
 
     #[test]
@@ -372,7 +372,7 @@ mod test {
         let bytes = OsString::from_vec(vec![0xff]);
         let mut words: Environment = [("VERSION".into(), bytes.clone())].into();
         let error = read(&words).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Version);
+        assert_eq!(Status::of(&error), Status::Version);
         words = [("ELSEWHERE".into(), bytes.clone()), (bytes.clone(), bytes)].into();
         assert_eq!(read(&words).unwrap().warnings, [""; 0]);
     }
@@ -381,7 +381,7 @@ mod test {
     fn every_mistake_is_told_at_once() {
         let words = [("RAM_SIZE", "abc"), ("CPU_CORES", "x"), ("LANGUAGE", "Klingon")];
         let error = read(&environment(&words)).unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Language);
+        assert_eq!(Status::of(&error), Status::Language);
         let sentences = status::sentences(&error);
         let starts = ["LANGUAGE=Klingon: ", "CPU_CORES=x: ", "RAM_SIZE=abc: "];
         assert_eq!(sentences.len(), starts.len(), "{sentences:?}");

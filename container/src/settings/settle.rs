@@ -310,7 +310,7 @@ mod test {
 
     fn refusal(words: &[(&str, &str)], host: &Host) -> (Status, String) {
         let error = settled(words, host).unwrap_err();
-        (Failure::status(&error), format!("{error:#}"))
+        (Status::of(&error), format!("{error:#}"))
     }
 
     #[test]
@@ -478,7 +478,7 @@ mod test {
         let sentences = status::sentences(&error);
         let starts = ["DOMAIN_OU ", "RAM_SIZE=1G: ", "DISK_SIZE=1G: "];
         assert!(sentences.iter().zip(starts).all(|(it, start)| it.starts_with(start)));
-        assert_eq!((Failure::status(&error), sentences.len()), (Status::Usage, 3));
+        assert_eq!((Status::of(&error), sentences.len()), (Status::Usage, 3));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Whom the web port believes.
 
-use vmm::web::known;
+use screen::web::known;
 
 use super::value::Value;
 

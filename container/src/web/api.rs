@@ -8,11 +8,11 @@ use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use screen::web::stage::{Button, Layout, text};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use vmm::control::{Client, Command, FileId, Force};
-use vmm::web::stage::{Button, Layout, text};
 
 use super::Front;
 use super::lent::{Kind, Lent};
@@ -198,7 +198,7 @@ impl Front {
     pub(super) async fn order(&self, button: Button) -> anyhow::Result<Value> {
         match button {
             Button::Shutdown => stop::ask(&self.control(), &self.agent).await,
-            _ => asked::ask(&self.room.control(), button.command()).await,
+            _ => asked::ask(&self.room.control(), Command::from(button)).await,
         }
     }
 }

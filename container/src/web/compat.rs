@@ -13,8 +13,8 @@ use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::response::{IntoResponse as _, Response};
-use vmm::web::stage::Door;
-use vmm::web::talk::{self, Talk};
+use screen::web::stage::Door;
+use screen::web::talk::{self, Talk};
 
 use super::Front;
 use super::page::escaped;

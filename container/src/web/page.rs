@@ -11,10 +11,10 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
+use screen::web::stage::Door;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
-use vmm::web::stage::Door;
 
 use super::Front;
 use super::compat::full;

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use screen::web::viewers::{Admission, Auth, Config, Listener, Lobby, Rules, Wire};
 use tokio::net::UnixStream;
-use vmm::web::viewers::{Admission, Auth, Config, Listener, Lobby, Rules, Wire};
 
 use super::{Front, everywhere};
 use crate::pod::guard::Guard;

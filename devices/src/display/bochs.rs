@@ -16,13 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-use super::{Mode, Resolution, Scanout, edid};
+use super::{Resolution, edid};
 use crate::bus::Window;
 use crate::device::{Access, Build, Device, Place, Region, Saved};
-use crate::fnv;
-use crate::host::{Backing, Guest};
+use crate::hypervisor::{Backing, Guest};
 use crate::pci::{Address, Bar, Id, Identity};
-use crate::size::Size;
+use host::display::{Mode, Scanout};
+use host::fnv;
+use host::size::Size;
 
 /// `--device display,mode=1920x1080`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -18,9 +18,9 @@ use super::queues::{
 };
 use super::server::Server;
 use super::{DOORBELLS, Registers, Shared};
-use crate::backend::disk::{self, Operation, Request};
 use crate::bus::Window;
-use crate::memory::NoMemory;
+use host::disk::{self, Operation, Request};
+use host::memory::NoMemory;
 
 /// CC: enable, command set, page size, arbitration.
 pub(super) const ENABLE: u32 = 1 << 0;

@@ -16,8 +16,8 @@ use super::command::{Command, Completed, Status};
 use super::io::{self, RANGES, Work};
 use super::log::Mistake;
 use super::queues::{Completion, ENTRIES, Submission, Waker};
-use crate::backend::disk::{self, Channel, Done, Operation, Request};
-use crate::memory::{NoMemory, Piece};
+use host::disk::{self, Channel, Done, Operation, Request};
+use host::memory::{NoMemory, Piece};
 
 /// Piece lists that are kept for the next commands.
 const SPARE: usize = 64;

@@ -6,8 +6,8 @@
 use super::Shared;
 use super::command::{Command, Status};
 use super::prp;
-use crate::backend::disk::{Fault, Operation};
-use crate::memory::Piece;
+use host::disk::{Fault, Operation};
+use host::memory::Piece;
 
 /// Opcodes.
 pub(super) const FLUSH: u8 = 0x00;

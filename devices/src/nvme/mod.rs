@@ -36,13 +36,13 @@ use serde::{Deserialize, Serialize};
 use self::controller::{Controller, ENABLE, Frozen, LARGEST_PAGE, SHUTDOWN};
 use self::log::{Counter, Health};
 use self::queues::{Doorbells, ENTRIES};
-use crate::backend::disk::{Drive, Image};
 use crate::bus::Window;
 use crate::device::{Access, Build, Device, Place, Region, Saved};
-use crate::fnv;
-use crate::memory::Memory;
 use crate::pci::{Bar, Id, Identity, Interrupt};
 use crate::worker::Worker;
+use host::disk::{Drive, Image};
+use host::fnv;
+use host::memory::Memory;
 
 /// What Red Hat lends to emulated NVMe controllers. Drivers match the class.
 const ID: Id = Id {
@@ -87,14 +87,14 @@ const CC_KEPT: u32 = ENABLE | FIXED | SHUTDOWN | 0xff << 16;
 /// `--device nvme,path=disk.img`: a disk that all systems have a driver for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Config(pub crate::backend::disk::Config);
+pub struct Config(pub host::disk::Config);
 
 /// Pairs of queues at most.
 const MOST_QUEUES: u16 = 64;
 
 impl Build for Config {
     fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        let image = self.0.open_at(place)?;
+        let image = self.0.open(place.shared().on_full())?;
         self.attach(image, place)
     }
 }
@@ -111,7 +111,8 @@ impl Config {
         place: &mut dyn Place,
     ) -> anyhow::Result<Box<dyn Device>> {
         let (queues, serial) = (self.0.queues(), self.0.serial()?);
-        let drive = self.0.show(image.clone(), place)?;
+        let drive = self.0.drive(image.clone(), place.name())?;
+        place.shared().disks.add(&drive);
         ensure!(
             (1..=MOST_QUEUES).contains(&queues),
             "queues={queues}: an NVMe controller has 1 to {MOST_QUEUES} pairs of them"

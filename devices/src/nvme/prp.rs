@@ -5,7 +5,7 @@
 //! data, and a chain that leads back to itself ends with the transfer.
 
 use super::command::Status;
-use crate::memory::{Memory, Piece};
+use host::memory::{Memory, Piece};
 
 /// The largest transfer is `1 << MDTS` pages of 4 KiB: 1 MiB.
 pub(super) const MDTS: u8 = 8;
@@ -123,7 +123,7 @@ fn each(
     page: u32,
     prp: (u64, u64),
     length: usize,
-    mut copy: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), crate::memory::NoMemory>,
+    mut copy: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), host::memory::NoMemory>,
 ) -> Result<(), Status> {
     let length = u32::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
     let mut found = Vec::new();

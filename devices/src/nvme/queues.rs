@@ -15,8 +15,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::command::{Command, Completed, ENTRY};
 use super::io;
-use crate::memory::{Memory, NoMemory};
 use crate::pci::Interrupt;
+use host::memory::{Memory, NoMemory};
 
 /// Entries of an I/O queue at most (CAP.MQES + 1).
 pub(super) const ENTRIES: u32 = 1024;

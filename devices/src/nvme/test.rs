@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-use crate::backend::disk::{self, Channel, Done, Fault, Geometry, Operation, Request, memory};
 use crate::device::Kind;
 use crate::pci::Address;
 use crate::testutil::Bench;
-use crate::testutil::hostile::Noise;
+use host::disk::{self, Channel, Done, Fault, Geometry, Operation, Request, memory};
+use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(4, 0);
 const BAR0: u64 = 0xc000_0000;

@@ -19,8 +19,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::{Address, Bar, Id, Identity, Interrupt};
 use crate::bytes::Bytes;
 use crate::device::{Access, Build, Device, Place, Region, Saved};
-use crate::memory::Memory;
 use crate::worker::Worker;
+use host::memory::Memory;
 
 /// `--device edu,slot=04.0`
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -348,7 +348,7 @@ mod test {
 
     use super::*;
     use crate::device::Kind;
-    use crate::host::Doorbell;
+    use crate::hypervisor::Doorbell;
     use crate::testutil::Bench;
 
     const AT: Address = Address::new(4, 0);

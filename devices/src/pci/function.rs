@@ -12,7 +12,7 @@ use crate::bus::Window;
 use crate::bytes::Bytes;
 use crate::device::{Access, Device, Kind, Place, Region, Saved};
 use crate::line::Line;
-use crate::memory::Memory;
+use host::memory::Memory;
 
 /// What a device is granted with its PCI function. `carry` turns the device into the function.
 pub struct Slot {

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::{Message, Route};
+use crate::hypervisor::{Message, Route};
 
 /// Message control: enable, and mask the whole function.
 const ENABLE: u16 = 1 << 15;
@@ -196,7 +196,7 @@ impl fmt::Debug for Msix {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::host::Host;
+    use crate::hypervisor::Host;
     use crate::testutil::FakeHost;
 
     fn table(host: &FakeHost, count: usize) -> Msix {

@@ -10,8 +10,8 @@ use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::stream::{self, Stream};
 use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use host::stream::{self, Stream};
 
 /// `--device debugcon,to=file:/tmp/firmware.log`
 #[derive(Clone, Debug, Serialize, Deserialize)]

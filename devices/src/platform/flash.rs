@@ -22,9 +22,9 @@ use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::alarm::Alarm;
-use crate::backend::lock;
 use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
-use crate::host::{Backing, Guest};
+use crate::hypervisor::{Backing, Guest};
+use host::lock;
 
 /// `--device flash,code=OVMF_CODE_4M.fd,vars=VARS.fd`
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -485,7 +485,7 @@ mod test {
     use std::thread;
 
     use super::*;
-    use crate::host::Host;
+    use crate::hypervisor::Host;
     use crate::testutil::Bench;
 
     const CODE: u64 = END - 0x4000;

@@ -16,7 +16,7 @@ use anyhow::{bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Access, Device, Kind, Place, Region, Saved};
-use crate::memory::Memory;
+use host::memory::Memory;
 
 /// The selector port; the data port is the next, the DMA address is at 4 and 8 behind it.
 const BASE: u64 = 0x510;

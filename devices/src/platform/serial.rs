@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, SerialState};
 
-use crate::backend::stream::{self, Reader, Stream};
 use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
 use crate::line::Line;
+use host::stream::{self, Reader, Stream};
 
 /// `--device serial,port=2,to=file:/tmp/log`
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -21,10 +21,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::backend::swtpm::{self, BUFFER, NO_SESSIONS, Swtpm};
 use crate::bytes::Bytes;
 use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
 use crate::worker::Worker;
+use host::swtpm::{self, BUFFER, NO_SESSIONS, Swtpm};
 
 /// `--device tpm,path=PATH`
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -386,10 +386,11 @@ mod test {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::testutil::swtpm::{
+    use crate::testutil::Bench;
+    use host::testutil::in_time;
+    use host::testutil::swtpm::{
         Asked, CANCELED, DEAF, DRIP, GONE, HALF, LATE, LONG, SHORT, SLOW, WHILE, listen, response,
     };
-    use crate::testutil::{Bench, in_time};
 
     /// A machine with a TPM alone, switched on, and what its swtpm was asked for.
     fn bench() -> (Bench, Asked, TempDir) {

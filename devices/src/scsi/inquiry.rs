@@ -2,7 +2,7 @@
 
 use super::sense::Sense;
 use super::unit::{Bus, Cdb, Plan, RANGE_BLOCKS, RANGES, Unit, answer, be16};
-use crate::fnv;
+use host::fnv;
 
 /// T10 VENDOR IDENTIFICATION.
 const VENDOR: &[u8; 8] = b"TRANSOM ";

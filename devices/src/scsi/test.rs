@@ -2,7 +2,7 @@
 
 use super::unit::{RANGE_BLOCKS, be32};
 use super::*;
-use crate::backend::disk::{Geometry, Operation};
+use host::disk::{Geometry, Operation};
 
 const BLOCKS: u64 = 2048;
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sense::Sense;
 use super::{cd, inquiry, mode, operations};
-use crate::backend::disk::{Fault, Geometry, Operation};
+use host::disk::{Fault, Geometry, Operation};
 
 /// Bytes of a CD's block.
 pub(crate) const CD_BLOCK: u32 = 2048;

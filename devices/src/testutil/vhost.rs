@@ -8,8 +8,8 @@ use anyhow::{Context, ensure};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::hostile::Noise;
-use crate::backend::net::vhost::{Kernel, Ring, Vhost};
+use host::net::vhost::{Kernel, Ring, Vhost};
+use host::testutil::noise::Noise;
 
 /// One in so many calls is refused.
 const REFUSED: u64 = 8;

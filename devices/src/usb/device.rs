@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::descriptors::{BOS, CONFIGURATION, DEVICE, QUALIFIER, STRING};
 use super::{Attached, Change, Done, Fault, Setup, Speed, Stall, Transfer};
 use crate::device::Saved;
-use crate::memory::Memory;
+use host::memory::Memory;
 
 /// bmRequestType without its direction: standard, and the recipient.
 const TO_DEVICE: u8 = 0;

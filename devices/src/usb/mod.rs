@@ -18,7 +18,7 @@ use std::os::fd::BorrowedFd;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Saved;
-use crate::memory::{Memory, NoMemory, Piece};
+use host::memory::{Memory, NoMemory, Piece};
 
 pub use descriptors::{Descriptors, Endpoint, Identity, Interface, Kind};
 pub use hub::{Attached, Hub, Root, seat};

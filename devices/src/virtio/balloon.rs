@@ -31,11 +31,11 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::{Chain, Identity, Queue, Signal, Virtio, next, on_pci};
 use crate::balloon::{self, Report};
 use crate::device::{Build, Device, Place, Saved};
-use crate::host::Host;
-use crate::memory::{Memory, Piece};
+use crate::hypervisor::Host;
 use crate::pci::Address;
-use crate::size::Size;
 use crate::worker::Worker;
+use host::memory::{Memory, Piece};
+use host::size::Size;
 
 /// `--device virtio-balloon,size=1G`
 #[derive(Clone, Debug, Serialize, Deserialize)]

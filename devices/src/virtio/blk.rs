@@ -15,20 +15,21 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use super::{Chain, Identity, Queue, Signal, Virtio, on_pci};
-use crate::backend::disk::{Channel, Done, Drive, Fault, Operation, Request, wait};
 use crate::device::{Build, Device, Place, Saved};
-use crate::memory::{Memory, Piece};
 use crate::poller::{Poller, Serve};
+use host::disk::{Channel, Done, Drive, Fault, Operation, Request, wait};
+use host::memory::{Memory, Piece};
 
 /// `--device virtio-blk,path=disk.img`: a disk. Fast, but Windows needs a driver for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Config(pub crate::backend::disk::Config);
+pub struct Config(pub host::disk::Config);
 
 impl Build for Config {
     fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
         let disk = self.0;
-        let drive = disk.show(disk.open_at(place)?, place)?;
+        let drive = disk.drive(disk.open(place.shared().on_full())?, place.name())?;
+        place.shared().disks.add(&drive);
         on_pci(Blk::new(drive, disk.queues())?, disk.slot, place)
     }
 }

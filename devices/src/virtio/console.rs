@@ -26,11 +26,11 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Chain, Identity, Queue, Virtio, length, next, on_pci};
-use crate::backend::channel::{Channel, is_later};
-use crate::backend::stream::Stream;
 use crate::device::{Build, Device, Place, Saved};
-use crate::memory::Piece;
 use crate::pci::Address;
+use host::channel::{Channel, is_later};
+use host::memory::Piece;
+use host::stream::Stream;
 
 /// `--device virtio-serial,name=org.qemu.guest_agent.0,to=socket:/run/agent`
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -21,8 +21,8 @@ use super::queue::{Queue, Ring};
 use super::signal::{NO_VECTOR, Signal};
 use super::{Identity, Virtio};
 use crate::device::{Access, Device, Place, Region, Saved};
-use crate::memory::Memory;
 use crate::pci::{self, Address, Bar, Id};
+use host::memory::Memory;
 
 /// The BAR of all structures, its length, and that of the MSI-X table.
 const BAR: u8 = 4;

@@ -20,8 +20,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::signal::Signal;
-use crate::backend::net::vhost;
-use crate::memory::{Memory, NoMemory, Piece, part};
+use host::memory::{Memory, NoMemory, Piece, part};
+use host::net::vhost;
 
 /// Most pieces of one chain. Linux sends 256 and Windows 514 at once; a host's vector has 1024.
 const PIECES: usize = 1024 + 2;

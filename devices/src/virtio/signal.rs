@@ -117,7 +117,7 @@ impl Signal {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::testutil::lines;
+    use host::testutil::lines;
 
     #[test]
     fn a_guest_that_breaks_and_resets_a_device_for_ever_does_not_fill_the_log() {

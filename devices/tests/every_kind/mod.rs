@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use devices::backend::swtpm::NO_SESSIONS;
 use devices::registry::Config;
-use devices::testutil::{Bench, swtpm};
+use devices::testutil::Bench;
+use host::swtpm::NO_SESSIONS;
+use host::testutil::swtpm;
 use serde_json::{Value, json};
 
 /// Fields that a kind cannot do without, and how to make what they name in a folder.

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use devices::backend::disk::{self, Channel, Config, Fault, Image, Operation, Request, wait};
-use devices::memory::{Memory, Piece};
+use host::disk::{self, Channel, Config, Fault, Image, Operation, Request, wait};
+use host::memory::{Memory, Piece};
 use devices::testutil::Bench;
-use devices::testutil::hostile::{Deeds, Noise};
+use devices::testutil::hostile::Deeds;
+use host::testutil::noise::Noise;
 
 /// Bytes of the disk, and of the guest's memory.
 const DISK_BYTES: usize = 64 << 10;

@@ -1,6 +1,6 @@
 //! An xHCI controller with a keyboard and a tablet under a driver that means no good.
 
-use devices::input::{Key, Position};
+use host::input::{Key, Position};
 use devices::pci::Address;
 use devices::registry::Config;
 use devices::testutil::Bench;

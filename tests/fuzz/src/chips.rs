@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use devices::device::Kind;
-use devices::input::{Key, Motion};
 use devices::testutil::Bench;
 use devices::testutil::hostile::Guest;
+use host::input::{Key, Motion};
 
 use crate::every_kind;
 

@@ -1,6 +1,6 @@
 //! Messages of a guest that are nearly sound.
 
-use devices::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 
 fn byte(noise: &mut Noise) -> u8 {
     noise.next().unwrap_or(0)

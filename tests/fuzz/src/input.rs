@@ -1,7 +1,7 @@
 //! Inputs: random bytes, words in a random order, what a target makes itself, and mutations of
 //! inputs that found something before.
 
-use devices::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 
 use crate::Target;
 

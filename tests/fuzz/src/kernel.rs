@@ -4,7 +4,7 @@ use std::io::Cursor;
 
 use boot::layout::{self, Ram};
 use boot::linux::{self, Boot};
-use devices::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 const SIZE: u64 = 64 << 20;

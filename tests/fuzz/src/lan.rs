@@ -9,7 +9,7 @@ use container::net::user::packet::{
     ARP, ArpRequest, Draft, Ends, Frame, ICMPV6, IPV6, Packet, write_frame,
 };
 use container::settings::words::Mac;
-use devices::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 
 const CARD: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 // The decoder of pictures is a part of that crate's tests, and finds what it needs there.
-use vmm::rfb;
+use screen::rfb;
 
 pub use self::targets::TARGETS;
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use container::medium;
-use devices::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 
 const DESCRIPTORS: usize = 16 * 2048;
 

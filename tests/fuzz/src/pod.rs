@@ -17,13 +17,13 @@ use container::web::{Front, more};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use screen::web::gate::{Line, Rules};
+use screen::web::routes;
+use screen::web::socket::Farewell;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex, split};
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
-use vmm::web::gate::{Line, Rules};
-use vmm::web::routes;
-use vmm::web::socket::Farewell;
 
 /// Whatever is asked, it is answered by then, or nobody asks any more.
 const END: Duration = Duration::from_secs(60);

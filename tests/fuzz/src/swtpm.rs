@@ -10,7 +10,7 @@ use devices::device::Kind;
 use devices::registry::Config;
 use devices::testutil::Bench;
 use devices::testutil::hostile::{Deeds, Guest};
-use devices::testutil::swtpm::response;
+use host::testutil::swtpm::response;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::json;

@@ -23,19 +23,19 @@ macro_rules! hostile {
 
 hostile! {
     hostile_agent: "../../../container/tests/hostile_agent/mod.rs",
-    hostile_browser: "../../../vmm/tests/hostile_browser/mod.rs",
+    hostile_browser: "../../../vmm/screen/tests/hostile_browser/mod.rs",
     hostile_client: "../../../vmm/tests/hostile_client/mod.rs",
     hostile_environment: "../../../container/tests/hostile_environment/mod.rs",
     hostile_frames: "../../../container/tests/hostile_frames/mod.rs",
     hostile_guest: "../../../container/tests/hostile_guest/mod.rs",
     hostile_image: "../../../devices/tests/hostile_image/mod.rs",
-    hostile_message: "../../../vmm/tests/hostile_message/mod.rs",
+    hostile_message: "../../../vmm/screen/tests/hostile_message/mod.rs",
     hostile_net: "../../../devices/tests/hostile_net/mod.rs",
     hostile_nvme: "../../../devices/tests/hostile_nvme/mod.rs",
-    hostile_picture: "../../../vmm/tests/hostile_picture/mod.rs",
+    hostile_picture: "../../../vmm/screen/tests/hostile_picture/mod.rs",
     hostile_storage: "../../../devices/tests/hostile_storage/mod.rs",
     hostile_user: "../../../vmm/tests/hostile_user/mod.rs",
-    hostile_viewer: "../../../vmm/tests/hostile_viewer/mod.rs",
+    hostile_viewer: "../../../vmm/screen/tests/hostile_viewer/mod.rs",
     hostile_virtio: "../../../devices/tests/hostile_virtio/mod.rs",
     hostile_xhci: "../../../devices/tests/hostile_xhci/mod.rs",
 }

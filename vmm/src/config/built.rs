@@ -1,14 +1,14 @@
 //! `--disk`, `--tpm` and `--device`: devices in the words of their own configuration.
 
-use devices::backend::disk;
 use devices::platform::tpm;
 use devices::registry;
+use host::disk;
 use serde::Deserialize;
 use serde::de::MapAccess;
 use serde::de::value::MapAccessDeserializer;
 
 use super::Word;
-use crate::keyvalue;
+use host::keyvalue;
 
 impl Word for Vec<registry::Config> {
     const REPEATS: bool = true;

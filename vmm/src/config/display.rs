@@ -6,7 +6,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Serialize};
 
 use super::Word;
-use crate::keyvalue;
+use host::keyvalue;
 
 /// What people look at.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! Which option somebody may have meant.
 
-use crate::keyvalue;
+use host::keyvalue;
 
 /// Words of other programs for options of ours.
 const OTHER_WORDS: [(&str, &str); 12] = [

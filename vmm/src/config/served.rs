@@ -5,8 +5,9 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess};
 
 use super::{Word, word};
-use crate::rfb::listen;
-use crate::{keyvalue, web};
+use host::keyvalue;
+use screen::rfb::listen;
+use screen::web;
 
 impl Word for Option<web::Config> {
     const ELSE: &'static str = "a place or an object";

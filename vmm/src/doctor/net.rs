@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use devices::backend::net::Network;
+use host::net::Network;
 
 use super::trial::{self, Trial};
 

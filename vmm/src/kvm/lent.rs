@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use anyhow::ensure;
-use devices::host::Backing;
+use devices::hypervisor::Backing;
 use devices::pages::Pages;
 use kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES;
 use kvm_ioctls::VmFd;

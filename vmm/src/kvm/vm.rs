@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use devices::device::Kind;
-use devices::host::{Backing, Doorbell, Guest, Host, Pin, Route};
+use devices::hypervisor::{Backing, Doorbell, Guest, Host, Pin, Route};
 use kvm_bindings::{
     KVM_CAP_X2APIC_API, KVM_CAP_X86_USER_SPACE_MSR, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
     KVM_IRQCHIP_PIC_SLAVE, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_PIT_SPEAKER_DUMMY,

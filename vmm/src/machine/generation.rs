@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
 use boot::acpi::{self, vmgenid};
-use devices::memory::Memory;
 use devices::platform::fw_cfg::{Content, File};
 use devices::power::Buttons;
+use host::memory::Memory;
 
 use crate::config::guid;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use boot::acpi;
 use devices::board::Board;
 use devices::device::Claim;
-use devices::memory::Memory;
 use devices::testutil::FakeHost;
+use host::memory::Memory;
 use serde_json::{Value, json};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 

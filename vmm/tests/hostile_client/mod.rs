@@ -6,10 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
+use host::listen::UnixAddress;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use vmm::control::{Command, Server};
-use vmm::place::Local;
 use vmm::run::Notice;
 
 /// The machine. It ends with its socket.
@@ -24,7 +24,7 @@ impl Machine {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control");
         let (tell, notices) = mpsc::channel();
-        let bound = Local::Path(path.clone()).listen().expect("the folder is new");
+        let bound = UnixAddress::Path(path.clone()).listen().expect("the folder is new");
         let server = Server::new(bound, tell).expect("a thread");
         std::thread::spawn(move || {
             while let Ok(notice) = notices.recv() {

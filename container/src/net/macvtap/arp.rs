@@ -37,7 +37,7 @@ pub(super) struct Ear {
 impl Ear {
     /// Opens it at this interface, which needs NET_RAW.
     pub(super) fn open(mac: Mac, interface: u32) -> io::Result<Self> {
-        let socket = vmm::tap::hear(ARP, interface)?;
+        let socket = host::net::tap::hear(ARP, interface)?;
         let socket = UdpSocket::from_std(std::net::UdpSocket::from(socket))?;
         Ok(Self { socket, mac, tell: watch::Sender::default(), lines: Mutex::new(Few::new(1)) })
     }

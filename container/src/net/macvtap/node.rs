@@ -67,7 +67,7 @@ fn enter(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
             _ => format!("{}: {error}", path.display()),
         }));
     }
-    vmm::tap::open(path, pairs)
+    host::net::tap::open(path, pairs)
 }
 
 /// A node, which goes away once the device was opened.

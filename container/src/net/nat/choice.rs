@@ -252,7 +252,7 @@ mod test {
         assert_eq!(guest_mac(&settings, "another").unwrap().show(), "02:11:22:33:44:55");
         std::fs::write(&file, "nonsense").unwrap();
         let error = guest_mac(&settings, "another").unwrap_err();
-        assert_eq!(Failure::status(&error), Status::Address);
+        assert_eq!(Status::of(&error), Status::Address);
         settings.network.mac = Some(Mac([2, 0, 0, 0, 0, 9]));
         assert_eq!(guest_mac(&settings, "another").unwrap(), Mac([2, 0, 0, 0, 0, 9]));
     }

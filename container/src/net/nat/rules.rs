@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::{env, thread};
 
 use anyhow::{Context, bail};
-use vmm::jail::watch::{self, Rights};
+use jail::watch::{self, Rights};
 
 use super::choice::{Kept, OLD_GATEWAY, Subnet};
 use super::six::{MASK, Prefix};

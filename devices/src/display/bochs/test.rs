@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::device::Kind;
-use crate::display::PAGE;
 use crate::testutil::Bench;
-use crate::testutil::hostile::Noise;
+use host::display::PAGE;
+use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(1, 0);
 const BAR0: u64 = 0xc000_0000;
@@ -223,7 +223,7 @@ fn what_is_drawn_is_seen_once_and_stays_when_it_moves() {
 fn memory_where_there_is_other_is_reached_through_the_device() {
     let bench = bench();
     let taken = bench.host.clone();
-    let other = crate::host::Host::backing(&taken, 4096, Guest::Writes).unwrap();
+    let other = crate::hypervisor::Host::backing(&taken, 4096, Guest::Writes).unwrap();
     other.place(Some(BAR0 + PAGE)).unwrap();
     bench.write(Kind::Memory, BAR0, &[7]);
     assert_eq!(bench.read(Kind::Memory, BAR0), [7]);

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::scancodes::{BREAK, Modifiers, set1, set2, set3};
 use super::{ACK, Answers, BAT_PASSED, RESEND};
-use crate::input::presses::Presses;
-use crate::input::{Key, Lights};
+use crate::presses::Presses;
+use host::input::{Key, Lights};
 
 /// What a keyboard of this kind answers to "who are you".
 const ID: [u8; 2] = [0xab, 0x83];
@@ -120,7 +120,7 @@ impl Keyboard {
         self.codes.is_empty()
     }
 
-    /// See [`crate::input::Sink::has_room`].
+    /// See [`host::input::Sink::has_room`].
     pub(super) fn has_room(&self) -> bool {
         self.keys.has_room()
     }

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::board::{self, Events};
 use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
-use crate::input::{self, Sink};
 use crate::line::Line;
+use host::input::{self, Sink};
 use keyboard::Keyboard;
 use mouse::Mouse;
 
@@ -390,9 +390,9 @@ impl Device for I8042 {
 mod test {
     use super::*;
     use crate::device::Claim;
-    use crate::input::presses::LIMIT;
-    use crate::input::{Key, Motion};
+    use crate::presses::LIMIT;
     use crate::testutil::Bench;
+    use host::input::{Key, Motion};
 
     fn bench() -> Bench {
         let mut bench = Bench::new(4096);

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::{ACK, Answers, BAT_PASSED, RESEND};
-use crate::input::Motion;
+use host::input::Motion;
 
 const SCALING_1_1: u8 = 0xe6;
 const SCALING_2_1: u8 = 0xe7;

@@ -3,7 +3,7 @@
 //! Codes: IBM Personal System/2 Hardware Interface Technical Reference, "Keyboards"; the same
 //! tables as in Microsoft's "USB HID to PS/2 Scan Code Translation Table".
 
-use crate::input::Key;
+use host::input::Key;
 
 /// The prefix of a key let go, in sets 2 and 3.
 pub(super) const BREAK: u8 = 0xf0;

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::media::{self, Media};
 use super::{Model, build, usages};
 use crate::device::{Build, Device, Place};
-use crate::input::presses::Presses;
-use crate::input::{Event, Key, Lights};
+use crate::presses::Presses;
+use host::input::{Event, Key, Lights};
 
 /// `--device usb-keyboard`: a keyboard at the first USB port that is free.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -118,7 +118,7 @@ impl Model for Keyboard {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::input::presses::LIMIT;
+    use crate::presses::LIMIT;
 
     fn press(keyboard: &mut Keyboard, code: u16, down: bool) {
         assert!(keyboard.take(Event::Key(Key::new(code).unwrap(), down)));

@@ -4,8 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::input::Key;
-use crate::input::presses::Presses;
+use crate::presses::Presses;
+use host::input::Key;
 
 /// Numbers of the reports.
 const CONSUMER: u8 = 1;

@@ -26,8 +26,8 @@ use super::{
     Stall, Transfer, seat,
 };
 use crate::device::{Device, Place, Saved};
-use crate::input::{Event, Lights, Sink};
-use crate::memory::Memory;
+use host::input::{Event, Lights, Sink};
+use host::memory::Memory;
 
 /// As QEMU's: the vendor, and the product.
 const ADOMAX: u16 = 0x0627;

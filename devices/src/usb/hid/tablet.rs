@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Model, build};
 use crate::device::{Build, Device, Place};
-use crate::input::{Event, Position};
+use host::input::{Event, Position};
 
 /// `--device usb-tablet`: a pointer at the first USB port that is free, without a mouse's drift.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

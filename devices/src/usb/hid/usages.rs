@@ -1,7 +1,7 @@
 //! Keys as usages of the Keyboard page (HID Usage Tables, 10; the translation to scan codes that
 //! Microsoft publishes).
 
-use crate::input::Key;
+use host::input::Key;
 
 /// Set 1 from 0x00 on, without prefix.
 #[rustfmt::skip]

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::disk::Operation;
 use crate::scsi::{Cdb, Move};
+use host::disk::Operation;
 
 /// Bytes of a Command Block Wrapper and of a Command Status Wrapper.
 pub(super) const CBW: u32 = 31;

@@ -28,11 +28,11 @@ use super::{
     Change, Descriptors, Done, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
     Transfer, seat,
 };
-use crate::backend::disk::{self, Direct, Drive, Expected, FileId, Format, Opener, Sector, Tray};
 use crate::device::{Build, Device, Place, Saved};
-use crate::memory::Memory;
 use crate::scsi::{Bus, CD_BLOCK, News, Profile, Sense};
-use crate::size::Size;
+use host::disk::{self, Direct, Drive, Expected, FileId, Format, Opener, Sector, Tray};
+use host::memory::Memory;
+use host::size::Size;
 
 /// `--device usb-storage,path=win11.iso`: a disk or a CD-ROM drive at the first USB port that is
 /// free.
@@ -182,7 +182,7 @@ fn number(serial: &str) -> String {
     if fits {
         return serial.to_owned();
     }
-    format!("{:016X}", crate::fnv::hash(serial.as_bytes(), 0))
+    format!("{:016X}", host::fnv::hash(serial.as_bytes(), 0))
 }
 
 impl Build for Config {
@@ -197,7 +197,10 @@ impl Build for Config {
         let cdrom = self.is_cdrom();
         let removable = cdrom || self.removable;
         let profile = Profile { bus: Bus::Usb, cdrom, removable, serial: serial.clone() };
-        let opener = Opener::new(disk, place);
+        let opener = {
+            let shared = place.shared();
+            Opener::new(disk, place.name(), shared.on_full(), shared.disks.clone())
+        };
         let medium = match &self.path {
             Some(path) if self.file != Expected::Nothing => {
                 let only = if let Expected::Only(file) = self.file { Some(file) } else { None };

@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::bulk::Phase;
 use super::*;
-use crate::backend::disk::{Channel, Fault, Geometry, Image, Operation, Request};
-use crate::memory::Piece;
 use crate::pci::Address;
 use crate::registry;
 use crate::testutil::Bench;
 use crate::testutil::xhci::{BULK_IN, BULK_OUT, COMPLETION, Driver, NORMAL, block};
+use host::disk::{Channel, Fault, Geometry, Image, Operation, Request};
+use host::memory::Piece;
 
 const AT: Address = Address::new(4, 0);
 /// Where wrappers and data are in the guest's memory.

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::bulk::{CBW, CSW, Command, Data, Phase, Status};
-use crate::backend::disk::{self, Channel, Drive, Operation, Request, wait};
-use crate::memory::{Memory, part};
 use crate::scsi::{self, Cdb, Conditions, Move, News, Plan, Profile, Sense, Unit};
 use crate::usb::{Done, Fault, Transfer};
+use host::disk::{self, Channel, Drive, Operation, Request, wait};
+use host::memory::{Memory, part};
 
 /// The endpoints.
 pub(super) const IN: u8 = 0x81;

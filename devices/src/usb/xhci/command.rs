@@ -6,7 +6,7 @@ use super::endpoint::{Endpoint, Slot, State, Td};
 use super::registers::SLOTS;
 use super::trb::{COMMAND_COMPLETION, Code, Ring, TRANSFER_EVENT, Trb};
 use super::{context, endpoint};
-use crate::memory::NoMemory;
+use host::memory::NoMemory;
 
 /// Commands at a time: a reset comes through between.
 const COMMANDS: u32 = 32;

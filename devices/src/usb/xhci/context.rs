@@ -1,6 +1,6 @@
 //! Contexts in guest memory (xHCI 6.2): 32 bytes each.
 
-use crate::memory::{Memory, NoMemory};
+use host::memory::{Memory, NoMemory};
 
 /// Bytes of a context.
 const SIZE: u64 = 32;

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::context::{self, Context};
 use super::registers::SLOTS;
 use super::trb::{Ring, Trb};
-use crate::memory::Memory;
 use crate::usb::Setup;
+use host::memory::Memory;
 
 /// What an endpoint does (Table 6-8); one that is disabled is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

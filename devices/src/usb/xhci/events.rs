@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::trb::{Code, HOST_CONTROLLER, SIZE, Trb};
-use crate::memory::{Memory, NoMemory};
+use host::memory::{Memory, NoMemory};
 
 /// IMAN.
 pub(super) const PENDING: u32 = 1 << 0;

@@ -35,9 +35,9 @@ use self::controller::{Controller, Frozen};
 use self::registers::{BAR_SIZE, INTERRUPTERS, Registers};
 use super::{Hub, Root};
 use crate::device::{Access, Build, Device, Place, Region, Saved};
-use crate::memory::Memory;
 use crate::pci::{Address, Bar, Id, Identity, Interrupt};
 use crate::poller::Poller;
+use host::memory::Memory;
 
 /// What Red Hat lends to emulated xHCI controllers. Drivers match the class.
 const ID: Id = Id {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::events::{Interrupter, SEGMENTS_LOG, half, set_half};
 use super::port::Port;
 use super::trb::{Ring, Trb};
-use crate::memory::Memory;
 use crate::pci::Interrupt;
+use host::memory::Memory;
 
 /// Device slots.
 pub(super) const SLOTS: u8 = 64;

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::device::Kind;
-use crate::input::{Key, Lights, Position};
 use crate::registry;
 use crate::testutil::Bench;
 use crate::testutil::xhci::{
     BLOCKS, CHAIN, COMPLETION, CRCR, DATA, Driver, INPUT, INTERRUPTER, NORMAL, TABLE, USBCMD,
     USBSTS, block,
 };
+use host::input::{Key, Lights, Position};
 
 const AT: Address = Address::new(4, 0);
 /// INTA of slot 4.

@@ -4,9 +4,9 @@
 use super::controller::Controller;
 use super::endpoint::{self, Endpoint, State, Td};
 use super::trb::{Code, DATA, EVENT_DATA, NO_OP, NORMAL, Ring, SETUP, STATUS, TRANSFER_EVENT, Trb};
-use crate::memory::{Memory, NoMemory, Piece};
 use crate::usb::device::Device;
 use crate::usb::{Done, Fault, Setup, Transfer};
+use host::memory::{Memory, NoMemory, Piece};
 
 /// Blocks of a descriptor: 16 MiB in pages.
 const BLOCKS: usize = 4096;

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use serde::{Deserialize, Serialize};
 
-use crate::memory::{Memory, NoMemory};
+use host::memory::{Memory, NoMemory};
 
 /// Bytes of a TRB.
 pub(super) const SIZE: u64 = 16;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::testutil::Bench;
 use crate::testutil::driver::{Driver, EVENT_IDX, WRITE};
-use crate::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(3, 0);
 /// INTA of slot 3.

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use super::*;
-use crate::backend::disk::{self, memory};
 use crate::device::Kind;
 use crate::pci::Address;
 use crate::testutil::Bench;
 use crate::testutil::driver::Driver;
-use crate::testutil::hostile::Noise;
+use host::disk::{self, memory};
+use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(3, 0);
 const SIZE: u64 = 8 << 20;
@@ -295,7 +295,8 @@ fn a_disk_that_grows_is_told_of_by_a_configuration_interrupt() {
     let mut bench = Bench::new(4 << 20);
     let config = disk::Config::new("memory");
     let add = |place: &mut dyn Place| {
-        let drive = config.show(memory(SIZE), place)?;
+        let drive = config.drive(memory(SIZE), place.name())?;
+        place.shared().disks.add(&drive);
         on_pci(Blk::new(drive, 1)?, Some(AT), place)
     };
     bench.board.add("virtio-blk", add).unwrap();

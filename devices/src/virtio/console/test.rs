@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::testutil::Bench;
 use crate::testutil::driver::{Driver, EVENT_IDX, WRITE};
-use crate::testutil::hostile::Noise;
+use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(3, 0);
 const RAM: u64 = 1 << 20;

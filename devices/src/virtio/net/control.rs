@@ -12,9 +12,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::net::get;
 use crate::bytes::Bytes;
-use crate::memory::{Memory, Piece};
+use host::memory::{Memory, Piece};
+use host::net::get;
 
 /// Most addresses of a table.
 const TABLE: usize = 64;

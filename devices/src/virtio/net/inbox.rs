@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use super::Nic;
 use super::control::{Address, Filter};
 use super::pair::Terms;
-use crate::backend::net::{FRAME, HEADER, get, length, put};
-use crate::memory::{NoMemory, Piece};
 use crate::virtio::{Chain, Queue};
+use host::memory::{NoMemory, Piece};
+use host::net::{FRAME, HEADER, get, length, put};
 
 /// Most pieces of buffers that a frame is received into.
 const PIECES: usize = 1000;

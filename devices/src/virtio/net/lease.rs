@@ -15,10 +15,10 @@ use anyhow::{Context, anyhow};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::sleep::{Orders, Sleep, Wish};
-use crate::backend::net::Wait;
-use crate::backend::net::link::Link;
-use crate::backend::net::vhost::Vhost;
 use crate::virtio::Queue;
+use host::net::Wait;
+use host::net::link::Link;
+use host::net::vhost::Vhost;
 
 /// Which of the bells is that of a broken ring; those of the two queues come before it.
 const ERROR: usize = 2;

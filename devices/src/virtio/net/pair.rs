@@ -18,9 +18,9 @@ use super::control::OK;
 use super::inbox::Inbox;
 use super::lease::Lease;
 use super::sleep::{Orders, Sleep, Wish};
-use crate::backend::net::{Port, Stop, put};
 use crate::poller::AWAKE;
 use crate::virtio::Queue;
+use host::net::{Port, Stop, put};
 
 /// Frames in one direction, before the other one and the orders are looked at.
 const ROUND: usize = 256;

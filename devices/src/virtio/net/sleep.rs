@@ -10,7 +10,7 @@ use anyhow::Context;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::backend::net::Wait;
+use host::net::Wait;
 
 /// The number of the port among the events; bells come after it.
 const PORT: u64 = 0;

@@ -24,21 +24,22 @@ use self::control::Control;
 use self::request::{Locked, Server};
 use self::target::Target;
 use super::{Identity, Queue, Virtio, on_pci};
-use crate::backend::disk::Drive;
 use crate::device::{Build, Device, Place, Saved};
 use crate::poller::Poller;
 use crate::scsi::Conditions;
+use host::disk::Drive;
 
 /// `--device virtio-scsi,path=disk.img`: a disk behind a SCSI controller, as QEMU's
 /// `virtio-scsi-pci` with `scsi-hd`. Windows needs a driver for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Config(pub crate::backend::disk::Config);
+pub struct Config(pub host::disk::Config);
 
 impl Build for Config {
     fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
         let disk = self.0;
-        let drive = disk.show(disk.open_at(place)?, place)?;
+        let drive = disk.drive(disk.open(place.shared().on_full())?, place.name())?;
+        place.shared().disks.add(&drive);
         on_pci(Scsi::new(drive, disk.queues())?, disk.slot, place)
     }
 }

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::target::{FAILURE, OK, OVERRUN, Refusal, Target};
 use super::{QUEUE_SIZE, Sizes};
-use crate::backend::disk::{Channel, Done, Fault, Operation, Request, wait};
-use crate::memory::{Piece, part};
 use crate::poller::Serve;
 use crate::scsi::{self, Cdb, Plan, Sense};
 use crate::virtio::{Chain, Queue, length};
+use host::disk::{Channel, Done, Fault, Operation, Request, wait};
+use host::memory::{Piece, part};
 
 /// Bytes of a request before its command, and of a response before its sense data.
 const HEADER: usize = 19;

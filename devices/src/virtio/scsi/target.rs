@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use anyhow::Context;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::backend::disk::Drive;
 use crate::scsi::{Bus, Cdb, Conditions, Plan, Profile, Sense, Unit};
+use host::disk::Drive;
 
 /// Whom a request means (5.6.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::*;
-use crate::backend::disk::{Channel, Done, Geometry, Image, Request, memory};
 use crate::device::Kind;
-use crate::memory::Memory;
 use crate::pci::Address;
 use crate::registry;
 use crate::testutil::Bench;
 use crate::testutil::driver::Driver;
-use crate::testutil::hostile::Noise;
+use host::disk::{Channel, Done, Geometry, Image, Request, memory};
+use host::memory::Memory;
+use host::testutil::noise::Noise;
 
 const AT: Address = Address::new(3, 0);
 const SIZE: u64 = 8 << 20;
@@ -35,8 +35,9 @@ fn bench(queues: u16) -> Bench {
 fn bench_with(queues: u16, image: Arc<dyn Image>) -> Bench {
     let mut bench = Bench::new(8 << 20);
     let add = |place: &mut dyn Place| {
-        let config = crate::backend::disk::Config { serial: Some("a disk".into()), ..config() };
-        let drive = config.show(image, place)?;
+        let config = host::disk::Config { serial: Some("a disk".into()), ..config() };
+        let drive = config.drive(image, place.name())?;
+        place.shared().disks.add(&drive);
         on_pci(Scsi::new(drive, queues)?, Some(AT), place)
     };
     bench.board.add("virtio-scsi", add).unwrap();
@@ -103,8 +104,8 @@ impl Channel for CountedChannel {
     }
 }
 
-fn config() -> crate::backend::disk::Config {
-    crate::backend::disk::Config::new("memory")
+fn config() -> host::disk::Config {
+    host::disk::Config::new("memory")
 }
 
 fn driver(bench: &Bench) -> Driver<'_> {

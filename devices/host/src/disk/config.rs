@@ -1,0 +1,540 @@
+//! What a user says of a disk, and how it is opened.
+
+use std::fs::Metadata;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::format::{Format, choose};
+use super::limit::Limited;
+use super::medium::{Medium, Report};
+use super::overlay::Overlay;
+use super::patience::{OnFull, Patient};
+use super::raw::{Raw, check_size, open_locked};
+use super::rings::Rings;
+use super::threads::Threaded;
+use super::uring::Ring;
+use super::{Channel, Drive, Geometry, Image, qcow2};
+use crate::fnv;
+use crate::memory::Memory;
+use crate::pci::Address;
+use crate::size::Size;
+
+/// The keys of a disk, which are the same whatever its controller is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// `raw` or `qcow2`. Without it, a file whose name ends in .qcow2 is one and every other is
+    /// raw, never by what is in it: that is the guest's to write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<Format>,
+    /// It is at least so long: a shorter one grows when the machine is switched on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+    /// The guest cannot write; several machines may read one disk so.
+    #[serde(default)]
+    pub readonly: bool,
+    /// Around the host's page cache: `on`, `off`, or `auto`, which is on where the file system can.
+    #[serde(default)]
+    pub direct: Direct,
+    /// Bytes of the guest's sectors: 512 (which says that 4096 are better) or 4096.
+    #[serde(default)]
+    pub sector: Sector,
+    /// Requests per second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Bytes per second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Size>,
+    /// What the guest discards is given back to the host.
+    #[serde(default = "yes")]
+    pub discard: bool,
+    /// Writes stay in memory and are gone with the machine. The file is only read.
+    #[serde(default)]
+    pub overlay: bool,
+    /// A qcow2 image's backing file may be anywhere. Without it, in the image's own folder only:
+    /// the name stands in the image, which may come from a stranger.
+    #[serde(default)]
+    pub backing: bool,
+    /// Its controller's PCI slot; the first that is free if there is none given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<Address>,
+    /// How many queues its controller has: one for each processor, at most 16, if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queues: Option<u16>,
+    /// Its serial number, by which a guest knows it again: at most 20 ASCII characters. Made of the
+    /// file's name if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+    /// What is found at the path.
+    #[serde(skip)]
+    pub file: Expected,
+}
+
+/// A file by what its name cannot hide: its device and its inode there, as `DEV:INODE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct FileId {
+    /// Its file system.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// That of an open file.
+    #[must_use]
+    pub fn of(found: &Metadata) -> Self {
+        Self { device: found.dev(), inode: found.ino() }
+    }
+}
+
+impl TryFrom<String> for FileId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let pair = text.split_once(':');
+        let pair = pair.and_then(|(device, inode)| Some((device.parse(), inode.parse().ok()?)));
+        let Some((Ok(device), inode)) = pair else {
+            return Err(format!("`{text}` is no file: write DEV:INODE, two numbers"));
+        };
+        Ok(Self { device, inode })
+    }
+}
+
+impl From<FileId> for String {
+    fn from(FileId { device, inode }: FileId) -> Self {
+        format!("{device}:{inode}")
+    }
+}
+
+/// What is found at the path of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Expected {
+    /// Whatever is there.
+    #[default]
+    Any,
+    /// This file, or it is not opened.
+    Only(FileId),
+    /// The machine is only looked at: the file is left alone, and need not be there.
+    Nothing,
+}
+
+/// Queues where nobody says how many processors there are.
+const QUEUES: u16 = 4;
+/// Characters of a serial number.
+const SERIAL: usize = 20;
+
+fn yes() -> bool {
+    true
+}
+
+/// Whether the host's page cache is left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direct {
+    /// Where the file system can.
+    #[default]
+    Auto,
+    /// Always; else an error.
+    On,
+    /// Never.
+    Off,
+}
+
+/// The smallest read or write of a guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub enum Sector {
+    /// 512 bytes, what every guest knows.
+    #[default]
+    Half,
+    /// 4096 bytes, "4Kn".
+    Four,
+}
+
+impl Sector {
+    /// The number.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        match self {
+            Self::Half => 512,
+            Self::Four => 4096,
+        }
+    }
+}
+
+impl From<Sector> for u32 {
+    fn from(sector: Sector) -> Self {
+        sector.bytes()
+    }
+}
+
+impl TryFrom<u32> for Sector {
+    type Error = String;
+
+    fn try_from(bytes: u32) -> Result<Self, String> {
+        match bytes {
+            512 => Ok(Self::Half),
+            4096 => Ok(Self::Four),
+            other => Err(format!("sectors of {other} bytes: take 512 or 4096")),
+        }
+    }
+}
+
+impl Config {
+    /// The disk at `path`, with everything as it is without being said.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            format: None,
+            size: None,
+            readonly: false,
+            direct: Direct::default(),
+            sector: Sector::default(),
+            iops: None,
+            bandwidth: None,
+            discard: true,
+            overlay: false,
+            backing: false,
+            slot: None,
+            queues: None,
+            serial: None,
+            file: Expected::Any,
+        }
+    }
+
+    /// Opens the disk for a controller; `full` is called when its volume is full, and when there
+    /// is room again.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`] does.
+    pub fn open(&self, full: OnFull) -> anyhow::Result<Arc<dyn Image>> {
+        if self.file == Expected::Nothing {
+            return Ok(super::memory(self.sector.bytes().into()));
+        }
+        open(self, Some(full))
+    }
+
+    /// An open disk as the operator sees it, by its controller's name.
+    ///
+    /// # Errors
+    ///
+    /// When the configured serial number is invalid.
+    pub fn drive(&self, image: Arc<dyn Image>, name: &str) -> anyhow::Result<Arc<Drive>> {
+        Ok(Arc::new(Drive::new(name, self.serial()?, &self.path, image)))
+    }
+
+    /// How many queues a controller gets.
+    #[must_use]
+    pub fn queues(&self) -> u16 {
+        self.queues.unwrap_or(QUEUES)
+    }
+
+    /// The serial number.
+    ///
+    /// # Errors
+    ///
+    /// When what was given is none.
+    pub fn serial(&self) -> anyhow::Result<String> {
+        let Some(serial) = &self.serial else {
+            let name = self.path.as_os_str().as_bytes();
+            return Ok(format!("TR{:016X}", fnv::hash(name, 0)));
+        };
+        let printable = !serial.is_empty() && serial.bytes().all(|it| matches!(it, b' '..=b'~'));
+        ensure!(
+            printable && serial.len() <= SERIAL,
+            "`serial={serial}` is no serial number: it has 1 to {SERIAL} ASCII characters"
+        );
+        Ok(serial.clone())
+    }
+
+    /// Whether the file is only read.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.readonly || self.overlay
+    }
+}
+
+/// Opens a disk, locks it, and puts before it what its configuration asks for. `full` is told when
+/// the volume has no room, and when it has again.
+///
+/// # Errors
+///
+/// One sentence, with the way out: no file, no permission, nothing in it, not this format, in use.
+pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Image>> {
+    let name = config.path.display().to_string();
+    for (key, limit) in [("iops", config.iops), ("bandwidth", config.bandwidth.map(|it| it.0))] {
+        ensure!(limit != Some(0), "`{key}=0` would never do anything: leave it out for no limit");
+    }
+    let opened = open_locked(&config.path, config.is_read_only())?;
+    if let Expected::Only(file) = config.file {
+        ensure!(FileId::of(&opened.found) == file, "{name} was replaced before it was opened");
+    }
+    let image: Arc<dyn Image> = match choose(config.format, &config.path, &opened.file)? {
+        Format::Raw => {
+            let raw = Arc::new(Raw::new(opened, config)?);
+            check_size(&config.path, raw.geometry().size, config.sector.bytes())?;
+            if config.overlay {
+                overlay(&name, raw, config)
+            } else {
+                Arc::new(File::new(raw, &name, config.queues()))
+            }
+        }
+        Format::Qcow2 => {
+            let image = qcow2::open(opened, config).with_context(|| name.clone())?;
+            let medium: Arc<dyn Medium> = Arc::new(image);
+            if config.overlay {
+                overlay(&name, medium, config)
+            } else {
+                Arc::new(Threaded::new(&name, medium, 2))
+            }
+        }
+    };
+    if let Some(size) = config.size.filter(|size| size.0 > image.geometry().size) {
+        image.grow(Some(size.0)).with_context(|| format!("{name}: size={size}"))?;
+    }
+    let image: Arc<dyn Image> = if config.is_read_only() {
+        image
+    } else {
+        Arc::new(Patient::new(image, &config.path, full))
+    };
+    Ok(match (config.iops, config.bandwidth) {
+        (None, None) => image,
+        (iops, bandwidth) => Arc::new(Limited::new(image, iops, bandwidth.map(|it| it.0))),
+    })
+}
+
+fn overlay(name: &str, base: Arc<dyn Medium>, config: &Config) -> Arc<dyn Image> {
+    let overlay = Arc::new(Overlay::over(base, config.readonly));
+    Arc::new(Threaded::new(name, overlay, 2))
+}
+
+/// A raw disk, by io_uring where the host lets us.
+pub(super) struct File {
+    raw: Arc<Raw>,
+    report: Arc<Report>,
+    /// Made before there is a guest: in its jail the process makes no more.
+    rings: Option<Arc<Rings>>,
+}
+
+/// How many threads read and write where there is no io_uring.
+const THREADS: usize = 4;
+/// Queues of the smallest and the largest controller, whatever is configured.
+const SERVED: (u16, u16) = (2, 64);
+
+impl File {
+    fn new(raw: Arc<Raw>, name: &str, queues: u16) -> Self {
+        // One more, by which a controller flushes.
+        let found = Rings::new(&raw.file, queues.clamp(SERVED.0, SERVED.1) + 1);
+        if let Err(reason) = &found {
+            tracing::info!(disk = name, "by {THREADS} threads, without io_uring: {reason}");
+        }
+        Self { raw, report: Arc::new(Report::new(name)), rings: found.ok().map(Arc::new) }
+    }
+
+    /// As on a host that has no io_uring.
+    #[cfg(test)]
+    pub(super) fn by_threads(config: &Config) -> anyhow::Result<Arc<dyn Image>> {
+        let raw = Raw::new(open_locked(&config.path, config.is_read_only())?, config)?;
+        let report = Arc::new(Report::new("threads"));
+        Ok(Arc::new(Self { raw: Arc::new(raw), report, rings: None }))
+    }
+}
+
+impl Image for File {
+    fn geometry(&self) -> Geometry {
+        self.raw.geometry()
+    }
+
+    fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
+        let (raw, report) = (self.raw.clone(), self.report.clone());
+        // Who needs more than there are does without.
+        match self.rings.as_ref().and_then(|rings| rings.lend(&raw.file).ok()) {
+            Some(ring) => Ok(Box::new(Ring::new(ring, raw, report, memory))),
+            None => Threaded::of(raw, report, THREADS).channel(memory),
+        }
+    }
+
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
+        self.raw.grow(size)
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    use super::super::rehearsal::sparse;
+    use super::*;
+
+    /// What is said when it cannot be opened, in one sentence that names it.
+    fn refusal(config: &Config) -> String {
+        let Err(error) = open(config, None) else { panic!("{config:?} was opened") };
+        let said = format!("{error:#}");
+        assert!(said.contains(&config.path.display().to_string()), "{said}");
+        assert!(!said.contains('\n') && !said.contains("os error 22"), "{said}");
+        said
+    }
+
+    fn written(folder: &Path, name: &str, head: &[u8]) -> Config {
+        let path = folder.join(name);
+        let mut bytes = head.to_vec();
+        bytes.resize(4096, 0);
+        fs::write(&path, bytes).unwrap();
+        Config::new(path)
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_a_file_and_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = refusal(&Config::new(folder.path().join("none")));
+        assert!(said.contains("is not there: `truncate -s 64G "), "{said}");
+        let said = refusal(&Config::new(folder.path()));
+        assert!(said.contains("is a folder"), "{said}");
+        let said = refusal(&Config::new("/dev/null"));
+        assert!(said.contains("neither a file nor a block device"), "{said}");
+        let said = refusal(&Config::new(sparse(&folder, "empty", 0)));
+        assert!(said.contains("has 0 bytes: `truncate -s 64G "), "{said}");
+        let said = refusal(&Config::new(sparse(&folder, "cut", 1000)));
+        assert!(said.contains("1000 bytes, which are not whole sectors of 512"), "{said}");
+        let half = sparse(&folder, "half", 4096 + 512);
+        let said = refusal(&Config { sector: Sector::Four, ..Config::new(half) });
+        assert!(said.contains("not whole sectors of 4096"), "{said}");
+        let whole = sparse(&folder, "whole", 4096);
+        let said = open(&Config { iops: Some(0), ..Config::new(&whole) }, None).err().unwrap();
+        assert!(said.to_string().contains("`iops=0`"), "{said}");
+    }
+
+    #[test]
+    fn refuses_foreign_images_with_the_way_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        for (head, kind) in [
+            (&b"KDMV\x01"[..], "vmdk"),
+            (b"# Disk DescriptorFile\n", "vmdk"),
+            (b"vhdxfile", "vhdx"),
+            (b"conectix", "vpc"),
+        ] {
+            let config = written(folder, "foreign", head);
+            let said = refusal(&config);
+            assert!(said.contains(&format!("`qemu-img convert -f {kind} -O raw ")), "{said}");
+            // Whoever says raw gets it raw.
+            open(&Config { format: Some(Format::Raw), ..config }, None).unwrap();
+        }
+        let mut vdi = [0; 0x44];
+        vdi[0x40..].copy_from_slice(&[0x7f, 0x10, 0xda, 0xbe]);
+        assert!(refusal(&written(folder, "foreign", &vdi)).contains("vdi"));
+    }
+
+    #[test]
+    fn a_raw_disk_does_not_become_qcow2_by_what_its_guest_writes() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = written(folder.path(), "disk.img", b"QFI\xfb\0\0\0\x03");
+        let said = refusal(&config);
+        assert!(said.contains("`format=qcow2` if it is one, or `format=raw`"), "{said}");
+        let raw = Config { format: Some(Format::Raw), ..config };
+        assert_eq!(open(&raw, None).unwrap().geometry().size, 4096);
+        let said = refusal(&written(folder.path(), "disk.qcow2", b"boot"));
+        assert!(said.contains("is not a qcow2 image, despite its name"), "{said}");
+        let plain = written(folder.path(), "plain", b"boot");
+        let said = refusal(&Config { format: Some(Format::Qcow2), ..plain });
+        assert!(said.contains("is not a qcow2 image: leave"), "{said}");
+    }
+
+    #[test]
+    fn a_disk_is_written_by_one_or_read_by_many() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::new(sparse(&folder, "disk", 1 << 20));
+        let reader = Config { readonly: true, ..config.clone() };
+        let overlay = Config { overlay: true, ..config.clone() };
+        let holder = format!("is in use by process {} (", std::process::id());
+        let one = open(&config, None).unwrap();
+        for other in [&config, &reader, &overlay] {
+            assert!(refusal(other).contains(&holder), "{}", refusal(other));
+        }
+        let memory = super::super::driver::ram();
+        let channel = one.channel(&memory).unwrap();
+        drop(one);
+        assert!(refusal(&config).contains(&holder), "a channel is the disk too");
+        drop(channel);
+        let readers = (open(&reader, None).unwrap(), open(&overlay, None).unwrap());
+        assert!(refusal(&config).contains(&holder));
+        drop(readers);
+        open(&config, None).unwrap();
+    }
+
+    #[test]
+    fn says_which_rights_are_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 4096);
+        fs::set_permissions(&path, Permissions::from_mode(0o400)).unwrap();
+        // Root may open everything: this thread gives that up, and ends.
+        let body = move || {
+            let own = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(own);
+            set_capabilities(None, sets).unwrap();
+            let said = refusal(&Config::new(&path));
+            assert!(said.contains("no permission to open"), "{said}");
+            assert!(said.contains("`readonly`"), "{said}");
+            open(&Config { readonly: true, ..Config::new(&path) }, None).unwrap();
+        };
+        std::thread::spawn(body).join().unwrap();
+    }
+
+    #[test]
+    fn geometry_is_what_was_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 1 << 20);
+        let geometry = open(&Config::new(&path), None).unwrap().geometry();
+        assert_eq!((geometry.logical_block, geometry.physical_block), (512, 4096));
+        assert!(!geometry.read_only && geometry.discard >= 4096, "{geometry:?}");
+        let config = Config { sector: Sector::Four, discard: false, ..Config::new(&path) };
+        let geometry = open(&config, None).unwrap().geometry();
+        assert_eq!((geometry.logical_block, geometry.discard), (4096, 0));
+        let config = Config { readonly: true, ..Config::new(&path) };
+        let geometry = open(&config, None).unwrap().geometry();
+        assert!(geometry.read_only && geometry.discard == 0, "{geometry:?}");
+    }
+
+    #[test]
+    fn is_read_alone_and_among_the_keys_of_a_controller() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Controller {
+            #[serde(flatten)]
+            disk: Config,
+            #[serde(default)]
+            serial: Option<String>,
+        }
+        let text = r#"{"path":"a.img","format":"raw","direct":"on","sector":4096,"iops":100,
+            "bandwidth":"10M","discard":false"#;
+        let alone: Config = serde_json::from_str(&format!("{text}}}")).unwrap();
+        assert_eq!((alone.direct, alone.sector), (Direct::On, Sector::Four));
+        assert_eq!((alone.iops, alone.bandwidth), (Some(100), Some(Size(10 << 20))));
+        let among: Controller = serde_json::from_str(&format!(r#"{text},"serial":"x"}}"#)).unwrap();
+        assert_eq!((among.disk, among.serial.as_deref()), (alone.clone(), Some("x")));
+        let again: Config = serde_json::from_value(serde_json::to_value(&alone).unwrap()).unwrap();
+        assert_eq!(again, alone);
+        for bad in [r#""path":"a","sector":1024"#, r#""path":"a","forma":"raw""#, r#""sector":512"#]
+        {
+            let bad = format!("{{{bad}}}");
+            assert!(serde_json::from_str::<Config>(&bad).is_err(), "{bad}");
+            assert!(serde_json::from_str::<Controller>(&bad).is_err(), "{bad}");
+        }
+        let plain: Config = serde_json::from_str(r#"{"path":"a"}"#).unwrap();
+        assert_eq!(plain, Config::new("a"));
+    }
+}

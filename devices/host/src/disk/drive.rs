@@ -1,0 +1,229 @@
+//! The disks of a machine as the operator sees them: which there are, and how long they are.
+//!
+//! Controllers put their disk here when they are built, and say whom to tell when it grew.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use anyhow::bail;
+
+use super::{Geometry, Image, Tray};
+
+/// Called when the guest is to look again, on the thread that made the disk longer.
+pub type Watch = Box<dyn Fn() + Send>;
+
+/// A disk and who has it.
+pub struct Drive {
+    name: String,
+    serial: String,
+    path: PathBuf,
+    image: Arc<dyn Image>,
+    watch: Mutex<Option<Watch>>,
+}
+
+impl Drive {
+    /// The image at `path`, whose controller has this name on the board.
+    pub fn new(name: &str, serial: String, path: &Path, image: Arc<dyn Image>) -> Self {
+        let (name, path) = (name.to_owned(), path.to_owned());
+        Self { name, serial, path, image, watch: Mutex::default() }
+    }
+
+    /// Its controller's name: `nvme`, and `nvme.2` for the second.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its controller's kind, as the configuration says it.
+    pub fn kind(&self) -> &str {
+        self.name.split('.').next().unwrap_or_default()
+    }
+
+    /// By which the guest knows it.
+    pub fn serial(&self) -> &str {
+        &self.serial
+    }
+
+    /// The file or block device.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is on it.
+    pub fn image(&self) -> &Arc<dyn Image> {
+        &self.image
+    }
+
+    /// What it is now.
+    pub fn geometry(&self) -> Geometry {
+        self.image.geometry()
+    }
+
+    /// Makes it longer, and tells its guest; without a size, as long as its file or device is now.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be, or would become shorter.
+    pub fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
+        // One growth is told before the next: the guest is never left with the older one.
+        let watch = self.watching();
+        let before = self.geometry().size;
+        self.image.grow(size)?;
+        if let Some(watch) = watch.as_ref().filter(|_| self.geometry().size != before) {
+            watch();
+        }
+        Ok(())
+    }
+
+    /// Calls `watch` after each growth from now on, in place of what was called before. It must not
+    /// keep the disk alive.
+    pub fn watch(&self, watch: Option<Watch>) {
+        *self.watching() = watch;
+    }
+
+    fn watching(&self) -> MutexGuard<'_, Option<Watch>> {
+        self.watch.lock().expect("no device panicked")
+    }
+}
+
+/// The disks of a machine, in the order of their controllers. A disk ends with its controller.
+#[derive(Default)]
+pub struct Disks {
+    drives: Mutex<Vec<Weak<Drive>>>,
+    trays: Mutex<Vec<Weak<dyn Tray>>>,
+}
+
+impl Disks {
+    /// One more.
+    pub fn add(&self, drive: &Arc<Drive>) {
+        let mut drives = self.drives.lock().expect("no device panicked");
+        // Media come and go.
+        drives.retain(|it| it.strong_count() > 0);
+        drives.push(Arc::downgrade(drive));
+    }
+
+    /// One more that may have media.
+    pub fn add_tray(&self, tray: &Arc<dyn Tray>) {
+        let mut trays = self.trays.lock().expect("no device panicked");
+        trays.retain(|it| it.strong_count() > 0);
+        trays.push(Arc::downgrade(tray));
+    }
+
+    /// All whose media can be changed.
+    pub fn trays(&self) -> Vec<Arc<dyn Tray>> {
+        let trays = self.trays.lock().expect("no device panicked");
+        trays.iter().filter_map(Weak::upgrade).filter(|it| it.is_removable()).collect()
+    }
+
+    /// The one with this name.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, with those that there are.
+    pub fn tray(&self, name: &str) -> anyhow::Result<Arc<dyn Tray>> {
+        let all = self.trays();
+        if let Some(tray) = all.iter().find(|it| it.name() == name) {
+            return Ok(tray.clone());
+        }
+        let names: Vec<_> = all.iter().map(|it| it.name()).collect();
+        if names.is_empty() {
+            bail!(
+                "this machine has no drive whose medium can be changed: attach \
+                 `usb-storage,path=FILE,removable` or `usb-storage,cdrom`"
+            );
+        }
+        bail!("there is no drive `{name}` whose medium can be changed, but {}", names.join(", "))
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Drive>> {
+        let drives = self.drives.lock().expect("no device panicked");
+        drives.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The disk whose controller has this name, or else the one with this serial number.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, with those that there are, or when there are several.
+    pub fn find(&self, name: &str) -> anyhow::Result<Arc<Drive>> {
+        let all = self.all();
+        if let Some(drive) = all.iter().find(|drive| drive.name == name) {
+            return Ok(drive.clone());
+        }
+        let mut same = all.iter().filter(|drive| drive.serial == name);
+        match (same.next(), same.next()) {
+            (Some(drive), None) => Ok(drive.clone()),
+            (Some(one), Some(two)) => bail!(
+                "{} and {} both have the serial number {name}: take one of these names",
+                one.name,
+                two.name
+            ),
+            (None, _) if all.is_empty() => {
+                bail!("this machine has no disk: add --disk PATH when it is started")
+            }
+            (None, _) => {
+                let show = |it: &Arc<Drive>| {
+                    format!("{} (serial {}, {})", it.name, it.serial, it.path.display())
+                };
+                let list: Vec<_> = all.iter().map(show).collect();
+                bail!("there is no disk `{name}`, but {}", list.join(", "))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::super::memory;
+    use super::*;
+
+    fn drive(name: &str, serial: &str) -> Arc<Drive> {
+        Arc::new(Drive::new(name, serial.into(), Path::new("a.img"), memory(4096)))
+    }
+
+    #[test]
+    fn a_growth_is_told_and_nothing_else_is() {
+        let (drive, told) = (drive("nvme", "x"), Arc::new(AtomicU32::new(0)));
+        let count = told.clone();
+        drive.grow(Some(8192)).unwrap();
+        drive.watch(Some(Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        })));
+        drive.grow(Some(8192)).unwrap();
+        assert!(drive.grow(Some(4096)).is_err());
+        assert_eq!(told.load(Ordering::Relaxed), 0);
+        drive.grow(Some(16384)).unwrap();
+        assert_eq!((told.load(Ordering::Relaxed), drive.geometry().size), (1, 16384));
+        drive.watch(None);
+        drive.grow(Some(32768)).unwrap();
+        assert_eq!(told.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_disk_is_found_by_name_or_by_serial_number_while_it_is_there() {
+        let disks = Disks::default();
+        let said = |name| disks.find(name).err().unwrap().to_string();
+        assert!(said("nvme").contains("--disk PATH"));
+        let (one, two) = (drive("nvme", "first"), drive("virtio-blk.2", "nvme"));
+        disks.add(&one);
+        disks.add(&two);
+        for (name, found) in [("nvme", "nvme"), ("first", "nvme"), ("virtio-blk.2", "virtio-blk.2")]
+        {
+            assert_eq!(disks.find(name).unwrap().name(), found);
+        }
+        assert_eq!(two.kind(), "virtio-blk");
+        let there = said("sda");
+        for word in ["`sda`", "nvme (serial first, a.img)", "virtio-blk.2 (serial nvme, a.img)"] {
+            assert!(there.contains(word), "{there}");
+        }
+        let three = drive("nvme.2", "first");
+        disks.add(&three);
+        assert!(said("first").contains("nvme and nvme.2"));
+        drop(one);
+        assert_eq!(disks.find("first").unwrap().name(), "nvme.2");
+        drop((two, three));
+        assert!(disks.all().is_empty());
+    }
+}

@@ -1,0 +1,602 @@
+//! Raw disks: files, sparse or not, and block devices.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use anyhow::{Context, bail, ensure};
+use rustix::fs::{
+    AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, statx,
+};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
+
+use super::medium::{Buffer, Medium};
+use super::uring::discard_device;
+use super::{Config, Direct, Geometry};
+use crate::lock;
+
+/// What zeros are written with where the host has no better way.
+const ZEROS: usize = 256 << 10;
+
+/// A file or a block device, open and locked.
+pub(super) struct Raw {
+    pub(super) file: File,
+    /// Holds the lock.
+    _lock: File,
+    path: PathBuf,
+    size: AtomicU64,
+    logical_block: u32,
+    discard: u32,
+    read_only: bool,
+    device: bool,
+    /// The page cache is not used; and what the host wants of addresses in memory.
+    direct: Option<Alignment>,
+    /// The host refused to punch holes.
+    discards: AtomicBool,
+    /// A flush failed. What the kernel could not write it has forgotten, and the next flush would
+    /// succeed: so none does any more.
+    lost: AtomicBool,
+    /// What reached the file, in its order, for tests that cut the power.
+    #[cfg(test)]
+    pub(super) journal: Option<std::sync::Mutex<Vec<Event>>>,
+}
+
+/// What happened to a file.
+#[cfg(test)]
+#[derive(Clone)]
+pub(super) enum Event {
+    Wrote(u64, Vec<u8>),
+    Punched(u64, u64),
+    Flushed,
+}
+
+/// What direct I/O wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Alignment {
+    pub(super) memory: u64,
+    pub(super) length: u64,
+}
+
+/// Opens a file or a block device, whatever is in it, and takes its lock.
+///
+/// # Errors
+///
+/// One sentence with the way out.
+pub(super) fn open_locked(path: &Path, read_only: bool) -> anyhow::Result<Opened> {
+    let name = path.display();
+    // Before it is opened: opening a pipe would wait.
+    let found = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!("{name} is not there: `truncate -s 64G {name}` makes an empty disk")
+        }
+        Err(error) => return Err(explain(error, path, read_only)),
+        Ok(found) => found,
+    };
+    let kind = found.file_type();
+    ensure!(!kind.is_dir(), "{name} is a folder, not a disk: give a file in it");
+    ensure!(
+        kind.is_file() || kind.is_block_device(),
+        "{name} is neither a file nor a block device"
+    );
+    let claims = kind.is_block_device() && !read_only;
+    let open = |claims: bool| {
+        let file = if claims {
+            lock::claim(path)
+        } else {
+            OpenOptions::new().read(true).write(!read_only).open(path)
+        };
+        let found = file.and_then(|file| Ok((file.metadata()?, file)));
+        found.map_err(|error| explain(error, path, read_only))
+    };
+    let (held, lock) = open(claims)?;
+    if read_only {
+        lock::shared(&lock, path)?;
+    } else {
+        lock::exclusive(&lock, path)?;
+    }
+    let (found, file) = open(false)?;
+    ensure!(
+        (held.dev(), held.ino()) == (found.dev(), found.ino()),
+        "{name} was replaced while it was opened"
+    );
+    Ok(Opened { file, found, lock })
+}
+
+/// A file, and a lock on it. They are two descriptions of it: the kernel takes rings apart after
+/// their process is gone, and a lock of the ring's file would outlive a machine that was killed,
+/// and keep its successor from starting.
+pub(super) struct Opened {
+    pub(super) file: File,
+    pub(super) found: fs::Metadata,
+    lock: File,
+}
+
+/// Why a disk cannot be opened.
+fn explain(error: io::Error, path: &Path, read_only: bool) -> anyhow::Error {
+    let name = path.display();
+    let way_out = if read_only { "" } else { ", or say `readonly`" };
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            let use_ = if read_only { "reading" } else { "writing" };
+            let text = format!(
+                "no permission to open {name} for {use_}: give this process' user the right\
+                 {way_out}"
+            );
+            io::Error::new(error.kind(), text).into()
+        }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            anyhow::anyhow!("{name} is on a file system that is read-only: say `readonly`")
+        }
+        io::ErrorKind::ResourceBusy => anyhow::Error::new(error),
+        _ => anyhow::Error::new(error).context(name.to_string()),
+    }
+}
+
+impl Raw {
+    /// Makes a disk of a file that is open and locked.
+    ///
+    /// # Errors
+    ///
+    /// One sentence with the way out.
+    pub(super) fn new(opened: Opened, config: &Config) -> anyhow::Result<Self> {
+        let Opened { mut file, found, lock } = opened;
+        let (path, name) = (config.path.clone(), config.path.display());
+        let device = found.file_type().is_block_device();
+        let size = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
+        let empty = device && size == 0;
+        ensure!(!empty, "{name} is a device of 0 bytes: nothing is attached to it");
+        let read_only = config.is_read_only();
+        let direct = direct(&file, config)?;
+        let discard = if config.discard && !read_only { discard(&file, &found, size) } else { 0 };
+        tracing::debug!(
+            disk = %name,
+            size,
+            direct = direct.is_some(),
+            discard,
+            read_only,
+            "open"
+        );
+        Ok(Self {
+            file,
+            _lock: lock,
+            path,
+            size: AtomicU64::new(size),
+            logical_block: config.sector.bytes(),
+            discard,
+            read_only,
+            device,
+            direct,
+            discards: AtomicBool::new(discard > 0),
+            lost: AtomicBool::new(false),
+            #[cfg(test)]
+            journal: None,
+        })
+    }
+
+    pub(super) fn direct(&self) -> Option<Alignment> {
+        self.direct
+    }
+
+    pub(super) fn is_device(&self) -> bool {
+        self.device
+    }
+
+    pub(super) fn discards(&self) -> bool {
+        self.discards.load(Ordering::Relaxed)
+    }
+
+    /// Whether a flush failed, ever.
+    pub(super) fn lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// What a failed flush is to the guest. Where writes go through the page cache it is no full
+    /// volume, which would pass: the cache forgets what had no room. Around the cache each write
+    /// had its answer, and what the file system still has to note can be tried again.
+    pub(super) fn lose(&self, error: io::Error) -> io::Error {
+        if self.direct.is_some() && is_full(&error) {
+            return error;
+        }
+        self.lost.store(true, Ordering::Release);
+        io::Error::other(format!("what was written before is lost: {error}"))
+    }
+
+    /// Whether the kernel would refuse such a buffer.
+    fn misaligned(&self, buffer: &[u8]) -> bool {
+        let address = buffer.as_ptr().addr() as u64;
+        self.direct.is_some_and(|need| !address.is_multiple_of(need.memory))
+    }
+
+    #[cfg(test)]
+    fn note(&self, event: impl FnOnce() -> Event) {
+        if let Some(journal) = &self.journal {
+            journal.lock().unwrap().push(event());
+        }
+    }
+
+    fn write_zeros(&self, mut offset: u64, mut length: u64) -> io::Result<()> {
+        let mut buffer = Buffer::default();
+        let zeros = buffer.take(ZEROS);
+        while length > 0 {
+            let part = usize::try_from(length).map_or(ZEROS, |it| it.min(ZEROS));
+            self.write(&zeros[..part], offset, false)?;
+            (offset, length) = (offset + part as u64, length - part as u64);
+        }
+        Ok(())
+    }
+}
+
+/// Whole sectors, and not none.
+pub(super) fn check_size(path: &Path, size: u64, sector: u32) -> anyhow::Result<()> {
+    let name = path.display();
+    ensure!(size > 0, "{name} has 0 bytes: `truncate -s 64G {name}` makes an empty disk of it");
+    ensure!(
+        size.is_multiple_of(u64::from(sector)),
+        "{name} has {size} bytes, which are not whole sectors of {sector}: a part is missing, or \
+         it is no disk; `truncate -s %{sector} {name}` fills the last sector with zeros"
+    );
+    Ok(())
+}
+
+/// Switches to direct I/O if that is wanted and can be.
+fn direct(file: &File, config: &Config) -> anyhow::Result<Option<Alignment>> {
+    if config.direct == Direct::Off {
+        return Ok(None);
+    }
+    let name = config.path.display();
+    let flags = fcntl_getfl(file).with_context(|| name.to_string())?;
+    let sector = u64::from(config.sector.bytes());
+    let refusal =
+        match fcntl_setfl(file, flags | OFlags::DIRECT).ok().and_then(|()| alignment(file)) {
+            Some(alignment) if alignment.length <= sector => return Ok(Some(alignment)),
+            Some(Alignment { length, .. }) => format!(
+                "it takes blocks of {length} bytes, and the disk has sectors of {sector} \
+             (`sector=4096` would do)"
+            ),
+            None => "its file system does not take it".to_owned(),
+        };
+    ensure!(config.direct == Direct::Auto, "no direct I/O on {name}: {refusal}");
+    fcntl_setfl(file, flags).with_context(|| name.to_string())?;
+    tracing::info!(disk = %name, "no direct I/O, but through the page cache: {refusal}");
+    Ok(None)
+}
+
+/// What direct I/O, which is on, wants of this file; none when it does not work at all.
+fn alignment(file: &File) -> Option<Alignment> {
+    let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    if told.stx_mask & StatxFlags::DIOALIGN.bits() != 0 {
+        let memory = u64::from(told.stx_dio_mem_align);
+        let length = u64::from(told.stx_dio_offset_align);
+        let sound = memory.is_power_of_two() && length.is_power_of_two();
+        return sound.then_some(Alignment { memory, length });
+    }
+    // Older kernels, and file systems that do not tell: by trial.
+    let mut buffer = Buffer::default();
+    let buffer = buffer.take(8192);
+    let mut works = |start: usize, length: usize| {
+        let part = &mut buffer[start..start + length];
+        rustix::io::pread(file, part, 0).is_ok()
+    };
+    let length = [512, 4096].into_iter().find(|length| works(0, *length))?;
+    let memory = [512, 4096].into_iter().find(|start| works(*start % 4096, 4096))?;
+    Some(Alignment { memory: memory as u64, length: length as u64 })
+}
+
+/// In what unit room can be given back; 0 where it cannot.
+fn discard(file: &File, found: &fs::Metadata, size: u64) -> u32 {
+    if found.file_type().is_block_device() {
+        let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        let queue = |name: &str| -> Option<u64> {
+            let device = format!("/sys/dev/block/{major}:{minor}");
+            // A partition has its disk's queue.
+            let text = fs::read_to_string(format!("{device}/queue/{name}"))
+                .or_else(|_| fs::read_to_string(format!("{device}/../queue/{name}")));
+            text.ok()?.trim().parse().ok()
+        };
+        let unit = queue("discard_granularity").unwrap_or_default();
+        return if queue("discard_max_bytes").unwrap_or_default() == 0 {
+            0
+        } else {
+            u32::try_from(unit).unwrap_or_default()
+        };
+    }
+    // Behind the end there is nothing to lose.
+    let unit = u32::try_from(found.blksize()).ok().filter(|it| it.is_power_of_two());
+    let unit = unit.unwrap_or(4096).clamp(4096, 1 << 20);
+    let behind = size.next_multiple_of(u64::from(unit));
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    // Some file systems need room to give room back: that is no reason never to ask again.
+    let tried = fallocate(file, punch, behind, u64::from(unit)).map_err(io::Error::from);
+    let works = tried.is_ok() || tried.is_err_and(|error| is_full(&error));
+    if works { unit } else { 0 }
+}
+
+/// Which way of `fallocate` makes zeros.
+pub(super) fn zeroing(unmap: bool) -> FallocateFlags {
+    let way = if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+    way | FallocateFlags::KEEP_SIZE
+}
+
+impl Medium for Raw {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: self.size.load(Ordering::Acquire),
+            logical_block: self.logical_block,
+            physical_block: 4096,
+            discard: self.discard,
+            read_only: self.read_only,
+        }
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.misaligned(buffer) {
+            let mut copy = Buffer::default();
+            let copy = copy.take(buffer.len());
+            self.read(copy, offset)?;
+            buffer.copy_from_slice(copy);
+            return Ok(());
+        }
+        let block = self.logical_block as usize;
+        let mut done = 0;
+        while done < buffer.len() {
+            let mut part = [IoSliceMut::new(&mut buffer[done..])];
+            match preadv2(&self.file, &mut part, offset + done as u64, ReadWriteFlags::empty()) {
+                Ok(length) if length > 0 && length.is_multiple_of(block) => done += length,
+                // The file was cut off while it was open: zeros, as after the end of a sparse one.
+                Ok(length) => {
+                    buffer[done + length..].fill(0);
+                    return Ok(());
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, buffer: &[u8], offset: u64, durable: bool) -> io::Result<()> {
+        if self.misaligned(buffer) {
+            let mut copy = Buffer::default();
+            let copy = copy.take(buffer.len());
+            copy.copy_from_slice(buffer);
+            return self.write(copy, offset, durable);
+        }
+        #[cfg(test)]
+        self.note(|| Event::Wrote(offset, buffer.to_vec()));
+        let block = self.logical_block as usize;
+        let at_once = durable && self.direct.is_some();
+        let flags = if at_once { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+        let mut done = 0;
+        while done < buffer.len() {
+            let part = [IoSlice::new(&buffer[done..])];
+            match pwritev2(&self.file, &part, offset + done as u64, flags) {
+                Ok(length) if length < block => return Err(io::ErrorKind::WriteZero.into()),
+                // A part of a block is written again with the rest of it.
+                Ok(length) => done += length - length % block,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if durable && !at_once { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        if self.lost() {
+            return Err(io::Error::other("an earlier flush failed"));
+        }
+        // The disk is what it is: there is nothing to flush, and on NFS it may not be allowed.
+        if self.read_only {
+            return Ok(());
+        }
+        #[cfg(test)]
+        self.note(|| Event::Flushed);
+        rustix::fs::fdatasync(&self.file).map_err(|error| self.lose(error.into()))
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        if !self.discards() {
+            return Ok(());
+        }
+        #[cfg(test)]
+        self.note(|| Event::Punched(offset, length));
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let done = if self.device {
+            discard_device(&self.file, offset, length)
+        } else {
+            fallocate(&self.file, punch, offset, length).map_err(io::Error::from)
+        };
+        match done {
+            // What cannot be freed stays as it was, which is as good.
+            Err(error) if unsupported(&error) => {
+                self.discards.store(false, Ordering::Relaxed);
+                Ok(())
+            }
+            // Who waited for room in order to give room back would wait for ever.
+            Err(error) if is_full(&error) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()> {
+        // `discard=off` is for a disk that shall keep all of its room.
+        let first = unmap && self.discards();
+        for unmap in [first, false] {
+            match fallocate(&self.file, zeroing(unmap), offset, length).map_err(io::Error::from) {
+                Err(error) if unsupported(&error) => {}
+                other => return other,
+            }
+        }
+        self.write_zeros(offset, length)
+    }
+
+    fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
+        let now = self.size.load(Ordering::Acquire);
+        let name = self.path.display();
+        let there = (&self.file).seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
+        let size = size.unwrap_or(there);
+        ensure!(size >= now, "{name} has {now} bytes and cannot shrink to {size}");
+        check_size(&self.path, size, self.logical_block)?;
+        if there < size {
+            ensure!(!self.device, "{name} is a device of {there} bytes: make it longer first");
+            ensure!(
+                !self.read_only,
+                "{name} has {there} bytes and is only read: make it longer first"
+            );
+            self.file.set_len(size).with_context(|| format!("{name}: {size} bytes"))?;
+        }
+        self.size.fetch_max(size, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+/// No room on the volume, or none for this user.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
+}
+
+/// Not by this file system or device, or not of such a range.
+fn unsupported(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL))
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::Arc;
+
+    use super::super::driver::Driver;
+    use super::super::rehearsal::sparse;
+    use super::super::{Fault, Image, Operation, config, open};
+    use super::*;
+
+    /// By a ring, as it is on hosts that have them, and by threads.
+    fn both(config: &Config) -> [Box<dyn Fn() -> Arc<dyn Image> + '_>; 2] {
+        let rings = || open(config, None).unwrap();
+        let threads = || config::File::by_threads(config).unwrap();
+        [Box::new(rings), Box::new(threads)]
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_reads_as_zeros_behind_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        for direct in [Direct::Auto, Direct::Off] {
+            let path = sparse(&folder, "disk", 64 << 10);
+            let config = Config { direct, ..Config::new(&path) };
+            for image in both(&config) {
+                fs::write(&path, vec![7; 64 << 10]).unwrap();
+                let image = image();
+                let mut driver = Driver::new(&image);
+                File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
+                let read = driver.read(0, 32 << 10).unwrap();
+                assert!(read[..10_000].iter().all(|it| *it == 7));
+                assert!(read[10_000..].iter().all(|it| *it == 0));
+                assert_eq!(driver.read(40 << 10, 4096).unwrap(), vec![0; 4096]);
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_writes_to_what_is_only_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config { readonly: true, ..Config::new(sparse(&folder, "disk", 4096)) };
+        for image in both(&config) {
+            let mut driver = Driver::new(&image());
+            assert_eq!(driver.write(0, &[1; 512]), Err(Fault::Refused));
+            let zeroes = Operation::WriteZeroes { unmap: true };
+            for operation in [Operation::Discard, zeroes] {
+                assert_eq!(driver.ask(operation, (0, 512), &[]), Err(Fault::Refused));
+            }
+            assert_eq!(driver.read(0, 512).unwrap(), vec![0; 512]);
+            driver.flush().unwrap();
+        }
+    }
+
+    #[test]
+    fn gives_room_back_for_discards_and_zeroes_but_not_when_told_to_keep_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 4 << 20);
+        for discard in [true, false] {
+            let config = Config { discard, ..Config::new(&path) };
+            for image in both(&config) {
+                for operation in [Operation::Discard, Operation::WriteZeroes { unmap: true }] {
+                    let mut driver = Driver::new(&image());
+                    driver.write(0, &vec![1; 4 << 20]).unwrap();
+                    driver.flush().unwrap();
+                    let before = path.metadata().unwrap().blocks();
+                    assert!(before >= 8192, "{before}");
+                    driver.ask(operation, (1 << 20, 2 << 20), &[]).unwrap();
+                    let after = path.metadata().unwrap().blocks();
+                    assert_eq!(after <= before - 4000, discard, "{operation:?}: {before} {after}");
+                    assert_eq!(driver.read(0, 512).unwrap(), vec![1; 512]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn grows_with_the_file_or_makes_it_grow() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = sparse(&folder, "disk", 1 << 20);
+        let image = open(&Config::new(&path), None).unwrap();
+        let mut driver = Driver::new(&image);
+        assert_eq!(driver.write(1 << 20, &[5; 512]), Err(Fault::Refused));
+        image.grow(Some(2 << 20)).unwrap();
+        driver.write(1 << 20, &[5; 512]).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 2 << 20);
+        // Somebody else made it longer.
+        File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
+        image.grow(None).unwrap();
+        assert_eq!(image.geometry().size, 3 << 20);
+        let said = image.grow(Some(1 << 20)).unwrap_err().to_string();
+        assert!(said.contains("cannot shrink"), "{said}");
+        assert!(image.grow(Some((3 << 20) + 100)).is_err());
+    }
+
+    #[test]
+    fn says_what_to_do_where_it_may_not_write() {
+        let said = |errno: Errno, read_only| {
+            explain(errno.into(), Path::new("a.img"), read_only).to_string()
+        };
+        assert_eq!(
+            said(Errno::ACCESS, false),
+            "no permission to open a.img for writing: give this process' user the right, or say \
+             `readonly`"
+        );
+        assert!(
+            said(Errno::ACCESS, true).ends_with("for reading: give this process' user the right")
+        );
+        assert_eq!(
+            said(Errno::ROFS, false),
+            "a.img is on a file system that is read-only: say `readonly`"
+        );
+        assert_eq!(said(Errno::NAMETOOLONG, false), "a.img");
+    }
+
+    #[test]
+    fn no_flush_succeeds_after_one_that_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::new(sparse(&folder, "disk", 4096));
+        let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
+        raw.flush().unwrap();
+        let error = raw.lose(Errno::IO.into());
+        assert_eq!(Errno::from_io_error(&error), None);
+        raw.flush().unwrap_err();
+        raw.flush().unwrap_err();
+    }
+
+    #[test]
+    fn a_flush_waits_for_room_only_where_the_host_keeps_what_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        for errno in [Errno::NOSPC, Errno::DQUOT] {
+            for direct in [Direct::Auto, Direct::Off] {
+                let config = Config { direct, ..Config::new(sparse(&folder, "disk", 4096)) };
+                let raw = Raw::new(open_locked(&config.path, false).unwrap(), &config).unwrap();
+                let around = raw.direct().is_some();
+                let error = raw.lose(errno.into());
+                assert_eq!(Errno::from_io_error(&error), around.then_some(errno));
+                assert_eq!(raw.flush().is_ok(), around);
+            }
+        }
+    }
+}

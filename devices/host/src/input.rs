@@ -1,0 +1,272 @@
+//! What a person does at the screen, on its way to the guest's keyboards and mice.
+//!
+//! Input devices register a sink when they are built; the screen and the control socket push events
+//! into the hub. The device that came last is asked first, and the first that the guest listens to
+//! takes the event: one key never arrives twice.
+
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+
+/// A key by its place on the keyboard: its make code in scan code set 1, `0xe0__` where that code
+/// has the prefix. What is printed on the key is the guest's business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u16", into = "u16")]
+pub struct Key(u16);
+
+impl Key {
+    /// The one key with the prefix E1.
+    pub const PAUSE: Self = Self(0xe11d);
+    /// Print Screen, which is SysRq together with Alt.
+    pub const PRINT: Self = Self(0xe037);
+    /// Hanja (LANG2) and Hangul (LANG1) send their make code and nothing when they are let go.
+    pub const HANJA: Self = Self(0xf1);
+    /// See `HANJA`.
+    pub const HANGUL: Self = Self(0xf2);
+
+    /// The key with this code, if keyboards can have it.
+    pub fn new(code: u16) -> Option<Self> {
+        let key = Self(code);
+        let special = [Self::PAUSE, Self::HANJA, Self::HANGUL].contains(&key);
+        let plain = matches!(code >> 8, 0 | 0xe0) && (1..0x80).contains(&(code & 0xff));
+        (special || plain).then_some(key)
+    }
+
+    /// The code.
+    pub fn code(self) -> u16 {
+        self.0
+    }
+}
+
+impl TryFrom<u16> for Key {
+    type Error = String;
+
+    fn try_from(code: u16) -> Result<Self, String> {
+        Self::new(code).ok_or_else(|| format!("{code:#x} is not a key of scan code set 1"))
+    }
+}
+
+impl From<Key> for u16 {
+    fn from(key: Key) -> Self {
+        key.0
+    }
+}
+
+/// What a mouse did, and which of its buttons are down now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Motion {
+    /// To the right.
+    pub dx: i32,
+    /// Downwards, as on screens.
+    pub dy: i32,
+    /// Notches of the wheel, away from the person.
+    pub wheel: i32,
+    /// Bit 0 left, 1 right, 2 middle, 3 back, 4 forward.
+    pub buttons: u8,
+}
+
+/// Where a pointer is that knows it, and what happened there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Position {
+    /// From the left edge of the screen, 0, to the right, [`Position::MOST`].
+    pub x: u16,
+    /// From the upper edge to the lower.
+    pub y: u16,
+    /// Notches of the wheel, away from the person.
+    pub wheel: i32,
+    /// Notches to the right.
+    pub pan: i32,
+    /// Bit 0 left, 1 right, 2 middle, 3 back, 4 forward.
+    pub buttons: u8,
+}
+
+impl Position {
+    /// The right and the lower edge.
+    pub const MOST: u16 = 0x7fff;
+}
+
+/// The lights of a keyboard, as the guest has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Lights {
+    /// Capitals.
+    pub caps: bool,
+    /// Digits on the right.
+    pub num: bool,
+    /// Whatever that is for.
+    pub scroll: bool,
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A key went down (again: keyboards repeat) or up.
+    Key(Key, bool),
+    /// A relative pointer moved, or its buttons changed.
+    Motion(Motion),
+    /// An absolute pointer is there now.
+    Position(Position),
+}
+
+/// An input device, seen from the host's side.
+pub trait Sink: Send + Sync {
+    /// Takes the event; false when the guest does not listen to this device, or is parked.
+    fn take(&self, event: Event) -> bool;
+    /// A keyboard's lights; nothing while the guest does not listen to this keyboard.
+    fn lights(&self) -> Option<Lights> {
+        None
+    }
+    /// Whether the guest has fetched all that was taken.
+    fn is_idle(&self) -> bool {
+        true
+    }
+    /// Whether a sender that can wait may go on. Devices queue what the guest has not read, up to a
+    /// bound; past it, whole keys are dropped.
+    fn has_room(&self) -> bool {
+        true
+    }
+}
+
+/// All input devices of a machine.
+#[derive(Default)]
+pub struct Hub {
+    sinks: Mutex<Vec<Arc<dyn Sink>>>,
+}
+
+impl Hub {
+    /// Adds a device.
+    pub fn register(&self, sink: Arc<dyn Sink>) {
+        self.sinks.lock().expect("no input device panicked").push(sink);
+    }
+
+    /// Takes a device out.
+    pub fn forget(&self, sink: &Arc<dyn Sink>) {
+        let mut sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.retain(|it| !Arc::ptr_eq(it, sink));
+    }
+
+    /// Presses a key, or lets it go; false when no device took it.
+    ///
+    /// All keyboards are told of a release: the guest may have begun to listen to another one after
+    /// the key went down, and it would hang at the first.
+    pub fn key(&self, key: Key, down: bool) -> bool {
+        let event = Event::Key(key, down);
+        if down {
+            return self.push(event);
+        }
+        let sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.iter().rev().filter(|sink| sink.take(event)).count() > 0
+    }
+
+    /// Moves the pointer; false when no device took it.
+    pub fn motion(&self, motion: Motion) -> bool {
+        self.push(Event::Motion(motion))
+    }
+
+    /// Moves the pointer to a place; false when no device took it: there is no tablet, or the guest
+    /// does not know it.
+    pub fn position(&self, position: Position) -> bool {
+        self.push(Event::Position(position))
+    }
+
+    /// The lights of the keyboard that keys would go to.
+    pub fn lights(&self) -> Option<Lights> {
+        let sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.iter().rev().find_map(|sink| sink.lights())
+    }
+
+    /// Whether the guest has fetched all keys of the keyboard that it listens to.
+    pub fn is_idle(&self) -> bool {
+        self.keyboard().is_none_or(|sink| sink.is_idle())
+    }
+
+    /// Whether that keyboard takes more keys. Senders wait for it, or keys are dropped.
+    pub fn has_room(&self) -> bool {
+        self.keyboard().is_none_or(|sink| sink.has_room())
+    }
+
+    /// The keyboard that keys go to.
+    fn keyboard(&self) -> Option<Arc<dyn Sink>> {
+        let sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.iter().rev().find(|sink| sink.lights().is_some()).cloned()
+    }
+
+    fn push(&self, event: Event) -> bool {
+        // The lock also keeps the events of two viewers apart.
+        let sinks = self.sinks.lock().expect("no input device panicked");
+        sinks.iter().rev().any(|sink| sink.take(event))
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Counter {
+        deaf: AtomicBool,
+        taken: AtomicU32,
+    }
+
+    /// A keyboard that the guest does not read.
+    struct Waiting;
+
+    impl Sink for Waiting {
+        fn take(&self, _: Event) -> bool {
+            true
+        }
+        fn lights(&self) -> Option<Lights> {
+            Some(Lights::default())
+        }
+        fn is_idle(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn the_keyboard_that_keys_go_to_says_whether_they_were_fetched() {
+        let hub = Hub::default();
+        assert!(hub.is_idle(), "nothing waits");
+        hub.register(Arc::new(Waiting));
+        hub.register(Arc::<Counter>::default());
+        assert!(!hub.is_idle(), "a mouse that came later is no keyboard");
+    }
+
+    impl Sink for Counter {
+        fn take(&self, _: Event) -> bool {
+            let listens = !self.deaf.load(Ordering::Relaxed);
+            self.taken.fetch_add(u32::from(listens), Ordering::Relaxed);
+            listens
+        }
+    }
+
+    #[test]
+    fn the_last_device_that_listens_takes_the_event_alone() {
+        let hub = Hub::default();
+        let (old, new) = (Arc::<Counter>::default(), Arc::<Counter>::default());
+        assert!(!hub.key(Key::PAUSE, true), "nobody is there");
+        hub.register(old.clone());
+        hub.register(new.clone());
+        assert!(hub.motion(Motion::default()));
+        new.deaf.store(true, Ordering::Relaxed);
+        assert!(hub.key(Key::PAUSE, true));
+        let taken = [&old, &new].map(|it| it.taken.load(Ordering::Relaxed));
+        assert_eq!(taken, [1, 1]);
+        hub.forget(&(old as Arc<dyn Sink>));
+        assert!(!hub.key(Key::PAUSE, false), "the one is gone, the other deaf");
+    }
+
+    #[test]
+    fn refuses_codes_that_no_keyboard_has() {
+        for good in [0x01, 0x7f, 0xe01c, 0xe11d, 0xf1, 0xf2] {
+            assert_eq!(Key::new(good).map(Key::code), Some(good), "{good:#x}");
+        }
+        for bad in [0, 0x80, 0xf0, 0xe000, 0xe080, 0xe11e, 0x11c, 0xffff] {
+            assert!(Key::new(bad).is_none(), "{bad:#x}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The host's side of a machine: disk images, networks, streams, sockets, and what people do at
+//! a screen. Nothing here knows a register, KVM or the command line; both programs use it.
+#![deny(unsafe_code)]
+
+pub mod channel;
+pub mod disk;
+pub mod display;
+pub mod failure;
+pub mod fnv;
+pub mod input;
+pub mod keyvalue;
+pub mod listen;
+pub mod lock;
+pub mod memory;
+pub mod net;
+pub mod pci;
+pub mod size;
+pub mod stream;
+pub mod swtpm;
+pub mod testutil;

@@ -1,0 +1,175 @@
+//! Guest RAM for devices: copies in and out, never a reference, and only while it may be used.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use serde::{Deserialize, Serialize};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+/// A handle to guest RAM. A closed gate (bus mastering off, device parked) makes every access fail,
+/// as does an address that is not RAM: both are the guest's doing.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    ram: Arc<GuestMemoryMmap>,
+    gate: Arc<Gate>,
+}
+
+/// Whether memory may be used, and who is told when that changes.
+#[derive(Debug, Default)]
+struct Gate {
+    open: AtomicBool,
+    bells: Mutex<Vec<Weak<EventFd>>>,
+}
+
+/// A range of guest memory that a guest named. It is checked when it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Guest-physical.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// The guest named memory that is not there, or that the device may not use now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoMemory;
+
+impl Memory {
+    /// The machine's RAM, open.
+    pub fn new(ram: Arc<GuestMemoryMmap>) -> Self {
+        let gate = Gate { open: AtomicBool::new(true), ..Gate::default() };
+        Self { ram, gate: Arc::new(gate) }
+    }
+
+    /// A handle with a gate of its own, closed.
+    #[must_use]
+    pub fn gated(&self) -> Self {
+        Self { ram: self.ram.clone(), gate: Arc::default() }
+    }
+
+    /// Opens or closes the gate for this handle and its clones.
+    pub fn open(&self, open: bool) {
+        if self.gate.open.swap(open, Ordering::AcqRel) != open {
+            let mut bells = self.gate.bells.lock().expect("no device panicked");
+            bells.retain(|bell| bell.upgrade().is_some_and(|bell| bell.write(1).is_ok()));
+        }
+    }
+
+    /// Rings this bell whenever the gate is opened or closed from now on, as long as it is there.
+    pub fn watch(&self, bell: &Arc<EventFd>) {
+        let (bell, mut bells) =
+            (Arc::downgrade(bell), self.gate.bells.lock().expect("no device panicked"));
+        if !bells.iter().any(|other| other.ptr_eq(&bell)) {
+            bells.push(bell);
+        }
+    }
+
+    /// All of it for somebody who heeds the gate himself.
+    pub fn share(&self) -> Arc<GuestMemoryMmap> {
+        self.ram.clone()
+    }
+
+    /// The RAM itself, while the gate is open.
+    ///
+    /// # Errors
+    ///
+    /// When the gate is closed.
+    pub fn ram(&self) -> Result<&GuestMemoryMmap, NoMemory> {
+        if self.gate.open.load(Ordering::Acquire) { Ok(&self.ram) } else { Err(NoMemory) }
+    }
+
+    /// Copies guest memory out.
+    ///
+    /// # Errors
+    ///
+    /// When a part of the range is not RAM.
+    pub fn read(&self, address: u64, data: &mut [u8]) -> Result<(), NoMemory> {
+        self.ram()?.read_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
+    }
+
+    /// Copies into guest memory.
+    ///
+    /// # Errors
+    ///
+    /// When a part of the range is not RAM; the part before it may have been written.
+    pub fn write(&self, address: u64, data: &[u8]) -> Result<(), NoMemory> {
+        self.ram()?.write_slice(data, GuestAddress(address)).map_err(|_| NoMemory)
+    }
+
+    /// Copies out the first bytes of these pieces.
+    ///
+    /// # Errors
+    ///
+    /// When they are fewer than `data`, or not RAM.
+    pub fn gather(&self, pieces: &[Piece], data: &mut [u8]) -> Result<(), NoMemory> {
+        let mut rest = data;
+        for piece in pieces {
+            let length = rest.len().min(piece.length as usize);
+            let (now, later) = rest.split_at_mut(length);
+            self.read(piece.address, now)?;
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
+    }
+
+    /// Copies into the first bytes of these pieces.
+    ///
+    /// # Errors
+    ///
+    /// When they are fewer than `data`, or not RAM.
+    pub fn scatter(&self, pieces: &[Piece], data: &[u8]) -> Result<(), NoMemory> {
+        let mut rest = data;
+        for piece in pieces {
+            let (now, later) = rest.split_at(rest.len().min(piece.length as usize));
+            self.write(piece.address, now)?;
+            rest = later;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(NoMemory) }
+    }
+}
+
+/// So many bytes of these pieces, from there on.
+pub fn part(pieces: &[Piece], skip: u64, length: u64) -> Vec<Piece> {
+    let (mut skip, mut left, mut found) = (skip, length, Vec::new());
+    for piece in pieces {
+        let size = u64::from(piece.length);
+        let before = skip.min(size);
+        skip -= before;
+        let taken = left.min(size - before);
+        left -= taken;
+        if let (Ok(length @ 1..), Some(address)) =
+            (u32::try_from(taken), piece.address.checked_add(before))
+        {
+            found.push(Piece { address, length });
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod test {
+    use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+    use super::*;
+
+    #[test]
+    fn who_watches_the_gate_hears_of_each_change_as_long_as_he_is_there() {
+        let memory = Memory::new(Arc::default()).gated();
+        let bell = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        memory.watch(&bell);
+        memory.clone().watch(&bell);
+        for open in [true, true, false] {
+            memory.open(open);
+        }
+        assert_eq!(bell.read().unwrap(), 2);
+        memory.open(false);
+        assert!(bell.read().is_err(), "nothing changed");
+        drop(bell);
+        memory.open(true);
+        assert!(memory.gate.bells.lock().unwrap().is_empty());
+    }
+}

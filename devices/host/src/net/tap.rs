@@ -1,0 +1,843 @@
+//! Tap interfaces (Documentation/networking/tuntap.rst of Linux), macvtap devices, and what was
+//! inherited of both: the kernel gives and takes frames behind a `virtio_net_hdr_v1`.
+//!
+//! Each pair of queues has a file descriptor of its own; the kernel spreads flows among those that
+//! are attached. A frame goes straight from and into the guest's memory with one system call.
+//!
+//! Threats: the guest's header is the kernel's to check. Here it is lengths and pieces: a frame
+//! that is too short, too long, or cut into more pieces than a vector takes is refused, and memory
+//! that is not the guest's is never named to the kernel.
+#![expect(unsafe_code, reason = "ioctls, and vectors of guest memory, which has no safe slices")]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
+
+use anyhow::{Context, anyhow, ensure};
+use rustix::net::{AddressFamily, SocketType};
+use vm_memory::{GuestAddress, GuestMemoryBackend};
+
+use super::link::Link;
+pub use super::packet::hear;
+use super::{FRAME, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish};
+use crate::memory::{Memory, NoMemory, Piece};
+
+/// Most entries of a vector (UIO_MAXIOV), of which one is ours.
+const VECTORS: usize = 1024;
+
+/// linux/if_tun.h.
+const IFF_TAP: u16 = 0x0002;
+const IFF_MULTI_QUEUE: u16 = 0x0100;
+const IFF_ATTACH_QUEUE: u16 = 0x0200;
+const IFF_DETACH_QUEUE: u16 = 0x0400;
+const IFF_NO_PI: u16 = 0x1000;
+const IFF_VNET_HDR: u16 = 0x4000;
+const TUNSETIFF: u64 = 0x4004_54ca;
+const TUNSETOFFLOAD: u64 = 0x4004_54d0;
+const TUNGETIFF: u64 = 0x8004_54d2;
+const TUNSETVNETHDRSZ: u64 = 0x4004_54d8;
+const TUNSETQUEUE: u64 = 0x4004_54d9;
+const TUNSETVNETLE: u64 = 0x4004_54dc;
+/// linux/sockios.h.
+const SIOCGIFFLAGS: u64 = 0x8913;
+const SIOCSIFFLAGS: u64 = 0x8914;
+const SIOCGIFMTU: u64 = 0x8921;
+const SIOCSIFMTU: u64 = 0x8922;
+const SIOCGIFHWADDR: u64 = 0x8927;
+/// linux/if.h.
+const IFF_UP: u16 = 1;
+
+/// What TUNSETOFFLOAD takes: TUN_F_CSUM and so on.
+const CSUM: usize = 0x01;
+const TSO4: usize = 0x02;
+const TSO6: usize = 0x04;
+const TSO_ECN: usize = 0x08;
+const USO: usize = 0x20 | 0x40;
+
+/// `struct ifreq`: a name, and a union of 24 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Request {
+    name: [u8; 16],
+    value: [u8; 24],
+}
+
+impl Request {
+    fn of(name: &str) -> Self {
+        let mut request = Self::default();
+        // A longer name was refused, and the last byte stays zero.
+        for (to, from) in request.name.iter_mut().take(15).zip(name.bytes()) {
+            *to = from;
+        }
+        request
+    }
+
+    fn short(&self) -> u16 {
+        u16::from_ne_bytes([self.value[0], self.value[1]])
+    }
+
+    fn with(mut self, bytes: &[u8]) -> Self {
+        self.value[..bytes.len()].copy_from_slice(bytes);
+        self
+    }
+
+    fn name(&self) -> String {
+        let end = self.name.iter().position(|byte| *byte == 0).unwrap_or(self.name.len());
+        String::from_utf8_lossy(&self.name[..end]).into_owned()
+    }
+}
+
+/// An ioctl with a `struct ifreq`.
+fn request(fd: BorrowedFd<'_>, code: u64, request: &mut Request) -> io::Result<()> {
+    // SAFETY: all codes that come here take a `struct ifreq`, which has these 40 bytes.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), code, std::ptr::from_mut(request)) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// An ioctl whose argument is a number that is behind a pointer.
+fn set_int(fd: BorrowedFd<'_>, code: u64, value: i32) -> io::Result<()> {
+    // SAFETY: TUNSETVNETHDRSZ and TUNSETVNETLE read an `int`.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), code, std::ptr::from_ref(&value)) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// What the kernel may leave to us from now on.
+fn set_offload(fd: BorrowedFd<'_>, bits: usize) -> io::Result<()> {
+    // SAFETY: TUNSETOFFLOAD takes its number as it is, and no pointer.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), TUNSETOFFLOAD, bits) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A second file descriptor of one that we inherited by its number.
+pub(super) fn duplicate(number: i32) -> anyhow::Result<OwnedFd> {
+    // SAFETY: the descriptor is only borrowed for this one call, which does not need it to be open.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    ensure!(copy >= 0, "file descriptor {number} is not open: was it inherited?");
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// `struct iovec`, whose address is a number so that threads may hand it on.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Vector {
+    start: usize,
+    length: usize,
+}
+
+/// A vector that is filled anew for each frame.
+#[derive(Default)]
+pub(super) struct Vectors(Vec<Vector>);
+
+impl Vectors {
+    /// Names the guest's pieces but for the first `skip` bytes; gives the length of the rest.
+    fn guest(&mut self, memory: &Memory, pieces: &[Piece], skip: usize) -> Result<usize, NoMemory> {
+        let (ram, mut skip, mut total) = (memory.ram()?, skip, 0);
+        for piece in pieces {
+            let length = piece.length as usize;
+            let cut = skip.min(length);
+            skip -= cut;
+            let start = piece.address.checked_add(cut as u64).ok_or(NoMemory)?;
+            for slice in GuestMemoryBackend::get_slices(ram, GuestAddress(start), length - cut) {
+                let slice = slice.map_err(|_| NoMemory)?;
+                let start = slice.ptr_guard_mut().as_ptr().expose_provenance();
+                self.0.push(Vector { start, length: slice.len() });
+                total += slice.len();
+            }
+        }
+        if self.0.len() < VECTORS { Ok(total) } else { Err(NoMemory) }
+    }
+
+    fn ours(&mut self, start: *const u8, length: usize) {
+        self.0.push(Vector { start: start.expose_provenance(), length });
+    }
+
+    fn count(&self) -> i32 {
+        // At most VECTORS.
+        i32::try_from(self.0.len()).unwrap_or(i32::MAX)
+    }
+
+    /// Reads into the guest's pieces, and then into `rest`.
+    fn read(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        memory: &Memory,
+        pieces: &[Piece],
+        rest: &mut [u8],
+    ) -> Result<io::Result<usize>, NoMemory> {
+        self.0.clear();
+        self.guest(memory, pieces, 0)?;
+        self.ours(rest.as_mut_ptr(), rest.len());
+        let vectors = self.0.as_ptr().cast();
+        // SAFETY: each entry was named just now: guest memory, which stays mapped as long as
+        // `memory` and to which there are no references, and `rest`, which we hold alone.
+        let count = unsafe { libc::readv(fd.as_raw_fd(), vectors, self.count()) };
+        Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
+    }
+
+    /// Writes the guest's pieces.
+    fn write(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        memory: &Memory,
+        pieces: &[Piece],
+    ) -> Result<io::Result<usize>, NoMemory> {
+        self.0.clear();
+        self.guest(memory, pieces, 0)?;
+        let vectors = self.0.as_ptr().cast();
+        // SAFETY: each entry is guest memory that was named just now, and stays mapped as long as
+        // `memory`; the kernel only reads it.
+        let count = unsafe { libc::writev(fd.as_raw_fd(), vectors, self.count()) };
+        Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
+    }
+
+    /// Sends `prefix` and the guest's pieces behind their first `skip` bytes on a socket. A peer
+    /// that is gone is an error, and no signal.
+    pub(super) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        prefix: &[u8],
+        (memory, pieces, skip): (&Memory, &[Piece], usize),
+    ) -> Result<io::Result<usize>, NoMemory> {
+        self.0.clear();
+        self.ours(prefix.as_ptr(), prefix.len());
+        self.guest(memory, pieces, skip)?;
+        let message = libc::msghdr {
+            msg_name: std::ptr::null_mut(),
+            msg_namelen: 0,
+            msg_iov: self.0.as_mut_ptr().cast(),
+            msg_iovlen: self.0.len(),
+            msg_control: std::ptr::null_mut(),
+            msg_controllen: 0,
+            msg_flags: 0,
+        };
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the message has no name and no control data, and each entry of its vector was
+        // named just now: `prefix`, and guest memory, which stays mapped as long as `memory`.
+        let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
+        Ok(usize::try_from(count).map_err(|_| io::Error::last_os_error()))
+    }
+}
+
+/// Whether the kernel takes this as the name of an interface. `%` would make it choose a number.
+pub(super) fn is_name(name: &str) -> bool {
+    let odd = |byte: u8| !byte.is_ascii_graphic() || b"/:%".contains(&byte);
+    (1..16).contains(&name.len()) && !name.bytes().any(odd) && name != "." && name != ".."
+}
+
+/// An interface with a queue for each pair.
+pub struct Tap {
+    queues: Vec<Arc<Queue>>,
+    offloads: Offloads,
+    mac: Option<[u8; 6]>,
+    link: Arc<Link>,
+    /// What the kernel refuses is said once: a guest can ask for ever.
+    told: Once,
+}
+
+/// A queue, and whether the kernel gives it frames: it is dead to reads meanwhile.
+struct Queue {
+    fd: OwnedFd,
+    attached: AtomicBool,
+}
+
+impl Tap {
+    /// Opens an interface by its name, or makes it. One that we made goes up, and away with us.
+    ///
+    /// # Errors
+    ///
+    /// When we may not, or it is in use, or of another kind.
+    pub fn open(name: &str, wish: Wish) -> anyhow::Result<Self> {
+        let control = control()?;
+        let exists = request(control.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
+        let device = Path::new("/dev/net/tun");
+        let open = || anyhow::Ok(OwnedFd::from(character(device)?));
+        let first = open()?;
+        let mut multi = wish.pairs > 1;
+        if let Err(error) = enlist(&first, name, multi) {
+            // An interface that was made for many queues does not take one who wants a single one.
+            multi = true;
+            let single = wish.pairs == 1 && error.raw_os_error() == Some(libc::EINVAL);
+            if !single || enlist(&first, name, true).is_err() {
+                return Err(explain(&error, name, wish.pairs));
+            }
+        }
+        let mut queues = vec![first];
+        for _ in 1..wish.pairs {
+            let queue = open()?;
+            enlist(&queue, name, multi).map_err(|error| explain(&error, name, wish.pairs))?;
+            queues.push(queue);
+        }
+        if !exists {
+            if let Some(mtu) = wish.mtu {
+                let mut wanted = Request::of(name).with(&i32::from(mtu).to_ne_bytes());
+                request(control.as_fd(), SIOCSIFMTU, &mut wanted)
+                    .with_context(|| format!("an MTU of {mtu} for {name}"))?;
+            }
+            raise(control.as_fd(), name).with_context(|| format!("{name} cannot be set up"))?;
+        }
+        Self::of(queues, wish)
+    }
+
+    /// Opens a macvtap's device: each opening is a queue of its own.
+    ///
+    /// # Errors
+    ///
+    /// When we may not, or it is something else.
+    pub fn open_device(path: &Path, wish: Wish) -> anyhow::Result<Self> {
+        let queue = || {
+            let queue = OwnedFd::from(character(path)?);
+            // The device knows its interface: only the flags are taken.
+            enlist(&queue, "", wish.pairs > 1)
+                .with_context(|| format!("{} is no macvtap", path.display()))?;
+            anyhow::Ok(queue)
+        };
+        let queues = (0..wish.pairs).map(|_| queue()).collect::<anyhow::Result<_>>()?;
+        Self::of(queues, wish)
+    }
+
+    /// An interface whose queues are open.
+    ///
+    /// # Errors
+    ///
+    /// When there are too few of them, or they do not carry headers as we need them.
+    pub fn of(queues: Vec<OwnedFd>, wish: Wish) -> anyhow::Result<Self> {
+        let (count, pairs) = (queues.len(), wish.pairs);
+        ensure!(count == usize::from(pairs), "{count} taps for {pairs} pairs of queues");
+        let mut interface = Request::default();
+        for queue in &queues {
+            request(queue.as_fd(), TUNGETIFF, &mut interface).context("no tap")?;
+            let (name, flags) = (interface.name(), interface.short());
+            ensure!(flags & IFF_TAP != 0, "{name} is no tap, but a tun");
+            ensure!(flags & IFF_NO_PI != 0, "{name} was opened without IFF_NO_PI");
+            ensure!(flags & IFF_VNET_HDR != 0, "{name} was opened without IFF_VNET_HDR");
+            let header = i32::try_from(HEADER).expect("twelve");
+            set_int(queue.as_fd(), TUNSETVNETHDRSZ, header)
+                .with_context(|| format!("{name}: a header of {HEADER} bytes"))?;
+            set_int(queue.as_fd(), TUNSETVNETLE, 1)
+                .with_context(|| format!("{name}: a little-endian header"))?;
+            rustix::io::ioctl_fionbio(queue, true).context("a tap that does not wait")?;
+        }
+        let first = queues[0].as_fd();
+        let offloads = offloads(first);
+        set_offload(first, 0).with_context(|| format!("{}: no offloads", interface.name()))?;
+        let mtu = wish.mtu.or_else(|| mtu(&interface));
+        // A macvlan's frames are those for its own address.
+        let mac = if is_macvtap(first) { address(first) } else { None };
+        let queue = |fd| Arc::new(Queue { fd, attached: AtomicBool::new(true) });
+        let queues = queues.into_iter().map(queue).collect();
+        Ok(Self { queues, offloads, mac, link: Arc::new(Link::new(mtu)), told: Once::new() })
+    }
+}
+
+/// Makes an interface for another process, which inherits its queues: one file for each pair. It
+/// goes away with the last of them.
+///
+/// # Errors
+///
+/// When we may not, or it is there already.
+pub fn make(name: &str, pairs: u16, mtu: u16) -> anyhow::Result<Vec<OwnedFd>> {
+    let found = request(control()?.as_fd(), SIOCGIFFLAGS, &mut Request::of(name)).is_ok();
+    ensure!(is_name(name) && !found, "{name} is there already, or no name of an interface");
+    let tap = Tap::open(name, Wish { pairs, mtu: Some(mtu) })?;
+    Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
+}
+
+/// Opens a macvtap's device for another process, which inherits its queues: one file for each pair.
+///
+/// # Errors
+///
+/// When we may not, or it is something else.
+pub fn open(path: &Path, pairs: u16) -> anyhow::Result<Vec<OwnedFd>> {
+    let tap = Tap::open_device(path, Wish { pairs, mtu: None })?;
+    Ok(tap.taps()?.into_iter().map(OwnedFd::from).collect())
+}
+
+/// A socket for questions about interfaces.
+fn control() -> anyhow::Result<OwnedFd> {
+    rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).context("a socket")
+}
+
+fn character(path: &Path) -> anyhow::Result<File> {
+    let flags = libc::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+    file.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => anyhow!(
+            "there is no {}: load the module `tun`, or give the container the device",
+            path.display()
+        ),
+        io::ErrorKind::PermissionDenied => anyhow!(
+            "{} cannot be opened: it needs root, or the device in the container's list",
+            path.display()
+        ),
+        _ => anyhow!("{}: {error}", path.display()),
+    })
+}
+
+/// Makes a file a queue of the interface.
+fn enlist(queue: &OwnedFd, name: &str, multi: bool) -> io::Result<()> {
+    let more = if multi { IFF_MULTI_QUEUE } else { 0 };
+    let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | more;
+    request(queue.as_fd(), TUNSETIFF, &mut Request::of(name).with(&flags.to_ne_bytes()))
+}
+
+/// Why an interface could not be had, and what to do.
+fn explain(error: &io::Error, name: &str, pairs: u16) -> anyhow::Error {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => anyhow!(
+            "tap {name} needs CAP_NET_ADMIN, or an interface that was made for this user: `ip \
+             tuntap add {name} mode tap user NAME`"
+        ),
+        Some(libc::EBUSY) => anyhow!("tap {name} is in use by another process"),
+        Some(libc::EINVAL) if pairs > 1 => anyhow!(
+            "{name} is no tap of many queues: make it with `multi_queue`, or ask for one pair"
+        ),
+        Some(libc::EINVAL) => anyhow!("{name} is another kind of interface, and no tap"),
+        Some(libc::E2BIG) => anyhow!("tap {name} has too few queues for {pairs} pairs"),
+        _ => anyhow!("tap {name}: {error}"),
+    }
+}
+
+fn raise(control: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    let mut flags = Request::of(name);
+    request(control, SIOCGIFFLAGS, &mut flags)?;
+    let up = flags.short() | IFF_UP;
+    request(control, SIOCSIFFLAGS, &mut Request::of(name).with(&up.to_ne_bytes()))
+}
+
+/// What this kernel can do: those since 6.2 cut UDP datagrams too.
+fn offloads(queue: BorrowedFd<'_>) -> Offloads {
+    let old = CSUM | TSO4 | TSO6 | TSO_ECN;
+    let known = [old | USO, old, CSUM].into_iter().find(|bits| set_offload(queue, *bits).is_ok());
+    let known = known.unwrap_or(0);
+    Offloads {
+        checksum: known & CSUM != 0,
+        tso4: known & TSO4 != 0,
+        tso6: known & TSO6 != 0,
+        ecn: known & TSO_ECN != 0,
+        uso: known & USO != 0,
+    }
+}
+
+/// The interface's MTU; none when it is in another network namespace than we are.
+fn mtu(interface: &Request) -> Option<u16> {
+    let mut asked = Request { value: [0; 24], ..*interface };
+    request(control().ok()?.as_fd(), SIOCGIFMTU, &mut asked).ok()?;
+    let mtu = i32::from_ne_bytes([asked.value[0], asked.value[1], asked.value[2], asked.value[3]]);
+    u16::try_from(mtu).ok()
+}
+
+/// The one device that makes taps is misc 200; each macvtap has a number of its own.
+fn is_macvtap(queue: BorrowedFd<'_>) -> bool {
+    let device = rustix::fs::fstat(queue).map(|it| it.st_rdev);
+    device.is_ok_and(|it| (rustix::fs::major(it), rustix::fs::minor(it)) != (10, 200))
+}
+
+/// The interface's own address.
+fn address(queue: BorrowedFd<'_>) -> Option<[u8; 6]> {
+    let mut asked = Request::default();
+    request(queue, SIOCGIFHWADDR, &mut asked).ok()?;
+    asked.value[2..8].try_into().ok()
+}
+
+impl Side for Tap {
+    fn offloads(&self) -> Offloads {
+        self.offloads
+    }
+
+    fn leave(&self, offloads: Offloads) {
+        let offloads = offloads.and(self.offloads);
+        let bit = |on: bool, bit: usize| if on { bit } else { 0 };
+        let bits = bit(offloads.checksum, CSUM)
+            | bit(offloads.tso4, TSO4)
+            | bit(offloads.tso6, TSO6)
+            | bit(offloads.ecn && (offloads.tso4 || offloads.tso6), TSO_ECN)
+            | bit(offloads.uso, USO);
+        for queue in &self.queues {
+            // An interface that is gone, and a queue that is detached, need none.
+            if let Err(error) = set_offload(queue.fd.as_fd(), bits)
+                && error.raw_os_error() != Some(libc::EBADFD)
+            {
+                self.told.call_once(|| {
+                    tracing::warn!("tap: offloads {bits:#x} are refused: {error}");
+                });
+            }
+        }
+    }
+
+    fn attach(&self, port: usize, on: bool) {
+        let Some(queue) = self.queues.get(port).filter(|_| self.queues.len() > 1) else { return };
+        if queue.attached.load(Ordering::Acquire) == on {
+            return;
+        }
+        // Before it is dead, and after it lives.
+        if !on {
+            queue.attached.store(false, Ordering::Release);
+        }
+        let flag = if on { IFF_ATTACH_QUEUE } else { IFF_DETACH_QUEUE };
+        let mut wanted = Request::default().with(&flag.to_ne_bytes());
+        match request(queue.fd.as_fd(), TUNSETQUEUE, &mut wanted) {
+            Ok(()) => queue.attached.store(on, Ordering::Release),
+            Err(error) => {
+                self.told.call_once(|| {
+                    tracing::warn!("tap: queue {port} cannot be attached or detached: {error}");
+                });
+                queue.attached.store(!on, Ordering::Release);
+            }
+        }
+    }
+
+    fn mac(&self) -> Option<[u8; 6]> {
+        self.mac
+    }
+
+    fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    fn ports(&self) -> Vec<Box<dyn Port>> {
+        let port = |queue: &Arc<Queue>| TapPort {
+            queue: queue.clone(),
+            link: self.link.clone(),
+            vectors: Vectors::default(),
+            full: false,
+            gone: false,
+        };
+        self.queues.iter().map(|queue| Box::new(port(queue)) as Box<dyn Port>).collect()
+    }
+
+    fn taps(&self) -> anyhow::Result<Vec<File>> {
+        let file = |queue: &Arc<Queue>| queue.fd.try_clone().map(File::from);
+        self.queues.iter().map(file).collect::<io::Result<_>>().context("a tap for the kernel")
+    }
+}
+
+/// One queue.
+struct TapPort {
+    queue: Arc<Queue>,
+    link: Arc<Link>,
+    vectors: Vectors,
+    full: bool,
+    /// The interface was deleted under us.
+    gone: bool,
+}
+
+impl TapPort {
+    fn is_alive(&self) -> bool {
+        !self.gone && self.queue.attached.load(Ordering::Acquire)
+    }
+
+    /// What an error of the kernel means; true when it is worth another try.
+    fn judge(&mut self, error: &io::Error) -> bool {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => return true,
+            // It is not there any more, and will not come back: polling it would never sleep.
+            Some(libc::EBADFD | libc::ENODEV) if self.is_alive() => {
+                self.gone = true;
+                tracing::warn!("the tap was deleted on the host: the link is down for good");
+                self.link.connect(false);
+            }
+            // A frame that the kernel refuses, or an interface that is not up: it is lost.
+            _ => tracing::trace!("tap: {error}"),
+        }
+        false
+    }
+}
+
+impl Port for TapPort {
+    fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop> {
+        if !self.is_alive() {
+            return Err(Stop::Wait);
+        }
+        loop {
+            let read = self.vectors.read(self.queue.fd.as_fd(), memory, to, rest);
+            match read.map_err(|NoMemory| Stop::Refused)? {
+                Ok(length) if length >= HEADER => return Ok(length),
+                Ok(_) => return Err(Stop::Wait),
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                    return Err(Stop::Refused);
+                }
+                Err(error) => {
+                    self.judge(&error);
+                    return Err(Stop::Wait);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop> {
+        if !(HEADER + RUNT..=HEADER + FRAME).contains(&super::length(from)) {
+            return Err(Stop::Refused);
+        }
+        self.full = false;
+        if !self.is_alive() {
+            return Ok(());
+        }
+        let written = self.vectors.write(self.queue.fd.as_fd(), memory, from);
+        match written.map_err(|NoMemory| Stop::Refused)? {
+            Err(error) if self.judge(&error) => {
+                self.full = true;
+                Err(Stop::Wait)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wait(&mut self) -> Wait<'_> {
+        let fd = self.is_alive().then(|| self.queue.fd.as_fd());
+        Wait { fd, full: self.full, ..Wait::default() }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::net::UdpSocket;
+    use std::os::unix::net::UnixStream;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    use super::super::inherited::{Inherited, inherit};
+    use super::super::{get, put};
+    use super::*;
+    use crate::testutil::tap::{GUEST, address, in_namespace, ip, packet, sum};
+
+    const NAME: &str = "vm0";
+    const ONE: Wish = Wish { pairs: 1, mtu: None };
+
+    fn memory() -> Memory {
+        Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()))
+    }
+
+    /// Buffers that split headers in odd places.
+    const TO: [Piece; 4] = [
+        Piece { address: 0x1000, length: 3 },
+        Piece { address: 0x3000, length: 40 },
+        Piece { address: 0x2000, length: 1 },
+        Piece { address: 0x1_0000, length: 70_000 },
+    ];
+
+    /// The next IPv4 frame for the guest, with its header.
+    fn next(port: &mut dyn Port, memory: &Memory) -> Vec<u8> {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < Duration::from_secs(10), "no frame comes");
+            let Ok(length) = port.receive(memory, &TO, &mut [0; 16]) else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let mut frame = vec![0; length];
+            assert_eq!(get(memory, &TO, 0, &mut frame), Ok(length));
+            if frame[HEADER + 12..HEADER + 14] == [8, 0] && frame[HEADER + 23] == 17 {
+                return frame;
+            }
+        }
+    }
+
+    #[test]
+    fn frames_go_both_ways_with_exactly_the_offloads_that_were_agreed_on() {
+        in_namespace(skip::not_run, || {
+            let tap = Tap::open(NAME, Wish { pairs: 1, mtu: Some(1450) }).unwrap();
+            address();
+            assert_eq!(tap.link().mtu(), Some(1450));
+            assert!(tap.offloads().tso4 && tap.mac().is_none());
+            let memory = memory();
+            let mut port = tap.ports().remove(0);
+            let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
+            for (offloads, partial) in [(Offloads::default(), 0), (Offloads::ALL, 1)] {
+                tap.leave(offloads);
+                socket.send_to(&[5; 999], "10.9.0.2:9").unwrap();
+                let frame = next(&mut *port, &memory);
+                assert_eq!((frame.len(), frame[0] & 1), (HEADER + 14 + 28 + 999, partial));
+                assert_eq!((&frame[12..18], &frame[54..]), (&GUEST[..], &[5; 999][..]));
+                let udp = &frame[HEADER + 34..];
+                let pseudo = [&frame[HEADER + 26..HEADER + 34], &[0, 17], &udp[4..6]].concat();
+                assert_eq!(sum(&[&pseudo, udp]) == 0xffff, partial == 0, "a checksum that is done");
+            }
+            let (sent, mut got) = (packet(b"to the host", None), [0; 2000]);
+            put(&memory, &TO, 0, &sent).unwrap();
+            let from = cut(sent.len());
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            assert_eq!(port.send(&memory, &from), Ok(()));
+            let count = socket.recv(&mut got).unwrap();
+            assert_eq!(&got[..count], b"to the host");
+            if tap.offloads().uso {
+                let sent = packet(&[6; 2500], Some(1000));
+                put(&memory, &TO, 0, &sent).unwrap();
+                assert_eq!(port.send(&memory, &cut(sent.len())), Ok(()));
+                let counts = [(); 3].map(|()| socket.recv(&mut got).unwrap());
+                assert_eq!(counts, [1000, 1000, 500]);
+            }
+        });
+    }
+
+    /// The first bytes of `TO`.
+    fn cut(length: usize) -> Vec<Piece> {
+        let mut left = length;
+        let mut cut = TO.to_vec();
+        for piece in &mut cut {
+            let now = left.min(piece.length as usize);
+            left -= now;
+            piece.length = u32::try_from(now).unwrap();
+        }
+        cut
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_guests_buffers_is_kept_for_it() {
+        in_namespace(skip::not_run, || {
+            let tap = Tap::open(NAME, ONE).unwrap();
+            address();
+            let (memory, mut port) = (memory(), tap.ports().remove(0));
+            let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
+            let to = [Piece { address: 0x1000, length: 60 }];
+            let mut rest = vec![0; FRAME];
+            for outside in
+                [Piece { address: 1 << 20, length: 9 }, Piece { address: u64::MAX, length: 9 }]
+            {
+                let refused = port.receive(&memory, &[TO[0], outside], &mut rest);
+                assert_eq!(refused, Err(Stop::Refused));
+            }
+            socket.send_to(&[5; 999], "10.9.0.2:9").unwrap();
+            let length = loop {
+                match port.receive(&memory, &to, &mut rest) {
+                    Ok(length) if length > 1000 => break length,
+                    _ => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            assert_eq!((length, &rest[..length - 60]), (HEADER + 42 + 999, &[5; 993][..]));
+        });
+    }
+
+    #[test]
+    fn a_frame_that_is_none_is_refused_and_one_that_the_kernel_refuses_is_lost() {
+        in_namespace(skip::not_run, || {
+            let tap = Tap::open(NAME, ONE).unwrap();
+            let (memory, mut port) = (memory(), tap.ports().remove(0));
+            for length in [0, 11, 12, 25, HEADER + FRAME + 1, 70_044] {
+                assert_eq!(port.send(&memory, &cut(length)), Err(Stop::Refused), "{length}");
+            }
+            let crumbs = vec![Piece { address: 0, length: 1 }; 1500];
+            assert_eq!(port.send(&memory, &crumbs), Err(Stop::Refused));
+            let outside = [TO[1], Piece { address: (1 << 20) - 4, length: 5 }];
+            assert_eq!(port.send(&memory, &outside), Err(Stop::Refused));
+            put(&memory, &TO, 0, &[0xff; 200]).unwrap();
+            assert_eq!(port.send(&memory, &cut(200)), Ok(()), "a header of nonsense");
+        });
+    }
+
+    #[test]
+    fn queues_that_are_detached_get_nothing_and_an_interface_that_goes_takes_the_link_down() {
+        in_namespace(skip::not_run, || {
+            let tap = Tap::open(NAME, Wish { pairs: 2, mtu: None }).unwrap();
+            address();
+            let (memory, mut ports) = (memory(), tap.ports());
+            tap.attach(0, false);
+            assert!(ports[0].wait().fd.is_none());
+            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(Stop::Wait));
+            assert_eq!(ports[0].send(&memory, &cut(100)), Ok(()));
+            for port in 0..20 {
+                let socket = UdpSocket::bind("10.9.0.1:0").unwrap();
+                socket.send_to(&[port; 20], "10.9.0.2:9").unwrap();
+                assert_eq!(next(&mut *ports[1], &memory)[54..], [port; 20]);
+            }
+            tap.attach(0, true);
+            tap.attach(1, false);
+            UdpSocket::bind("10.9.0.1:0").unwrap().send_to(&[1; 20], "10.9.0.2:9").unwrap();
+            assert_eq!(next(&mut *ports[0], &memory)[54..], [1; 20]);
+            assert!(tap.link().is_up());
+            ip("link del vm0");
+            assert_eq!(ports[0].receive(&memory, &TO, &mut []), Err(Stop::Wait));
+            assert!(!tap.link().is_up() && ports[0].wait().fd.is_none());
+        });
+    }
+
+    #[test]
+    fn an_interface_that_was_made_before_is_used_as_it_is_and_stays() {
+        in_namespace(skip::not_run, || {
+            let refused = |wish: Wish| format!("{:#}", Tap::open(NAME, wish).err().unwrap());
+            ip("tuntap add vm0 mode tap");
+            let two = Wish { pairs: 2, mtu: None };
+            assert!(refused(two).contains("`multi_queue`"), "{}", refused(two));
+            let first = Tap::open(NAME, Wish { pairs: 1, mtu: Some(9000) }).unwrap();
+            assert!(refused(ONE).contains("in use"), "{}", refused(ONE));
+            assert_eq!(first.link().mtu(), Some(9000), "as it was asked for");
+            drop(first);
+            ip("link set vm0 mtu 1400");
+            assert_eq!(Tap::open(NAME, ONE).unwrap().link().mtu(), Some(1400));
+            ip("link del vm0");
+            ip("tuntap add vm0 mode tap multi_queue");
+            assert_eq!(Tap::open(NAME, ONE).unwrap().ports().len(), 1);
+            assert_eq!(Tap::open(NAME, two).unwrap().ports().len(), 2);
+            ip("link del vm0");
+            ip("tuntap add vm0 mode tun");
+            assert!(refused(ONE).contains("no tap"), "{}", refused(ONE));
+        });
+    }
+
+    #[test]
+    fn a_macvtap_is_opened_by_its_path_and_says_which_address_the_guest_must_have() {
+        const TEST: &str =
+            "a_macvtap_is_opened_by_its_path_and_says_which_address_the_guest_must_have";
+        in_namespace(skip::not_run, || {
+            ip("link add up0 type veth peer name up1");
+            ip("link set up0 up");
+            let made =
+                "link add link up0 name vm0 address 02:00:00:00:00:02 type macvtap mode bridge";
+            let made = Command::new("ip").args(made.split(' ')).output().unwrap();
+            if !made.status.success() {
+                skip::not_run(TEST, "the kernel has none");
+                return;
+            }
+            ip("link set vm0 up");
+            let index = ip("-o link show vm0");
+            let device = format!("/dev/tap{}", index.split(':').next().unwrap());
+            if !Path::new(&device).exists() {
+                skip::not_run(TEST, &format!("there is no {device}"));
+                return;
+            }
+            let tap = Tap::open_device(Path::new(&device), Wish { pairs: 2, mtu: None }).unwrap();
+            assert_eq!((tap.mac(), tap.ports().len()), (Some(GUEST), 2));
+        });
+    }
+
+    #[test]
+    fn what_was_inherited_is_told_apart_and_the_rest_refused() {
+        let refused = |fd: &dyn AsFd| match inherit(&[fd.as_fd().as_raw_fd()]) {
+            Err(error) => format!("{error:#}"),
+            Ok(_) => panic!("it is taken"),
+        };
+        let file = tempfile::tempfile().unwrap();
+        assert!(refused(&file).contains("neither"));
+        let datagrams = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert!(refused(&datagrams).contains("no stream"));
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let alone = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        assert!(refused(&alone.unwrap()).contains("not connected"));
+        let ends = UnixStream::pair().unwrap();
+        let fd = ends.0.as_raw_fd();
+        assert!(matches!(inherit(&[fd]), Ok(Inherited::Stream(_))));
+        assert!(inherit(&[fd, fd]).is_err());
+        assert!(inherit(&[1 << 20]).is_err());
+        let Ok(Inherited::Taps(null)) = inherit(&[File::open("/dev/null").unwrap().as_raw_fd()])
+        else {
+            panic!("a character device may be a tap")
+        };
+        assert!(Tap::of(null, ONE).is_err());
+        in_namespace(skip::not_run, || {
+            let queue = OwnedFd::from(character(Path::new("/dev/net/tun")).unwrap());
+            let fresh = inherit(&[queue.as_raw_fd()]).unwrap();
+            let Inherited::Taps(fresh) = fresh else { panic!("it is no socket") };
+            assert!(Tap::of(fresh, ONE).is_err(), "without an interface");
+            enlist(&queue, NAME, false).unwrap();
+            let Ok(Inherited::Taps(tap)) = inherit(&[queue.as_raw_fd()]) else { panic!() };
+            assert!(Tap::of(tap, ONE).unwrap().offloads().checksum);
+        });
+    }
+}

@@ -1,0 +1,308 @@
+//! vhost-net (Documentation/virt and drivers/vhost of Linux): the kernel serves the rings of a tap
+//! itself, and our process sees none of the frames.
+//!
+//! Each pair of queues has a file of `/dev/vhost-net`. It knows all of the guest's RAM from its
+//! opening on, and has rings between [`Vhost::take`] and [`Vhost::leave`].
+//!
+//! Threats: rings and descriptors are the guest's, and the kernel checks them as it does for any
+//! VMM: what is no RAM of the guest it refuses, and a ring that it cannot read it calls broken. It
+//! filters no addresses, so a driver sees all that the tap has, as on a hub. That an interface was
+//! deleted on the host it does not say: frames are lost then until the rings come back.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use serde::{Deserialize, Serialize};
+use vhost::net::VhostNet;
+use vhost::vhost_kern::net::Net;
+use vhost::{Error, VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::{
+    Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::memory::Memory;
+
+/// Features that are the kernel's to know (VIRTIO 1.3, 5.1.3 and 6): merged buffers, indirect
+/// tables, indices for events, version 1. It is of no use to us without one of them.
+const NEEDED: u64 = 1 << 15 | 1 << 28 | 1 << 29 | 1 << 32;
+
+/// Whether the kernel serves the rings of a tap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// Where `/dev/vhost-net` can be opened.
+    #[default]
+    Auto,
+    /// Always; else an error.
+    On,
+    /// Never.
+    Off,
+}
+
+/// A split ring, and how its driver rings.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring<'a> {
+    /// Entries.
+    pub size: u16,
+    /// Where its three areas are.
+    pub descriptors: u64,
+    /// The driver area, or available ring.
+    pub driver: u64,
+    /// The device area, or used ring.
+    pub device: u64,
+    /// The next entry to take.
+    pub next: u16,
+    /// Rung by the driver.
+    pub bell: &'a EventFd,
+}
+
+/// How far a ring is: the next entry to take, and the next one to give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// In the available ring.
+    pub available: u16,
+    /// In the used ring.
+    pub used: u16,
+}
+
+/// What serves rings: vhost-net, or what a test puts in its place.
+pub trait Kernel: Send {
+    /// Serves the rings with these features.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot.
+    fn agree(&self, features: u64) -> anyhow::Result<()>;
+
+    /// The ring of this number, and the events for used buffers and for a ring that cannot be.
+    ///
+    /// # Errors
+    ///
+    /// When it refuses the ring.
+    fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()>;
+
+    /// Serves the ring with this tap; without one, nobody.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()>;
+
+    /// This bell is the ring's from now on.
+    fn hear(&self, number: usize, bell: &EventFd);
+
+    /// The next entry that it would take.
+    fn next(&self, number: usize) -> Option<u16>;
+}
+
+impl Kernel for Net<Arc<GuestMemoryMmap>> {
+    fn agree(&self, features: u64) -> anyhow::Result<()> {
+        self.set_features(features).with_context(|| format!("features {features:#x}"))
+    }
+
+    fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()> {
+        let areas = VringConfigData {
+            queue_max_size: ring.size,
+            queue_size: ring.size,
+            flags: 0,
+            desc_table_addr: ring.descriptors,
+            used_ring_addr: ring.device,
+            avail_ring_addr: ring.driver,
+            log_addr: None,
+        };
+        let [call, error] = events;
+        self.set_vring_num(number, ring.size).context("the size of a ring")?;
+        self.set_vring_base(number, ring.next).context("the place in a ring")?;
+        self.set_vring_addr(number, &areas).context("the addresses of a ring")?;
+        self.set_vring_call(number, call).context("an interrupt")?;
+        self.set_vring_err(number, error).context("an event for errors")?;
+        self.set_vring_kick(number, ring.bell).context("a doorbell")
+    }
+
+    fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()> {
+        self.set_backend(number, tap).context("a tap")
+    }
+
+    fn hear(&self, number: usize, bell: &EventFd) {
+        self.set_vring_kick(number, bell).ok();
+    }
+
+    fn next(&self, number: usize) -> Option<u16> {
+        let base = self.get_vring_base(number);
+        base.ok().and_then(|base| u16::try_from(base & 0xffff).ok())
+    }
+}
+
+/// The kernel's end of one pair of queues.
+pub struct Vhost {
+    kernel: Box<dyn Kernel>,
+    ram: Arc<GuestMemoryMmap>,
+    tap: File,
+    /// Raised by the kernel for a queue that has used buffers, receiving and sending.
+    pub calls: [Arc<EventFd>; 2],
+    /// Raised for a ring that cannot be.
+    pub error: Arc<EventFd>,
+    /// Rung by nobody: for rings that the kernel does not have.
+    silence: EventFd,
+    /// What goes wrong with a guest's rings is said once in a machine's life.
+    pub told: Once,
+}
+
+/// Opens the device for each of these taps, as it was chosen. None of them: we serve the rings.
+///
+/// # Errors
+///
+/// When it is to be used and cannot be: what is missing, and the way out.
+pub fn open(choice: Choice, taps: Vec<File>, memory: &Memory) -> anyhow::Result<Vec<Vhost>> {
+    if choice == Choice::Off {
+        return Ok(Vec::new());
+    }
+    if taps.is_empty() {
+        ensure!(choice == Choice::Auto, "vhost=on: it is for taps alone, and this is none");
+        return Ok(Vec::new());
+    }
+    let each = taps.into_iter().map(|tap| Vhost::open(tap, memory.share()));
+    match each.collect::<anyhow::Result<Vec<_>>>() {
+        Ok(each) => {
+            tracing::info!("tap: the kernel serves the rings (vhost-net)");
+            Ok(each)
+        }
+        Err(error) if choice == Choice::On => Err(error),
+        Err(error) => {
+            tracing::info!("tap: this process serves the rings: {error:#}");
+            Ok(Vec::new())
+        }
+    }
+}
+
+/// Why the device could not be had, and what to do.
+fn explain(error: Error) -> anyhow::Error {
+    let Error::VhostOpen(error) = error else { return anyhow!("vhost-net: {error}") };
+    match error.kind() {
+        io::ErrorKind::NotFound => anyhow!(
+            "there is no /dev/vhost-net: load the module `vhost_net`, or give the container the \
+             device"
+        ),
+        io::ErrorKind::PermissionDenied => anyhow!(
+            "/dev/vhost-net cannot be opened: it needs its group, or the device in the \
+             container's list"
+        ),
+        _ => anyhow!("/dev/vhost-net: {error}"),
+    }
+}
+
+impl Vhost {
+    fn open(tap: File, ram: Arc<GuestMemoryMmap>) -> anyhow::Result<Self> {
+        let net = Net::new(ram.clone()).map_err(explain)?;
+        let features = net.get_features().context("the features of vhost-net")?;
+        if features & NEEDED != NEEDED {
+            bail!("this kernel's vhost-net lacks features: {:#x}", NEEDED & !features);
+        }
+        net.set_owner().context("vhost-net for this process")?;
+        let region = |region: &vm_memory::GuestRegionMmap| VhostUserMemoryRegionInfo {
+            guest_phys_addr: region.start_addr().raw_value(),
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr().expose_provenance() as u64,
+            mmap_offset: 0,
+            mmap_handle: -1,
+        };
+        let regions: Vec<_> = ram.iter().map(region).collect();
+        net.set_mem_table(&regions).context("guest RAM for vhost-net")?;
+        Self::over(Box::new(net), tap, ram)
+    }
+
+    /// One of any kernel.
+    pub fn over(
+        kernel: Box<dyn Kernel>,
+        tap: File,
+        ram: Arc<GuestMemoryMmap>,
+    ) -> anyhow::Result<Self> {
+        let event = || EventFd::new(EFD_NONBLOCK).context("an event for vhost-net");
+        let calls = [Arc::new(event()?), Arc::new(event()?)];
+        let (error, silence, told) = (Arc::new(event()?), event()?, Once::new());
+        Ok(Self { kernel, ram, tap, calls, error, silence, told })
+    }
+
+    /// Names the kernel the rings: receiving, sending. It does nothing with them yet.
+    ///
+    /// # Errors
+    ///
+    /// When it refuses them.
+    pub fn prepare(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
+        self.kernel.agree(features & NEEDED)?;
+        for (number, ring) in rings.iter().enumerate() {
+            self.kernel.name(number, ring, [&self.calls[number], &self.error])?;
+        }
+        Ok(())
+    }
+
+    /// Gives the kernel the rings that were named. It raises `calls` from now on. Whoever asked has
+    /// to ring both doorbells, for what came while nobody could take it.
+    ///
+    /// # Errors
+    ///
+    /// When it refuses them; it may have used one of them until [`Vhost::leave`].
+    pub fn take(&self) -> anyhow::Result<()> {
+        // An error of rings that it had before says nothing of these.
+        self.error.read().ok();
+        (0..self.calls.len()).try_for_each(|number| self.kernel.serve(number, Some(&self.tap)))
+    }
+
+    /// Takes the rings back, which are those at these device areas, and says how far they are.
+    /// Nothing is under way afterwards.
+    pub fn leave(&self, devices: [u64; 2]) -> [Position; 2] {
+        for number in 0..self.calls.len() {
+            if let Err(error) = self.kernel.serve(number, None) {
+                self.told.call_once(|| {
+                    tracing::warn!("vhost-net: queue {number} does not stop: {error:#}");
+                });
+            }
+            // Whoever serves the ring now hears the bell alone.
+            self.kernel.hear(number, &self.silence);
+        }
+        [0, 1].map(|number| {
+            let used = GuestAddress(devices[number].saturating_add(2));
+            // It was memory when the kernel took it, and stays so.
+            let used = self.ram.load::<u16>(used, Ordering::Acquire).map_or(0, u16::from_le);
+            Position { available: self.kernel.next(number).unwrap_or(used), used }
+        })
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+
+    /// Agrees to everything.
+    struct Agreeing;
+
+    impl Kernel for Agreeing {
+        fn agree(&self, _: u64) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn name(&self, _: usize, _: &Ring<'_>, _: [&EventFd; 2]) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn serve(&self, _: usize, _: Option<&File>) -> anyhow::Result<()> {
+            Ok(())
+        }
+        fn hear(&self, _: usize, _: &EventFd) {}
+        fn next(&self, _: usize) -> Option<u16> {
+            None
+        }
+    }
+
+    #[test]
+    fn an_error_of_rings_that_it_had_before_is_forgotten() {
+        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000)]).unwrap();
+        let tap = File::open("/dev/null").unwrap();
+        let vhost = Vhost::over(Box::new(Agreeing), tap, Arc::new(ram)).unwrap();
+        vhost.error.write(1).unwrap();
+        vhost.take().unwrap();
+        assert!(vhost.error.read().is_err(), "nothing is to be heard of");
+    }
+}

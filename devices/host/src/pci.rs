@@ -1,0 +1,78 @@
+//! Where a PCI function sits, as a user writes it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+
+/// Bus 0: device and function number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Address {
+    /// 0 to 31.
+    pub device: u8,
+    /// 0 to 7.
+    pub function: u8,
+}
+
+impl Address {
+    /// Device and function number.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such number: these are constants of ours.
+    pub const fn new(device: u8, function: u8) -> Self {
+        assert!(device < 32 && function < 8);
+        Self { device, function }
+    }
+
+    /// Where its 4 KiB of configuration space begin.
+    pub fn config(self) -> u64 {
+        u64::from(self.device) << 15 | u64::from(self.function) << 12
+    }
+
+    /// The first device number without functions; 0 and 31 are the chip set's, 1 the display's.
+    pub fn first_free<T>(taken: &BTreeMap<Self, T>) -> Option<Self> {
+        let free = |device: &u8| !taken.keys().any(|at| at.device == *device);
+        (2..31).find(free).map(|device| Self { device, function: 0 })
+    }
+
+    /// The interrupt controller pin of this function's INTx pin (0 is INTA), as `_PRT` tells it.
+    pub fn gsi(self, pin: u8) -> u32 {
+        let (device, pin) = (u32::from(self.device), u32::from(pin));
+        match device {
+            0..=24 => 20 + (device + pin) % 4,
+            30 => 20 + pin % 4,
+            _ => 16 + pin % 4,
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02x}.{}", self.device, self.function)
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = anyhow::Error;
+
+    fn try_from(text: String) -> anyhow::Result<Self> {
+        let (device, function) = text.split_once('.').unwrap_or((&text, "0"));
+        let device = u8::from_str_radix(device, 16).unwrap_or(u8::MAX);
+        let function = function.parse().unwrap_or(u8::MAX);
+        ensure!(
+            device < 32 && function < 8,
+            "`{text}` is not a PCI slot: write the device number in hexadecimal, 00 to 1f, and \
+             the function number, as in `04.0`"
+        );
+        Ok(Self { device, function })
+    }
+}

@@ -1,0 +1,151 @@
+//! The words of `--jail`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// `--jail`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// How much of it.
+    pub mode: Mode,
+    /// Who root becomes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<User>,
+    /// Folders besides those of the machine's media, whose files may be opened later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folders: Option<Folders>,
+    /// System calls.
+    pub seccomp: Seccomp,
+    /// Files, by Landlock.
+    pub landlock: Landlock,
+    /// Debuggers and core dumps are let in.
+    pub debug: bool,
+}
+
+/// How much is given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// What changes nothing of what can be asked of the machine later.
+    #[default]
+    Auto,
+    /// Nothing.
+    Off,
+    /// Everything that this host lets us give up.
+    On,
+    /// Everything, or there is no machine.
+    Must,
+}
+
+/// What happens to system calls that are not on the list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Seccomp {
+    /// They end the process.
+    #[default]
+    On,
+    /// They work.
+    Off,
+    /// They work, and the kernel logs them.
+    Log,
+}
+
+/// Whether Landlock keeps files away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Landlock {
+    /// It does.
+    #[default]
+    On,
+    /// It does not.
+    Off,
+}
+
+/// A user and a group, by their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct User {
+    /// Its number.
+    pub user: u32,
+    /// The number of its group.
+    pub group: u32,
+}
+
+impl TryFrom<String> for User {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let (user, group) = text.split_once(':').unwrap_or((&text, &text));
+        // The largest number means "as it is" to the kernel.
+        let number = |text: &str| text.parse().ok().filter(|number| (1..u32::MAX).contains(number));
+        match (number(user), number(group)) {
+            (Some(user), Some(group)) => Ok(Self { user, group }),
+            _ => Err(format!("`{text}` is no user: write UID or UID:GID, as numbers above 0")),
+        }
+    }
+}
+
+impl From<User> for String {
+    fn from(user: User) -> Self {
+        user.to_string()
+    }
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.user, self.group)
+    }
+}
+
+/// Paths with `:` between them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Folders(pub Vec<PathBuf>);
+
+impl TryFrom<String> for Folders {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text.split(':').any(str::is_empty) {
+            return Err(format!("`{text}` names an empty path: write PATH or PATH:PATH"));
+        }
+        Ok(Self(text.split(':').map(PathBuf::from).collect()))
+    }
+}
+
+impl From<Folders> for String {
+    fn from(folders: Folders) -> Self {
+        let paths: Vec<_> = folders.0.iter().map(|path| path.display().to_string()).collect();
+        paths.join(":")
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use host::keyvalue;
+
+    #[test]
+    fn words_are_read_and_mistakes_are_named() {
+        let read = |text: &str| keyvalue::parse::<Config>(text, Some("mode"));
+        let all = read("must,user=7:8,folders=/a:/b,seccomp=log,landlock=off,debug").unwrap();
+        assert_eq!(all.user, Some(User { user: 7, group: 8 }));
+        assert_eq!(all.folders, Some(Folders(vec!["/a".into(), "/b".into()])));
+        assert_eq!((all.mode, all.debug), (Mode::Must, true));
+        assert_eq!(read("on,user=7").unwrap().user, Some(User { user: 7, group: 7 }));
+        for (text, words) in [
+            ("yes", "`auto`"),
+            ("on,user=root", "UID or UID:GID"),
+            ("on,user=0", "above 0"),
+            ("on,user=1:4294967295", "above 0"),
+            ("on,folders=/a:", "empty path"),
+            ("on,secomp=off", "did you mean `seccomp`"),
+        ] {
+            let said = format!("{:#}", read(text).unwrap_err());
+            assert!(said.contains(words), "{text}: {said}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The probe: a guest of our own, which checks the machine from within and reports on COM1.
+//!
+//! Its sources, the words of its command line and the fields of its report are in
+//! vmm/probe/guest. It runs on every KVM, a paravirtual-only one included.
+
+/// The probe as an ELF file: a PVH kernel that loads at 1 MiB.
+pub const IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe.elf"));
+
+// The guest's own pure parts, so that they are tested on the host.
+#[cfg(test)]
+#[path = "../guest/random.rs"]
+mod random;
+#[cfg(test)]
+#[path = "../guest/report.rs"]
+mod report;
+
+#[cfg(test)]
+mod test {
+    use super::IMAGE;
+    use super::random::Random;
+    use super::report::{Finding, Report, Verdict};
+
+    fn field(offset: usize, width: usize) -> u64 {
+        IMAGE[offset..offset + width].iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+    }
+
+    /// Type, file offset, physical address, size in the file and in memory of each segment.
+    fn segments() -> Vec<[u64; 5]> {
+        let first = usize::try_from(field(32, 8)).expect("a file offset");
+        let header = |index: u64| first + 56 * usize::try_from(index).expect("a small index");
+        let parts = [(0, 4), (8, 8), (24, 8), (32, 8), (40, 8)];
+        (0..field(56, 2))
+            .map(|index| parts.map(|(offset, width)| field(header(index) + offset, width)))
+            .collect()
+    }
+
+    #[test]
+    fn image_is_a_small_file_that_loads_at_one_mib() {
+        assert_eq!(IMAGE[..5], *b"\x7fELF\x02");
+        // A third of it is the page: 21 KiB of letters in four sizes, and what draws them.
+        assert!(IMAGE.len() < 144 << 10, "{} bytes", IMAGE.len());
+        let loads: Vec<_> = segments().into_iter().filter(|segment| segment[0] == 1).collect();
+        assert_eq!(loads.len(), 1);
+        let [_, _, address, in_file, in_memory] = loads[0];
+        assert_eq!(address, 1 << 20);
+        assert!(in_file < in_memory && in_memory < 1 << 20, "{in_memory} bytes");
+    }
+
+    #[test]
+    fn image_tells_its_pvh_entry_within_what_is_loaded() {
+        let note = segments().into_iter().find(|segment| segment[0] == 4).expect("a note");
+        let at = usize::try_from(note[1]).expect("a file offset");
+        assert_eq!([field(at, 4), field(at + 4, 4), field(at + 8, 4)], [4, 4, 18]);
+        assert_eq!(IMAGE[at + 12..at + 16], *b"Xen\0");
+        let load = segments().into_iter().find(|segment| segment[0] == 1).expect("a segment");
+        assert!((load[2]..load[2] + load[3]).contains(&field(at + 16, 4)));
+    }
+
+    #[test]
+    fn equal_seeds_give_equal_numbers_and_others_do_not() {
+        let numbers = |seed| {
+            let mut random = Random::new(seed);
+            [(); 64].map(|()| random.next())
+        };
+        assert_eq!(numbers(7), numbers(7));
+        assert_ne!(numbers(7), numbers(8));
+        assert!(numbers(0).iter().all(|&number| number != 0));
+    }
+
+    #[test]
+    fn numbers_below_a_limit_reach_each_and_no_more() {
+        let mut random = Random::new(1);
+        let mut seen = [0u32; 10];
+        for _ in 0..1000 {
+            seen[usize::try_from(random.below(10)).expect("a small number")] += 1;
+        }
+        assert!(seen.iter().all(|&count| count > 50), "{seen:?}");
+    }
+
+    #[test]
+    fn report_is_lines_for_people_and_json_for_programs() {
+        let (mut report, mut lines, mut json) = (Report::new(), String::new(), String::new());
+        let strange = "a \"b\" \\ \u{1}";
+        report.add(Finding::info("cpu").text("brand", strange).number("n", 7), &mut lines);
+        report.add(Finding::check("good", true).hex("base", 0x1f), &mut lines);
+        report.json(&mut json).expect("a string takes all");
+        assert!(lines.ends_with("pass  good          base=0x1f\n"), "{lines}");
+        let read: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        assert!(json.starts_with("{\"probe\":1,") && json.ends_with("}\n"), "{json}");
+        assert_eq!(read["ok"], true);
+        assert_eq!(read["findings"][0]["brand"], strange);
+        assert_eq!(read["findings"][1]["base"], "0x1f");
+    }
+
+    #[test]
+    fn what_was_found_can_be_looked_up() {
+        let (mut report, mut lines) = (Report::new(), String::new());
+        let finding = Finding::check("disk", true).text("kind", "nvme").number("requests", 7);
+        report.add(finding.flag("quick", true).hex("base", 0x1f), &mut lines);
+        report.add(Finding::info("disk").number("requests", 8), &mut lines);
+        let found = report.find("disk").expect("the first of them");
+        assert_eq!((found.name(), found.verdict()), ("disk", Verdict::Pass));
+        assert_eq!(
+            (found.said("kind"), found.said("requests"), found.said("none")),
+            ("nvme", "", "")
+        );
+        let counts = ["requests", "quick", "base", "kind", "none"].map(|key| found.count(key));
+        assert_eq!(counts, [7, 1, 0x1f, 0, 0]);
+        assert!(report.find("net").is_none() && report.is_ok());
+        assert_eq!(report.findings().count(), 2);
+    }
+
+    #[test]
+    fn a_finding_passes_only_if_all_of_it_is_right() {
+        let said = |finding: Finding| {
+            let mut line = String::new();
+            finding.line(&mut line).expect("a string takes all");
+            line
+        };
+        assert!(said(Finding::check("all", true).and(true)).starts_with("pass  all"));
+        assert!(said(Finding::check("second", true).and(false)).starts_with("fail  second"));
+        assert!(said(Finding::check("first", false).and(true)).starts_with("fail  first"));
+    }
+
+    #[test]
+    fn one_failure_fails_the_report_even_when_the_list_is_full() {
+        let (mut report, mut lines, mut json) = (Report::new(), String::new(), String::new());
+        for _ in 0..100 {
+            report.add(Finding::info("more").flag("yes", true), &mut lines);
+        }
+        report.add(Finding::check("bad", false), &mut lines);
+        report.json(&mut json).expect("a string takes all");
+        let read: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        assert_eq!(read["ok"], false);
+        assert_eq!(read["dropped"], 5);
+        assert_eq!(lines.lines().count(), 101);
+    }
+}

@@ -1,0 +1,567 @@
+//! The picture that all clients are shown: a copy of what the display has.
+//!
+//! It exists while somebody looks, and is brought up to date while somebody waits for changes: what
+//! the guest wrote is copied, compared, and what really differs is marked for each client. Nobody
+//! who looks costs nothing; a client that does not read is not waited for.
+//!
+//! Threats: the guest chooses the mode at any moment. It is checked, taken once for each look, and
+//! a picture and the sets of tiles that belong to it change under one lock.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use host::display::{Mode, PAGE, Scanout};
+use host::input::{Hub, Lights};
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+use super::owed::Owed;
+use super::scroll::Scroll;
+use super::tiles::{TILE, Tiles};
+
+/// What is shown before there was a picture: dim, so that it is seen that somebody is there.
+const DIM: u32 = 0x0018_1818;
+/// And how large that is.
+const NOTHING: (u16, u16) = (640, 480);
+/// No picture is wider or higher: what a display of 64 MiB can have.
+const MOST: u32 = 8192;
+/// No display has more memory.
+const FARTHEST: u64 = 1 << 30;
+/// Who wants the picture as it is now waits no longer than that for it.
+const LATE: Duration = Duration::from_secs(1);
+/// More changed pages than this are copied on a thread of their own.
+const FEW_PAGES: u32 = 256;
+
+/// The picture as it is now.
+#[derive(Default)]
+pub struct Picture {
+    /// Line by line, `0x00RRGGBB`; none while nobody looks.
+    pub pixels: Vec<u32>,
+    /// Pixels of a line.
+    pub width: u16,
+    /// Lines.
+    pub height: u16,
+}
+
+impl Picture {
+    fn fill(&mut self, size: (u16, u16), colour: u32) {
+        (self.width, self.height) = size;
+        self.pixels.clear();
+        self.pixels.resize(usize::from(size.0) * usize::from(size.1), colour);
+    }
+
+    /// Its size.
+    pub fn size(&self) -> (u16, u16) {
+        (self.width, self.height)
+    }
+}
+
+/// What one client has not been sent yet.
+pub struct Viewer {
+    owed: Mutex<Owed>,
+    /// It waits for changes.
+    waits: AtomicBool,
+    /// Something is there for it.
+    pub wake: Notify,
+    /// The canvas'.
+    wanted: Arc<Notify>,
+}
+
+impl Drop for Viewer {
+    /// The last one takes the picture along.
+    fn drop(&mut self) {
+        self.wanted.notify_one();
+    }
+}
+
+impl Viewer {
+    /// Works on what it is to be sent.
+    pub fn owed<T>(&self, work: impl FnOnce(&mut Owed) -> T) -> T {
+        work(&mut self.owed.lock().expect("no viewer panicked"))
+    }
+
+    /// Works on its set of tiles.
+    pub fn dirty<T>(&self, work: impl FnOnce(&mut Tiles) -> T) -> T {
+        self.owed(|owed| work(owed.dirty()))
+    }
+}
+
+/// See the module.
+pub struct Canvas {
+    scanout: Option<Arc<dyn Scanout>>,
+    hub: Arc<Hub>,
+    picture: RwLock<Picture>,
+    viewers: Mutex<Vec<Weak<Viewer>>>,
+    look: Mutex<Look>,
+    /// Of the keyboard, when somebody last looked.
+    lights: Mutex<Option<Lights>>,
+    /// Somebody begins to wait, or leaves.
+    wanted: Arc<Notify>,
+    /// Somebody did something, to which the guest may answer.
+    hurry: Notify,
+    /// Looks that were begun.
+    begun: AtomicU64,
+    /// And the last one of them that is over.
+    over: watch::Sender<u64>,
+}
+
+/// What only looking needs.
+#[derive(Default)]
+struct Look {
+    mode: Option<Mode>,
+    pages: Vec<u64>,
+    line: Vec<u8>,
+    /// For those who can be told of moves.
+    scroll: Option<Scroll>,
+}
+
+/// When the next look is.
+struct Pace {
+    interval: Duration,
+    still: u32,
+}
+
+impl Pace {
+    /// Sixty a second, and a little more: timers are late.
+    const FAST: Duration = Duration::from_millis(15);
+    /// What changes after a pause is seen that late at most.
+    const SLOW: Duration = Duration::from_millis(40);
+    /// And after a long one, which mostly ends by a key: this is what a still screen costs.
+    const SLOWEST: Duration = Duration::from_millis(200);
+    /// What a key or a click does is often drawn by then.
+    const SOON: Duration = Duration::from_millis(4);
+    /// So many looks without a change are a pause.
+    const PATIENCE: u32 = 32;
+    /// And so many a long one, of some five seconds.
+    const LONG: u32 = Self::PATIENCE + 125;
+
+    fn new() -> Self {
+        Self { interval: Self::FAST, still: 0 }
+    }
+
+    fn saw(&mut self, change: bool) {
+        self.still = if change { 0 } else { self.still.saturating_add(1) };
+        self.interval = match self.still {
+            still if still > Self::LONG => Self::SLOWEST,
+            still if still > Self::PATIENCE => Self::SLOW,
+            _ => Self::FAST,
+        };
+    }
+}
+
+impl Canvas {
+    /// A canvas for a display, or for a machine without one.
+    pub fn new(scanout: Option<Arc<dyn Scanout>>, hub: Arc<Hub>) -> Arc<Self> {
+        Arc::new(Self {
+            scanout,
+            hub,
+            picture: RwLock::default(),
+            viewers: Mutex::default(),
+            look: Mutex::default(),
+            lights: Mutex::default(),
+            wanted: Arc::default(),
+            hurry: Notify::new(),
+            begun: AtomicU64::new(0),
+            over: watch::Sender::new(0),
+        })
+    }
+
+    /// The display.
+    pub fn scanout(&self) -> Option<&Arc<dyn Scanout>> {
+        self.scanout.as_ref()
+    }
+
+    /// The keyboard's lights when somebody last looked.
+    pub fn lights(&self) -> Option<Lights> {
+        *self.lights.lock().expect("no look panicked")
+    }
+
+    /// Works on the picture and what of it one client lacks, which are of one size meanwhile.
+    pub fn show<T>(&self, work: impl FnOnce(&Picture) -> T) -> T {
+        work(&self.picture.read().expect("no canvas panicked"))
+    }
+
+    /// Lets somebody look; all of the picture is new to them.
+    pub fn admit(&self) -> Arc<Viewer> {
+        let picture = loop {
+            let picture = self.picture.read().expect("no canvas panicked");
+            if !picture.pixels.is_empty() {
+                break picture;
+            }
+            drop(picture);
+            self.look(true);
+        };
+        let viewer = Arc::new(Viewer {
+            owed: Mutex::new(Owed::all(picture.size())),
+            waits: AtomicBool::new(false),
+            wake: Notify::new(),
+            wanted: self.wanted.clone(),
+        });
+        let mut viewers = self.viewers.lock().expect("no canvas panicked");
+        viewers.push(Arc::downgrade(&viewer));
+        self.wanted.notify_one();
+        viewer
+    }
+
+    /// A client waits for changes, or has enough to do.
+    pub fn wait(&self, viewer: &Viewer, waits: bool) {
+        if viewer.waits.swap(waits, Ordering::Relaxed) != waits && waits {
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Somebody typed or clicked.
+    pub fn hurry(&self) {
+        self.hurry.notify_one();
+    }
+
+    /// Waits until the picture is as it is now, whether somebody waited for changes before or not.
+    pub async fn refresh(&self, viewer: &Viewer) {
+        let next = self.begun.load(Ordering::SeqCst) + 1;
+        let mut over = self.over.subscribe();
+        self.wait(viewer, true);
+        self.hurry();
+        timeout(LATE, over.wait_for(|last| *last >= next)).await.ok();
+    }
+
+    /// Keeps the picture up to date, for as long as it is polled.
+    pub async fn run(self: Arc<Self>) {
+        let mut pace = Pace::new();
+        loop {
+            let viewers = self.viewers();
+            if viewers.is_empty() {
+                self.forget();
+                self.wanted.notified().await;
+                continue;
+            }
+            if !viewers.iter().any(|it| it.waits.load(Ordering::Relaxed)) {
+                drop(viewers);
+                self.wanted.notified().await;
+                continue;
+            }
+            drop(viewers);
+            let start = Instant::now();
+            let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+            pace.saw(self.clone().step().await);
+            self.over.send_replace(number);
+            // However large the picture is, looking takes half of a processor at most.
+            let sleep = pace.interval.saturating_sub(start.elapsed()).max(start.elapsed());
+            tokio::select! {
+                () = tokio::time::sleep(sleep) => {}
+                () = self.hurry.notified() => {
+                    pace = Pace::new();
+                    // Mice move a thousand times a second.
+                    let early = (Pace::FAST / 2).saturating_sub(start.elapsed());
+                    tokio::time::sleep(Pace::SOON.max(early)).await;
+                }
+            }
+        }
+    }
+
+    /// Looks once; true when something had changed.
+    async fn step(self: Arc<Self>) -> bool {
+        if !self.ask() {
+            return false;
+        }
+        let few = {
+            let look = self.look.lock().expect("no look panicked");
+            look.pages.iter().map(|it| it.count_ones()).sum::<u32>() < FEW_PAGES
+        };
+        if few {
+            return self.look(false);
+        }
+        tokio::task::spawn_blocking(move || self.look(false)).await.unwrap_or(false)
+    }
+
+    /// Asks the display and the keyboard; true when there is something to look at.
+    fn ask(&self) -> bool {
+        let lights = self.hub.lights();
+        let before = std::mem::replace(&mut *self.lights.lock().expect("no look panicked"), lights);
+        if before != lights {
+            self.viewers().iter().for_each(|viewer| viewer.wake.notify_one());
+        }
+        let Some(scanout) = &self.scanout else { return false };
+        let mut look = self.look.lock().expect("no look panicked");
+        let look = &mut *look;
+        scanout.changed(&mut look.pages);
+        look.pages.iter().any(|word| *word != 0) || checked(scanout.mode()) != look.mode
+    }
+
+    /// Those who look.
+    fn viewers(&self) -> Vec<Arc<Viewer>> {
+        let mut viewers = self.viewers.lock().expect("no canvas panicked");
+        viewers.retain(|viewer| viewer.strong_count() > 0);
+        viewers.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Frees all memory, unless somebody has come.
+    fn forget(&self) {
+        let mut look = self.look.lock().expect("no look panicked");
+        let mut picture = self.picture.write().expect("no canvas panicked");
+        if self.viewers().is_empty() {
+            *picture = Picture::default();
+            *look = Look::default();
+        }
+    }
+
+    /// Copies what changed, or `all`; true when something is different.
+    fn look(&self, all: bool) -> bool {
+        let mut look = self.look.lock().expect("no look panicked");
+        let look = &mut *look;
+        if let Some(scanout) = self.scanout.as_ref().filter(|_| all) {
+            // What was written until now is in the picture that we take.
+            scanout.changed(&mut look.pages);
+        }
+        let mode = checked(self.scanout.as_ref().and_then(|it| it.mode()));
+        look.moves(self.viewers().iter().any(|it| it.owed(|owed| owed.copies())));
+        let mut picture = self.picture.write().expect("no canvas panicked");
+        let before = picture.size();
+        let mut changed = Tiles::none(before.0, before.1);
+        let anew = all || mode != look.mode;
+        look.mode = mode;
+        match (mode, &self.scanout) {
+            (Some(mode), Some(scanout)) => {
+                let size = size(&mode);
+                if size != before || picture.pixels.is_empty() {
+                    picture.fill(size, DIM);
+                    changed = Tiles::all(size.0, size.1);
+                }
+                if anew {
+                    look.pages.clear();
+                    let end = mode.start + u64::from(mode.stride) * u64::from(mode.height);
+                    look.pages.resize(to_usize(end.div_ceil(PAGE).div_ceil(64)), u64::MAX);
+                }
+                look.copy(&mode, scanout.as_ref(), &mut picture, &mut changed);
+            }
+            _ if anew || picture.pixels.is_empty() => {
+                let first = picture.pixels.is_empty();
+                picture.fill(if first { NOTHING } else { before }, if first { DIM } else { 0 });
+                changed = Tiles::all(picture.width, picture.height);
+            }
+            _ => {}
+        }
+        look.pages.fill(0);
+        let moves = look.scroll.as_mut().map(|it| it.find(&picture, &changed)).unwrap_or_default();
+        if changed.is_empty() {
+            return false;
+        }
+        // Still with the picture's lock: their sets are of its size.
+        for viewer in self.viewers() {
+            viewer.owed(|owed| owed.change(&changed, &moves));
+            viewer.wake.notify_one();
+        }
+        true
+    }
+}
+
+/// A mode that a picture can have; else the screen counts as switched off.
+fn checked(mode: Option<Mode>) -> Option<Mode> {
+    mode.filter(|mode| {
+        let sides = (1..=MOST).contains(&mode.width) && (1..=MOST).contains(&mode.height);
+        let end = mode.start.checked_add(u64::from(mode.stride) * u64::from(mode.height));
+        let near = end.is_some_and(|end| end <= FARTHEST);
+        sides && near && u64::from(mode.stride) >= u64::from(mode.width) * 4
+    })
+}
+
+fn size(mode: &Mode) -> (u16, u16) {
+    let side = |length| u16::try_from(length).unwrap_or(u16::MAX);
+    (side(mode.width), side(mode.height))
+}
+
+fn to_usize(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+impl Look {
+    /// Whether anybody can be told of moves; the room for it is not there else.
+    fn moves(&mut self, wanted: bool) {
+        if !wanted {
+            self.scroll = None;
+        } else if self.scroll.is_none() {
+            self.scroll = Some(Scroll::default());
+        }
+    }
+
+    /// Copies the pages, and says which tiles are different for it.
+    fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Picture, changed: &mut Tiles) {
+        if let Some(scroll) = &mut self.scroll {
+            let pages: usize = self.pages.iter().map(|it| it.count_ones() as usize).sum();
+            scroll.keep(to, pages * to_usize(PAGE / 4));
+        }
+        let mut next = 0;
+        let count = self.pages.len() as u64 * 64;
+        while next < count {
+            let word = self.pages[to_usize(next / 64)] >> (next % 64);
+            if word == 0 {
+                next = (next / 64 + 1) * 64;
+                continue;
+            }
+            let first = next + u64::from(word.trailing_zeros());
+            let mut end = first;
+            while end < count && self.pages[to_usize(end / 64)] >> (end % 64) & 1 != 0 {
+                end += 1;
+            }
+            self.copy_bytes(mode, first * PAGE..end * PAGE, from, (to, changed));
+            next = end;
+        }
+    }
+
+    /// Copies what of the picture lies in a range of the display's memory, line by line.
+    fn copy_bytes(
+        &mut self,
+        mode: &Mode,
+        range: std::ops::Range<u64>,
+        from: &dyn Scanout,
+        (to, changed): (&mut Picture, &mut Tiles),
+    ) {
+        let (stride, width) = (u64::from(mode.stride), u64::from(mode.width) * 4);
+        let start = range.start.saturating_sub(mode.start);
+        let Some(end) = range.end.checked_sub(mode.start).filter(|end| *end > start) else {
+            return;
+        };
+        let lines = start / stride..end.div_ceil(stride).min(mode.height.into());
+        for y in lines {
+            let line = y * stride;
+            // Whole pixels.
+            let left = start.saturating_sub(line).min(width) & !3;
+            let right = (end - line).min(width).next_multiple_of(4);
+            if left >= right {
+                continue;
+            }
+            self.line.resize(to_usize(right - left), 0);
+            from.read(mode.start + line + left, &mut self.line);
+            let x = to_usize(left / 4);
+            let at = to_usize(y) * usize::from(to.width) + x;
+            let (new, _) = self.line.as_chunks::<4>();
+            let Some(old) = to.pixels.get_mut(at..at + new.len()) else { return };
+            compare(old, new, (x, to_usize(y)), changed);
+        }
+    }
+}
+
+/// Takes a part of a line over; where it differs, the tile is changed.
+fn compare(old: &mut [u32], new: &[[u8; 4]], (x, y): (usize, usize), changed: &mut Tiles) {
+    let tile = usize::from(TILE);
+    let pixel = |four: &[u8; 4]| u32::from_le_bytes(*four) & 0x00ff_ffff;
+    let mut at = 0;
+    while at < new.len() {
+        let end = (at + tile - (x + at) % tile).min(new.len());
+        let (old, new) = (&mut old[at..end], &new[at..end]);
+        // All are looked at, which is quicker than to stop early: mostly nothing differs.
+        let differ = |all, (old, new): (&u32, &[u8; 4])| all | (old ^ pixel(new));
+        if old.iter().zip(new).fold(0, differ) != 0 {
+            old.iter_mut().zip(new).for_each(|(old, new)| *old = pixel(new));
+            let number = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+            changed.insert(number(x + at), number(y));
+        }
+        at = end;
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::rfb::picture::Area;
+    use crate::rfb::testing::Fake;
+
+    fn areas(viewer: &Viewer) -> Vec<Area> {
+        let mut areas = Vec::new();
+        viewer.dirty(|dirty| dirty.take(usize::MAX, &mut areas));
+        areas
+    }
+
+    fn area(x: u16, y: u16, width: u16, height: u16) -> Area {
+        Area { x, y, width, height }
+    }
+
+    #[test]
+    fn a_picture_that_stays_is_looked_at_less_and_less_until_it_changes() {
+        let mut pace = Pace::new();
+        let mut looks = Vec::new();
+        let mut time = Duration::ZERO;
+        while time < Duration::from_secs(20) {
+            pace.saw(false);
+            looks.push(pace.interval);
+            time += pace.interval;
+        }
+        assert!(looks.is_sorted() && looks.contains(&Pace::SLOW), "{looks:?}");
+        assert_eq!(looks.last(), Some(&Pace::SLOWEST));
+        pace.saw(true);
+        assert_eq!(pace.interval, Pace::FAST);
+    }
+
+    #[test]
+    fn only_what_is_different_is_marked() {
+        let fake = Fake::new(200, 100);
+        let canvas = Canvas::new(Some(fake.clone()), Arc::default());
+        let viewer = canvas.admit();
+        assert_eq!(areas(&viewer), [area(0, 0, 200, 100)]);
+        fake.draw(40, 70, 0x0012_3456);
+        fake.touch();
+        assert!(canvas.ask() && canvas.look(false));
+        assert_eq!(areas(&viewer), [area(32, 64, 32, 32)]);
+        canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 40], 0x0012_3456));
+        canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
+        fake.touch();
+        assert!(canvas.ask() && !canvas.look(false), "written, and still the same");
+        // The fourth byte of a pixel is nothing, whatever is in it.
+        fake.draw(40, 70, 0xff12_3456);
+        assert!(canvas.ask() && !canvas.look(false), "the same colour");
+        assert!(!canvas.ask(), "not written");
+        assert!(areas(&viewer).is_empty());
+    }
+
+    #[test]
+    fn padded_lines_and_odd_starts_are_read_where_they_are() {
+        let fake = Fake::new(33, 40);
+        fake.set(Some(Mode { width: 33, height: 40, stride: 150, start: 4094 }));
+        fake.draw(32, 39, 0x00ab_cdef);
+        let canvas = Canvas::new(Some(fake.clone()), Arc::default());
+        let viewer = canvas.admit();
+        areas(&viewer);
+        let last = |canvas: &Canvas| canvas.show(|picture| picture.pixels[39 * 33 + 32]);
+        assert_eq!(last(&canvas), 0x00ab_cdef);
+        fake.draw(32, 39, 0x0000_0001);
+        assert!(canvas.ask() && canvas.look(false));
+        assert_eq!(last(&canvas), 1);
+        assert_eq!(areas(&viewer), [area(32, 32, 1, 8)]);
+    }
+
+    #[test]
+    fn another_mode_is_all_new_and_no_mode_is_black() {
+        let fake = Fake::new(64, 64);
+        let canvas = Canvas::new(Some(fake.clone()), Arc::default());
+        let viewer = canvas.admit();
+        areas(&viewer);
+        fake.set(Some(Mode { width: 100, height: 50, stride: 400, start: 0 }));
+        assert!(canvas.ask() && canvas.look(false));
+        assert_eq!(areas(&viewer), [area(0, 0, 100, 50)]);
+        fake.set(None);
+        assert!(canvas.ask() && canvas.look(false));
+        assert_eq!(canvas.show(Picture::size), (100, 50));
+        canvas.show(|picture| assert!(picture.pixels.iter().all(|pixel| *pixel == 0)));
+        for silly in [
+            Mode { width: 100, height: 50, stride: 399, start: 0 },
+            Mode { width: 100, height: 9000, stride: 400, start: 0 },
+            Mode { width: 0, height: 5, stride: 400, start: 0 },
+            Mode { width: 100, height: 50, stride: 400, start: u64::MAX },
+        ] {
+            fake.set(Some(silly));
+            assert!(!canvas.ask(), "{silly:?} is off");
+        }
+    }
+
+    #[test]
+    fn a_machine_without_display_has_a_dim_picture() {
+        let canvas = Canvas::new(None, Arc::default());
+        let viewer = canvas.admit();
+        assert_eq!(areas(&viewer), [area(0, 0, 640, 480)]);
+        assert!(!canvas.ask());
+        drop(viewer);
+        assert!(canvas.viewers().is_empty());
+        canvas.forget();
+        canvas.show(|picture| assert_eq!(picture.pixels.capacity(), 0));
+    }
+}

@@ -1,0 +1,295 @@
+//! What one client does with keyboard and mouse, on its way to the guest.
+//!
+//! Everything that a client holds is let go when it leaves: a modifier that sticks would change all
+//! that is typed after it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use host::input::{Hub, Key, Motion, Position};
+use tokio::time::{Instant, sleep};
+
+use crate::keys::fingers::{Fingers, Source, Step};
+use crate::keys::layout::Layout;
+
+/// The hands of one client.
+pub struct Hands {
+    hub: Arc<Hub>,
+    fingers: Fingers,
+    pointer: Pointer,
+    /// The guest has read no key for a long time: further keys are dropped until it does.
+    gave_up: bool,
+}
+
+/// Where a client's pointer is.
+#[derive(Default)]
+struct Pointer {
+    /// As the protocol numbers them.
+    buttons: u16,
+    /// Pixels.
+    x: i32,
+    /// Pixels.
+    y: i32,
+    /// Of the picture.
+    size: (u16, u16),
+    /// There is no tablet: only ways count.
+    relative: bool,
+}
+
+/// The wheel's two buttons, away from the person and towards.
+const WHEEL: [u16; 2] = [1 << 3, 1 << 4];
+/// The wheel to the left and to the right.
+const PAN: [u16; 2] = [1 << 5, 1 << 6];
+/// Between looks at a guest whose queue of keys is full.
+const LOOK: Duration = Duration::from_millis(10);
+/// No way at all, for clients that send ways.
+const STILL: i32 = 0x7fff;
+
+impl Hands {
+    /// Hands that hold nothing.
+    pub fn new(hub: Arc<Hub>, layout: Arc<Layout>) -> Self {
+        let (pointer, gave_up) = (Pointer::default(), false);
+        Self { hub, fingers: Fingers::new(layout), pointer, gave_up }
+    }
+
+    /// Whether the client must wait before it presses another key: thousands are queued.
+    pub fn must_wait(&mut self) -> bool {
+        let room = self.hub.has_room();
+        self.gave_up &= !room;
+        !room && !self.gave_up
+    }
+
+    /// Waits until the guest reads keys again, but not for longer than `patience`; whether it does.
+    pub async fn wait(&mut self, patience: Duration) -> bool {
+        let start = Instant::now();
+        while self.must_wait() {
+            self.gave_up = start.elapsed() > patience;
+            sleep(LOOK).await;
+        }
+        !self.gave_up
+    }
+
+    /// Whether clients should send ways, not places.
+    pub fn is_relative(&self) -> bool {
+        self.pointer.relative
+    }
+
+    /// A key is pressed or let go.
+    pub fn key(&mut self, source: Source, down: bool) {
+        let lights = self.hub.lights();
+        let steps = self.fingers.feel(source, down, lights);
+        self.send(steps);
+    }
+
+    /// A key of which the client knows its place, if we do, and its symbol, is pressed or let go.
+    pub fn key_at(&mut self, place: Option<Key>, keysym: u32, down: bool) {
+        let symbol = Source::Symbol(keysym);
+        // It may have gone down before the client knew that places are understood here.
+        let before = !down && self.fingers.holds(symbol);
+        self.key(place.filter(|_| !before).map_or(symbol, Source::Place), down);
+    }
+
+    fn send(&self, steps: Vec<Step>) {
+        for (key, down) in steps {
+            self.hub.key(key, down);
+        }
+    }
+
+    /// The pointer is at a pixel of a picture of `size`.
+    pub fn point(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
+        let (x, y) = (i32::from(x), i32::from(y));
+        let way = (x - self.pointer.x, y - self.pointer.y);
+        self.go(way, buttons, size);
+    }
+
+    /// The pointer goes a way; both numbers are [`STILL`] for none.
+    pub fn push(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
+        self.go((i32::from(x) - STILL, i32::from(y) - STILL), buttons, size);
+    }
+
+    fn go(&mut self, (dx, dy): (i32, i32), buttons: u16, size: (u16, u16)) {
+        let pressed = buttons & !self.pointer.buttons;
+        let notches = |[more, less]: [u16; 2]| {
+            i32::from(pressed & more != 0) - i32::from(pressed & less != 0)
+        };
+        let (wheel, pan) = (notches(WHEEL), -notches(PAN));
+        let pointer = &mut self.pointer;
+        (pointer.buttons, pointer.size) = (buttons, size);
+        let last = |length: u16| i32::from(length.max(1)) - 1;
+        pointer.x = (pointer.x + dx).clamp(0, last(size.0));
+        pointer.y = (pointer.y + dy).clamp(0, last(size.1));
+        let place = |at: i32, length: u16| {
+            let most = i64::from(Position::MOST);
+            let scaled = i64::from(at) * most / i64::from(last(length).max(1));
+            u16::try_from(scaled.clamp(0, most)).unwrap_or(0)
+        };
+        let (x, y) = (place(pointer.x, size.0), place(pointer.y, size.1));
+        let buttons = order(buttons);
+        // A tablet may come at any time, as it does when an operating system has started.
+        pointer.relative = !self.hub.position(Position { x, y, wheel, pan, buttons });
+        if pointer.relative {
+            self.hub.motion(Motion { dx, dy, wheel, buttons });
+        }
+    }
+}
+
+/// From the protocol's order of buttons to ours.
+fn order(buttons: u16) -> u8 {
+    // Left, right, middle, back, forward.
+    let theirs = [0, 2, 1, 7, 8];
+    (0..)
+        .zip(theirs)
+        .fold(0, |sum, (ours, theirs)| sum | u8::from(buttons >> theirs & 1 != 0) << ours)
+}
+
+impl Drop for Hands {
+    fn drop(&mut self) {
+        let steps = self.fingers.leave();
+        self.send(steps);
+        if order(self.pointer.buttons) != 0 {
+            // There where they are held.
+            self.go((0, 0), 0, self.pointer.size);
+        }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use host::input::{Event, Lights, Sink};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Seen {
+        tablet: AtomicBool,
+        events: Mutex<Vec<Event>>,
+    }
+
+    impl Sink for Seen {
+        fn take(&self, event: Event) -> bool {
+            if matches!(event, Event::Position(_)) && !self.tablet.load(Ordering::Relaxed) {
+                return false;
+            }
+            self.events.lock().unwrap().push(event);
+            true
+        }
+    }
+
+    fn hands() -> (Hands, Arc<Seen>) {
+        let (hub, seen) = (Arc::<Hub>::default(), Arc::<Seen>::default());
+        hub.register(seen.clone());
+        (Hands::new(hub, Layout::named("us").unwrap()), seen)
+    }
+
+    /// A keyboard whose guest reads when the test says so.
+    #[derive(Default)]
+    struct Full(AtomicBool);
+
+    impl Sink for Full {
+        fn take(&self, _: Event) -> bool {
+            true
+        }
+        fn lights(&self) -> Option<Lights> {
+            Some(Lights::default())
+        }
+        fn has_room(&self) -> bool {
+            !self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_does_not_read_is_waited_for_once() {
+        const LONG: Duration = Duration::from_secs(60);
+        let (hub, full) = (Arc::<Hub>::default(), Arc::<Full>::default());
+        hub.register(full.clone());
+        let mut hands = Hands::new(hub, Layout::named("us").unwrap());
+        assert!(!hands.must_wait() && hands.wait(LONG).await);
+        full.0.store(true, Ordering::Relaxed);
+        let reads = async {
+            sleep(5 * LOOK).await;
+            full.0.store(false, Ordering::Relaxed);
+        };
+        let (read, ()) = tokio::join!(hands.wait(LONG), reads);
+        assert!(read, "it reads in time");
+        full.0.store(true, Ordering::Relaxed);
+        assert!(hands.must_wait() && !hands.wait(2 * LOOK).await, "it reads nothing");
+        assert!(!hands.must_wait() && !hands.wait(LONG).await, "and is not waited for again");
+        full.0.store(false, Ordering::Relaxed);
+        assert!(!hands.must_wait());
+        full.0.store(true, Ordering::Relaxed);
+        assert!(hands.must_wait(), "it has read since");
+    }
+
+    #[test]
+    fn what_is_held_is_let_go_when_the_client_leaves() {
+        let (mut hands, seen) = hands();
+        seen.tablet.store(true, Ordering::Relaxed);
+        let (shift, a) = (Source::Symbol(0xffe1), Source::Place(Key::new(0x1e).unwrap()));
+        hands.key(shift, true);
+        hands.key(a, true);
+        hands.key(a, false);
+        hands.key(a, false);
+        hands.point(0, 0, 1, (640, 480));
+        seen.events.lock().unwrap().clear();
+        drop(hands);
+        let events = seen.events.lock().unwrap();
+        assert_eq!(events[0], Event::Key(Key::new(0x2a).unwrap(), false));
+        assert_eq!(events.len(), 2, "the key, and the button: {events:?}");
+    }
+
+    #[test]
+    fn a_key_that_was_pressed_by_its_symbol_is_let_go_by_its_place() {
+        let (mut hands, seen) = hands();
+        // On this keyboard `z` is where it says; the client's own has it elsewhere.
+        for (keysym, place, guest) in [(0xff0d, 0x1c, 0x1c), (0x7a, 0x15, 0x2c)] {
+            hands.key(Source::Symbol(keysym), true);
+            for down in [false, true, false] {
+                hands.key_at(Key::new(place), keysym, down);
+            }
+            let key = |code, down| Event::Key(Key::new(code).unwrap(), down);
+            let wanted = [(guest, true), (guest, false), (place, true), (place, false)];
+            let wanted = wanted.map(|(code, down)| key(code, down));
+            assert_eq!(std::mem::take(&mut *seen.events.lock().unwrap()), wanted);
+        }
+    }
+
+    #[test]
+    fn a_tablet_gets_places_and_a_mouse_gets_ways() {
+        let (mut hands, seen) = hands();
+        hands.point(10, 20, 0, (640, 480));
+        assert!(hands.is_relative());
+        hands.point(13, 18, 0b101, (640, 480));
+        hands.push(0x7fff, 0x8000, 0, (640, 480));
+        seen.tablet.store(true, Ordering::Relaxed);
+        hands.point(639, 479, 1 << 3, (640, 480));
+        hands.point(639, 479, 1 << 6 | 1 << 7, (640, 480));
+        assert!(!hands.is_relative());
+        let motion = |dx, dy, buttons| Event::Motion(Motion { dx, dy, wheel: 0, buttons });
+        let most = Position::MOST;
+        let position = |wheel, pan, buttons| {
+            Event::Position(Position { x: most, y: most, wheel, pan, buttons })
+        };
+        assert_eq!(
+            *seen.events.lock().unwrap(),
+            [
+                motion(10, 20, 0),
+                motion(3, -2, 0b011),
+                motion(0, 1, 0),
+                position(1, 0, 0),
+                position(0, 1, 0b1000)
+            ]
+        );
+    }
+
+    #[test]
+    fn pictures_of_one_pixel_and_places_outside_of_them_are_harmless() {
+        let (mut hands, _) = hands();
+        for size in [(0, 0), (1, 1), (65535, 1)] {
+            hands.point(65535, 65535, 0xffff, size);
+            hands.push(0, 0xffff, 0, size);
+        }
+    }
+}

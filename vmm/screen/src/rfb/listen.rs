@@ -1,0 +1,322 @@
+//! What is asked of clients where they come from.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use rustix::net::sockopt;
+use serde::{Deserialize, Serialize};
+use tokio::net;
+
+use super::meter::Meter;
+use super::security::{Door, Passwords};
+use super::{Admission, Entry, Rules, Wire, lobby, tls};
+use host::listen::{Address, Socket};
+
+/// `--vnc`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Config {
+    /// Where to listen.
+    pub to: Option<Address>,
+    /// A file with the password.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password: Option<PathBuf>,
+    /// A file with a second password, for those who may only look.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub view_password: Option<PathBuf>,
+    /// The name that goes with the passwords.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// A certificate in PEM format: clients must use TLS then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<PathBuf>,
+    /// `none` lets everybody in who reaches the port.
+    pub auth: Auth,
+    /// Nobody may touch.
+    pub view_only: bool,
+    /// Clients that want the screen for themselves share it all the same.
+    pub shared: bool,
+    /// What windows are called.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What messages call this place, for those who do not know that it is said here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub called: Option<String>,
+    /// Clients were let in before, and say who they are in a line before all else: for a Unix
+    /// socket that only a front of ours reaches.
+    pub announced: bool,
+}
+
+/// Whether a password is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auth {
+    /// Wherever somebody else may come from: on a port that other hosts reach.
+    #[default]
+    Auto,
+    /// No.
+    None,
+}
+
+/// A socket that listens, and the rules that hold there.
+pub struct Listener {
+    socket: Socket,
+    rules: Rules,
+    announced: bool,
+}
+
+impl Listener {
+    /// Listens, and reads passwords and certificates. Nobody is let in yet.
+    ///
+    /// # Errors
+    ///
+    /// One sentence: what is in use, what is wrong with a file, or what would let everybody in.
+    pub fn new(config: &Config) -> anyhow::Result<Self> {
+        Self::open(config).with_context(|| called(config))
+    }
+
+    fn open(config: &Config) -> anyhow::Result<Self> {
+        let place = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
+        let passwords = passwords(config)?;
+        let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
+        let needed = passwords.are_needed();
+        ensure!(
+            tls.is_some() || config.user.is_none(),
+            "user={} needs tls-cert and tls-key: without TLS, viewers ask for no name",
+            config.user.as_deref().unwrap_or("")
+        );
+        if tls.is_none() && passwords.are_long() {
+            // Whoever calls it otherwise has no such option.
+            let way = if config.called.is_none() { " (tls-cert)" } else { "" };
+            tracing::warn!(
+                "{}: without TLS{way} viewers send {} letters of a password only",
+                called(config),
+                Passwords::SEEN
+            );
+        }
+        let open = config.auth == Auth::Auto && !needed;
+        let socket = Socket::new(place, open)?;
+        let announced = config.announced;
+        ensure!(
+            !announced || matches!(socket, Socket::Unix(_)) && !needed,
+            "announced is for Unix sockets without a password: who comes was asked for it before"
+        );
+        let name = config.name.clone().unwrap_or_else(|| "Transom".into());
+        ensure!(name.len() <= 256, "a name of {} bytes: at most 256", name.len());
+        let (view_only, always_shared) = (config.view_only, config.shared);
+        let rules = Rules { passwords, tls, view_only, always_shared, name };
+        Ok(Self { socket, rules, announced })
+    }
+
+    /// Where we listen, with the port that was found.
+    pub fn place(&self) -> String {
+        match &self.socket {
+            Socket::Tcp(socket) => {
+                socket.local_addr().map_or("TCP".into(), |address| address.to_string())
+            }
+            Socket::Unix(_) => "a Unix socket".into(),
+        }
+    }
+
+    /// Hands clients over, for as long as it is polled.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime cannot take the socket.
+    pub async fn run<F: Future<Output = ()> + Send + 'static>(
+        self,
+        serve: impl Fn(Arc<Rules>, Wire, Admission) -> F + Send + Sync + 'static,
+    ) -> anyhow::Result<()> {
+        let rules = Arc::new(self.rules);
+        match self.socket {
+            Socket::Tcp(socket) => {
+                socket.set_nonblocking(true)?;
+                let socket = net::TcpListener::from_std(socket)?;
+                loop {
+                    match socket.accept().await {
+                        Ok((stream, peer)) => {
+                            // A key's echo is one small packet.
+                            stream.set_nodelay(true).ok();
+                            keep_alive(&stream).ok();
+                            let address = peer.ip().to_canonical();
+                            let entry = Entry::Ask(Door::of(address));
+                            let peer = SocketAddr::new(address, peer.port()).to_string();
+                            let admission = Admission { peer, entry };
+                            let stream = Box::new(Meter::new(stream));
+                            tokio::spawn(serve(rules.clone(), stream, admission));
+                        }
+                        Err(error) => rest(&error).await,
+                    }
+                }
+            }
+            Socket::Unix(bound) => {
+                let socket = net::UnixListener::from_std(bound.listener().try_clone()?)?;
+                let serve = Arc::new(serve);
+                loop {
+                    match socket.accept().await {
+                        Ok((stream, _)) => {
+                            let (serve, rules) = (serve.clone(), rules.clone());
+                            tokio::spawn(async move {
+                                let met = meet(stream, self.announced).await;
+                                let Some((stream, admission)) = met else { return };
+                                serve(rules, stream, admission).await;
+                            });
+                        }
+                        Err(error) => rest(&error).await,
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Who comes by a Unix socket.
+async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admission)> {
+    let process = stream.peer_cred().ok().and_then(|it| it.pid());
+    let mut stream = Box::new(Meter::new(stream));
+    if !announced {
+        let peer = process.map_or("local".into(), |it| format!("process {it}"));
+        return Some((stream, Admission { peer, entry: Entry::Ask(Door::Local) }));
+    }
+    match lobby::announced(&mut stream).await {
+        Ok(peer) => Some((stream, Admission { peer, entry: Entry::Open { view_only: false } })),
+        Err(error) => {
+            tracing::debug!("vnc: nobody comes in: {error:#}");
+            None
+        }
+    }
+}
+
+/// The option that says where we listen.
+fn called(config: &Config) -> String {
+    match (&config.called, &config.to) {
+        (Some(option), _) => option.clone(),
+        (None, Some(place)) => format!("--vnc {place}"),
+        (None, None) => "--vnc".into(),
+    }
+}
+
+/// A client whose host is gone leaves its place after two minutes.
+pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 6)
+}
+
+/// Out of file descriptors, for a while: no reason to spin.
+pub(crate) async fn rest(error: &std::io::Error) {
+    tracing::debug!("vnc: nobody can come in: {error}");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+/// Reads the passwords that a configuration names.
+///
+/// # Errors
+///
+/// What is wrong with a file, or with all of it together.
+pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
+    let read =
+        |key, path: &Option<PathBuf>| path.as_ref().map(|path| password(key, path)).transpose();
+    let passwords = Passwords {
+        full: read("password", &config.password)?,
+        view: read("view-password", &config.view_password)?,
+        user: config.user.clone(),
+    };
+    let needed = passwords.are_needed();
+    ensure!(
+        needed || config.user.is_none(),
+        "user={} needs password=FILE",
+        config.user.as_deref().unwrap_or("")
+    );
+    ensure!(
+        !needed || config.auth == Auth::Auto,
+        "auth=none lets everybody in, and there is a password: leave one of them out"
+    );
+    ensure!(
+        passwords.full.is_none() || passwords.full != passwords.view,
+        "password and view-password are the same: who has it could be either"
+    );
+    Ok(passwords)
+}
+
+/// The first line of a file.
+fn password(key: &str, path: &PathBuf) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("{key}={}", path.display()))?;
+    let line = text.lines().next().unwrap_or_default();
+    ensure!(
+        !line.is_empty(),
+        "{key}={}: the password is empty; its first line is the password",
+        path.display()
+    );
+    Ok(line.to_owned())
+}
+
+#[cfg(test)]
+mod test {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn said(text: &str) -> String {
+        let config = host::keyvalue::parse::<Config>(text, Some("to"));
+        match config.and_then(|config| Listener::new(&config)) {
+            Ok(_) => "fine".into(),
+            Err(error) => format!("{error:#}"),
+        }
+    }
+
+    #[test]
+    fn a_port_is_open_to_others_only_when_that_was_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let (good, empty) = (file("good", "secret\nnot this\n"), file("empty", "\n"));
+        let called = said("127.0.0.1:0,user=me,called=VNC_PORT=5900");
+        assert!(called.starts_with("VNC_PORT=5900: user=me"), "{called}");
+        assert_eq!(said("127.0.0.1:0"), "fine");
+        assert_eq!(said("[::1]:0"), "fine");
+        assert_eq!(said(&format!("unix:{}", folder.path().join("s").display())), "fine");
+        assert_eq!(said("0.0.0.0:0,auth=none"), "fine");
+        let announced = said("127.0.0.1:0,announced");
+        assert!(announced.contains("for Unix sockets"), "anybody could say anything: {announced}");
+        assert_eq!(said(&format!("0.0.0.0:0,password={good}")), "fine");
+        for (text, words) in [
+            ("0.0.0.0:0".to_owned(), "auth=none"),
+            ("[::]:0".to_owned(), "password=FILE"),
+            (format!("127.0.0.1:0,password={empty}"), "the password is empty"),
+            (format!("127.0.0.1:0,password={good}x"), "No such file"),
+            (format!("127.0.0.1:0,password={good},auth=none"), "leave one of them out"),
+            (format!("127.0.0.1:0,password={good},view-password={good}"), "the same"),
+            (format!("127.0.0.1:0,password={good},user=me"), "tls-cert"),
+            ("127.0.0.1:0,user=me".to_owned(), "needs password"),
+            (format!("127.0.0.1:0,tls-cert={good}"), "tls-key"),
+            (format!("127.0.0.1:0,tls-cert={good},tls-key={good}"), "no certificate"),
+            ("5900".to_owned(), "HOST:PORT"),
+            (":5900".to_owned(), "HOST:PORT"),
+            ("unix:".to_owned(), "names no path"),
+            ("127.0.0.1:0,pasword=x".to_owned(), "did you mean `password`"),
+        ] {
+            let said = said(&text);
+            assert!(said.contains(words), "{text}: {said}");
+            assert!(!said.contains('\n'), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_port_in_use_is_one_sentence() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let said = said(&other.local_addr().unwrap().to_string());
+        assert!(said.ends_with("the port is in use by another process"), "{said}");
+    }
+}

@@ -1,0 +1,1061 @@
+//! Whole sessions, over lines in memory.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use des::Des;
+use des::cipher::{Block, BlockCipherEncrypt as _, KeyInit as _};
+use host::display::Mode;
+use host::input::{Event, Hub, Key, Lights, Sink};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::time_provider::TimeProvider;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use super::canvas::Canvas;
+use super::clipboard::{self, Clipboard, Say};
+use super::listen::Listener;
+use super::lobby::Lobby;
+use super::picture::Area;
+use super::security::{Door, Doors, Passwords};
+use super::testing::{
+    CERTIFICATE, Chance, Eye, Fake, Heard, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, lock_out,
+    stir,
+};
+use super::{Admission, BUDGET, Entry, MOST, Outside, Power, Rules, Server, tls};
+use crate::keys::layout::Layout;
+use crate::rfb::format::PixelFormat;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// A keyboard that remembers.
+#[derive(Default)]
+struct Board {
+    events: std::sync::Mutex<Vec<Event>>,
+    lights: std::sync::Mutex<Option<Lights>>,
+    /// The guest reads no keys.
+    full: std::sync::atomic::AtomicBool,
+}
+
+impl Sink for Board {
+    fn take(&self, event: Event) -> bool {
+        let wanted = !matches!(event, Event::Position(_));
+        if wanted {
+            self.events.lock().unwrap().push(event);
+        }
+        wanted
+    }
+    fn lights(&self) -> Option<Lights> {
+        *self.lights.lock().unwrap()
+    }
+    fn has_room(&self) -> bool {
+        !self.full.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+struct Agent(std::sync::Mutex<Vec<String>>);
+
+impl Clipboard for Agent {
+    fn copied(&self, text: &str) {
+        self.0.lock().unwrap().push(text.into());
+    }
+}
+
+struct Bench {
+    server: Arc<Server>,
+    fake: Arc<Fake>,
+    board: Arc<Board>,
+    agent: Arc<Agent>,
+    power: Arc<std::sync::Mutex<Vec<Power>>>,
+    /// Everybody who came.
+    served: std::sync::Mutex<Vec<JoinHandle<()>>>,
+    rules: Arc<Rules>,
+}
+
+fn bench(rules: Rules) -> Bench {
+    let fake = Fake::new(320, 200);
+    fake.paint(1);
+    let (hub, board) = (Arc::<Hub>::default(), Arc::<Board>::default());
+    hub.register(board.clone());
+    let canvas = Canvas::new(Some(fake.clone()), hub.clone());
+    let (agent, power) = (Arc::<Agent>::default(), Arc::<std::sync::Mutex<Vec<Power>>>::default());
+    let pressed = power.clone();
+    let outside = Outside {
+        hub,
+        layout: Layout::named("us").unwrap(),
+        clipboard: Some(agent.clone()),
+        power: Box::new(move |wish| pressed.lock().unwrap().push(wish)),
+    };
+    tokio::spawn(canvas.clone().run());
+    let server = Server::new(canvas, outside);
+    let rules = Arc::new(rules);
+    Bench { server, fake, board, agent, power, served: Default::default(), rules }
+}
+
+impl Bench {
+    fn connect(&self, entry: Entry) -> DuplexStream {
+        let (near, far) = duplex(64 << 10);
+        let admission = Admission { peer: "test".into(), entry };
+        let served =
+            tokio::spawn(self.server.clone().serve(self.rules.clone(), Box::new(far), admission));
+        self.served.lock().unwrap().push(served);
+        near
+    }
+
+    async fn eye(&self) -> Eye {
+        let line = self.connect(Entry::Open { view_only: false });
+        timeout(LONG, Eye::open(Box::new(line), true)).await.unwrap().unwrap()
+    }
+
+    /// Waits until a sight is as it should be, asking for changes.
+    async fn sees_all(&self, eye: &mut Eye) {
+        let look = async {
+            while eye.pixels != self.fake.pixels() {
+                eye.ask(true).await;
+                eye.see().await.unwrap();
+            }
+        };
+        timeout(LONG, look).await.expect("the picture arrives");
+    }
+
+    async fn everybody_left(&self) {
+        let left = async {
+            while self.served.lock().unwrap().iter().any(|it| !it.is_finished()) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(LONG, left).await.expect("clients leave");
+        assert_eq!(self.server.lobby.places.available_permits(), MOST);
+    }
+}
+
+fn rules(passwords: Passwords) -> Rules {
+    Rules { passwords, name: "Prüfung".into(), ..Rules::default() }
+}
+
+fn both() -> Passwords {
+    Passwords { full: Some("full".into()), view: Some("view".into()), user: None }
+}
+
+fn network(last: u8) -> Entry {
+    Entry::Ask(Door::of(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_picture_and_its_changes_arrive_as_they_are() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eye = bench.eye().await;
+    assert_eq!((eye.size, eye.name.as_str()), ((320, 200), "Prüfung"));
+    eye.encodings(&[0, -224]).await;
+    eye.ask(false).await;
+    eye.see().await.unwrap();
+    assert!(eye.pixels == bench.fake.pixels(), "the first update is all of it");
+    for seed in 2..6 {
+        bench.fake.paint(seed);
+        bench.sees_all(&mut eye).await;
+    }
+    bench.fake.draw(300, 199, 0x00ff_0000);
+    bench.sees_all(&mut eye).await;
+    let start = Instant::now();
+    eye.ask(true).await;
+    let quiet = timeout(Duration::from_millis(200), eye.hear()).await;
+    assert!(quiet.is_err() && start.elapsed() >= Duration::from_millis(200), "nothing changed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -224]).await;
+    for seed in 2..12 {
+        bench.fake.paint(seed);
+        eye.ask(false).await;
+        timeout(LONG, eye.see()).await.unwrap().unwrap();
+        assert!(eye.pixels == bench.fake.pixels(), "an older one at {seed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sizes_reach_clients_and_their_wishes_the_display() {
+    let bench = bench(rules(Passwords::default()));
+    let (mut extended, mut plain, mut old) =
+        (bench.eye().await, bench.eye().await, bench.eye().await);
+    extended.encodings(&[0, -223, -308]).await;
+    plain.encodings(&[0, -223]).await;
+    old.encodings(&[0]).await;
+    for eye in [&mut extended, &mut plain, &mut old] {
+        eye.ask(false).await;
+        bench.sees_all(eye).await;
+    }
+    let screens = |eye: &Eye| eye.signs.iter().filter(|it| it.0 == -308).count();
+    assert_eq!(screens(&extended), 1, "the answer to a full request");
+    let wish = [251, 0, 2, 128, 1, 224, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 128, 1, 224, 0, 0, 0, 0];
+    extended.say(&wish).await;
+    extended.see().await.unwrap();
+    let (_, place, _) = extended.signs.last().unwrap();
+    assert_eq!(*place, [1, 4, 320, 200], "forwarded to the guest");
+    assert_eq!(bench.fake.preferred(), Some((640, 480)));
+    // One that cannot be answered wishes all the same.
+    plain.say(&wish).await;
+    plain.ask(false).await;
+    plain.see().await.unwrap();
+    assert!(plain.signs.is_empty(), "{:?}", plain.signs);
+    bench.fake.set(Some(Mode { width: 640, height: 480, stride: 2560, start: 0 }));
+    bench.fake.paint(9);
+    bench.sees_all(&mut extended).await;
+    bench.sees_all(&mut plain).await;
+    assert_eq!((extended.size, plain.size), ((640, 480), (640, 480)));
+    // A client that cannot be told sees the corner that it knows.
+    let corner = |picture: &[u32], stride: usize| -> Vec<u32> {
+        (0..200).flat_map(|y| picture[y * stride..y * stride + 320].to_vec()).collect()
+    };
+    let wanted = corner(&bench.fake.pixels(), 640);
+    while old.pixels != wanted {
+        old.ask(true).await;
+        timeout(LONG, old.see()).await.unwrap().unwrap();
+    }
+    bench.fake.set(Some(Mode { width: 100, height: 50, stride: 400, start: 0 }));
+    bench.fake.paint(10);
+    let small = bench.fake.pixels();
+    let pixel = |at: usize| match (at % 320, at / 320) {
+        (x @ 0..100, y @ 0..50) => small[y * 100 + x],
+        _ => 0,
+    };
+    let wanted: Vec<u32> = (0..320 * 200).map(pixel).collect();
+    while old.pixels != wanted {
+        old.ask(true).await;
+        timeout(LONG, old.see()).await.unwrap().unwrap();
+    }
+    bench.fake.set(Some(Mode { width: 640, height: 480, stride: 2560, start: 0 }));
+    bench.sees_all(&mut extended).await;
+    bench.fake.set(None);
+    extended.ask(true).await;
+    while extended.pixels.iter().any(|pixel| *pixel != 0) {
+        timeout(LONG, extended.see()).await.unwrap().unwrap();
+        extended.ask(true).await;
+    }
+    assert_eq!(extended.size, (640, 480), "off is black, and as large");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn extensions_are_confirmed_and_answered() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eye = bench.eye().await;
+    *bench.board.lights.lock().unwrap() = Some(Lights { caps: true, num: false, scroll: true });
+    eye.encodings(&[0, -224, -257, -258, -261, -307, -309, -312, -313, -316, -1_063_131_698]).await;
+    assert_eq!(eye.hear().await.unwrap(), Heard::Fence(1 << 31, vec![0; 8]));
+    assert_eq!(eye.hear().await.unwrap(), Heard::EndOfContinuous);
+    assert_eq!(eye.hear().await.unwrap(), Heard::Power(1));
+    let Heard::Clipboard(caps) = eye.hear().await.unwrap() else { panic!("no caps") };
+    assert_eq!(clipboard::read(&caps).unwrap(), Say::Caps { request: true, notify: true });
+    eye.say(&[248, 0, 0, 0, 0x80, 0, 0x10, 3, 2, 7, 8]).await;
+    eye.ask(false).await;
+    let (mut fence, mut lights) = (false, false);
+    while !(fence && lights) {
+        eye.ask(true).await;
+        match timeout(LONG, eye.hear()).await.unwrap().unwrap() {
+            Heard::Fence(3, payload) => fence = payload == [7, 8],
+            Heard::Fence(flags, payload) => {
+                assert_eq!((flags, payload.len()), (1 << 31 | 1, 8), "a milestone");
+            }
+            _ => lights = eye.signs.iter().any(|it| it.0 == -261),
+        }
+        bench.fake.draw(0, 0, u32::from(eye.signs.len() % 2 == 0));
+    }
+    let signs: BTreeSet<i32> = eye.signs.iter().map(|it| it.0).collect();
+    assert!([-258, -307, -316].iter().all(|it| signs.contains(it)), "{signs:?}");
+    assert_eq!(eye.signs.iter().find(|it| it.0 == -261).unwrap().2, [0b101]);
+    for code in [2, 4, 3] {
+        eye.say(&[250, 0, 1, code]).await;
+    }
+    while eye.hear().await.unwrap() != Heard::Power(0) {}
+    assert_eq!(*bench.power.lock().unwrap(), [Power::Off, Power::Reset]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
+    let bench = bench(rules(Passwords::default()));
+    let bytes = |count: usize| Some(vec![0; count]);
+    for (numbers, wanted) in [
+        (&[0, -224][..], [None, None]),
+        (&[0, -239, -314], [bytes(5), None]),
+        // Whose updates are counted.
+        (&[2, -314], [None, bytes(8)]),
+    ] {
+        let mut eye = bench.eye().await;
+        eye.encodings(numbers).await;
+        for seed in 0..3 {
+            bench.fake.paint(seed);
+            eye.ask(false).await;
+            bench.sees_all(&mut eye).await;
+        }
+        let content = |number: i32| {
+            let mut found = eye.signs.iter().filter(|it| it.0 == number);
+            let first = found.next();
+            assert!(found.next().is_none(), "once is enough");
+            first.map(|(_, place, content)| {
+                assert_eq!(*place, [0, 0, 1, 1]);
+                content.clone()
+            })
+        };
+        assert_eq!([-239, -314].map(content), wanted, "{numbers:?}");
+    }
+    // Its pixel is as all pixels are, whenever the client says how: two bytes of each.
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -239]).await;
+    let early = timeout(Duration::from_millis(100), eye.hear()).await;
+    assert!(early.is_err(), "it goes with pixels: {early:?}");
+    eye.say(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
+    eye.ask(false).await;
+    let mut start = [0; 4 + 12 + 3];
+    timeout(LONG, eye.stream.read_exact(&mut start)).await.unwrap().unwrap();
+    assert_eq!(start[4..], [0, 0, 0, 0, 0, 1, 0, 1, 0xff, 0xff, 0xff, 0x11, 0, 0, 0]);
+    let mut next = [0; 12];
+    timeout(LONG, eye.stream.read_exact(&mut next)).await.unwrap().unwrap();
+    assert_eq!(next[8..], [0; 4], "Raw follows");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn continuous_updates_come_unasked_until_they_end() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -224, -312, -313]).await;
+    eye.say(&[150, 1, 0, 0, 0, 0, 1, 64, 0, 200]).await;
+    let mut updates = 0;
+    for seed in 0..20 {
+        bench.fake.paint(seed + 10);
+        while eye.pixels != bench.fake.pixels() {
+            match timeout(LONG, eye.hear()).await.unwrap().unwrap() {
+                Heard::Update => updates += 1,
+                Heard::Fence(_, payload) => {
+                    let mut answer = vec![248, 0, 0, 0, 0, 0, 0, 1, 8];
+                    answer.extend(payload);
+                    eye.say(&answer).await;
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(updates >= 20);
+    eye.say(&[150, 0, 0, 0, 0, 0, 1, 64, 0, 200]).await;
+    while timeout(LONG, eye.hear()).await.unwrap().unwrap() != Heard::EndOfContinuous {}
+    bench.fake.paint(99);
+    assert!(timeout(Duration::from_millis(200), eye.hear()).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_reach_the_guest_and_are_let_go_when_the_client_drops() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eye = bench.eye().await;
+    eye.say(&[4, 1, 0, 0, 0, 0, 0xff, 0xe1]).await;
+    eye.say(&[4, 1, 0, 0, 0, 0, 0, b'A']).await;
+    eye.say(&[4, 0, 0, 0, 0, 0, 0, b'a']).await;
+    eye.say(&[255, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x9d]).await;
+    eye.say(&[5, 1, 0, 4, 0, 3]).await;
+    let count = || bench.board.events.lock().unwrap().len();
+    while count() < 5 {
+        sleep(Duration::from_millis(5)).await;
+    }
+    drop(eye);
+    bench.everybody_left().await;
+    let key = |code, down| Event::Key(Key::new(code).unwrap(), down);
+    while count() < 8 {
+        sleep(Duration::from_millis(5)).await;
+    }
+    let events = bench.board.events.lock().unwrap();
+    assert_eq!(
+        events[..4],
+        [key(0x2a, true), key(0x1e, true), key(0x1e, false), key(0xe01d, true)]
+    );
+    assert!(events[5..].contains(&key(0x2a, false)) && events[5..].contains(&key(0xe01d, false)));
+    assert!(matches!(events[7], Event::Motion(motion) if motion.buttons == 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
+    let bench = bench(rules(Passwords::default()));
+    *bench.board.lights.lock().unwrap() = Some(Lights::default());
+    let full = |full| bench.board.full.store(full, Ordering::Relaxed);
+    full(true);
+    let (mut typist, mut other) = (bench.eye().await, bench.eye().await);
+    for letter in b'a'..=b'z' {
+        typist.say(&[4, 1, 0, 0, 0, 0, 0, letter]).await;
+        typist.say(&[4, 0, 0, 0, 0, 0, 0, letter]).await;
+    }
+    // Who only looks is served, before the guest reads and after.
+    other.say(&[5, 0, 0, 4, 0, 3]).await;
+    bench.sees_all(&mut other).await;
+    let keys = || {
+        let events = bench.board.events.lock().unwrap();
+        events.iter().filter(|it| matches!(it, Event::Key(..))).count()
+    };
+    assert_eq!(keys(), 0, "not one is pressed before there is room");
+    full(false);
+    let typed = async {
+        while keys() < 52 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, typed).await.expect("all of them arrive");
+    let events = std::mem::take(&mut *bench.board.events.lock().unwrap());
+    let downs = events.iter().filter(|it| matches!(it, Event::Key(_, true))).count();
+    assert_eq!((keys(), downs), (0, 26));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_go_both_ways() {
+    let bench = bench(rules(Passwords::default()));
+    let (mut new, mut old) = (bench.eye().await, bench.eye().await);
+    new.encodings(&[0, -1_063_131_698]).await;
+    assert!(matches!(new.hear().await.unwrap(), Heard::Clipboard(_)));
+    old.say(b"\x06\0\0\0\0\0\0\x02h\xe4").await;
+    let mut provide = Vec::new();
+    clipboard::provide("€\n", &mut provide);
+    provide[0] = 6;
+    new.say(&provide).await;
+    // Too long, and the message after it is understood.
+    old.say(&[6, 0, 0, 0, 0, 32, 0, 0]).await;
+    for _ in 0..64 {
+        old.say(&vec![b'x'; 32 << 10]).await;
+    }
+    old.say(b"\x06\0\0\0\0\0\0\x03end").await;
+    while bench.agent.0.lock().unwrap().len() < 3 {
+        sleep(Duration::from_millis(5)).await;
+    }
+    let texts: BTreeSet<_> = bench.agent.0.lock().unwrap().iter().cloned().collect();
+    assert_eq!(texts, BTreeSet::from(["hä".into(), "€\n".into(), "end".into()]));
+    bench.server.copied("ö€");
+    assert_eq!(old.hear().await.unwrap(), Heard::Text(b"\xf6?".to_vec()));
+    let Heard::Clipboard(notify) = new.hear().await.unwrap() else { panic!("not told") };
+    assert_eq!(clipboard::read(&notify).unwrap(), Say::Notify(true));
+    new.say(&[6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1]).await;
+    let Heard::Clipboard(text) = new.hear().await.unwrap() else { panic!("not given") };
+    assert_eq!(clipboard::read(&text).unwrap(), Say::Provide("ö€".into()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
+    let bench = bench(rules(Passwords::default()));
+    let mut first = bench.eye().await;
+    let looker = bench.connect(Entry::Open { view_only: true });
+    let looker = Eye::open(Box::new(looker), false).await.unwrap();
+    let both = async {
+        while bench.server.status().len() < 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, both).await.expect("a looker sends nobody away");
+    let alone = bench.connect(Entry::Open { view_only: false });
+    let _alone = Eye::open(Box::new(alone), false).await.unwrap();
+    assert!(timeout(LONG, first.hear()).await.unwrap().is_err(), "gone");
+    let late = bench.connect(Entry::Open { view_only: false });
+    let mut late = Eye::open(Box::new(late), true).await.unwrap();
+    assert!(timeout(LONG, late.hear()).await.unwrap().is_err(), "somebody is alone there");
+    drop(looker);
+}
+
+/// Says a version, and answers VNC authentication.
+async fn vnc(line: &mut DuplexStream, version: &[u8; 12], password: &str) -> anyhow::Result<u32> {
+    let mut greeting = [0; 12];
+    line.read_exact(&mut greeting).await?;
+    assert_eq!(&greeting, b"RFB 003.008\n");
+    line.write_all(version).await?;
+    if version == b"RFB 003.003\n" {
+        anyhow::ensure!(line.read_u32().await? == 2, "refused");
+    } else {
+        let count = line.read_u8().await?;
+        anyhow::ensure!(count == 1, "refused");
+        assert_eq!(line.read_u8().await?, 2);
+        line.write_all(&[2]).await?;
+    }
+    let mut challenge = [0; 16];
+    line.read_exact(&mut challenge).await?;
+    let mut key = [0; 8];
+    key.iter_mut().zip(password.bytes()).for_each(|(key, byte)| *key = byte.reverse_bits());
+    for block in challenge.chunks_exact_mut(8) {
+        let mut eight = Block::<Des>::default();
+        eight.copy_from_slice(block);
+        Des::new(&key.into()).encrypt_block(&mut eight);
+        block.copy_from_slice(&eight);
+    }
+    line.write_all(&challenge).await?;
+    Ok(line.read_u32().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passwords_are_asked_for_in_every_version() {
+    let bench = bench(rules(both()));
+    for version in [b"RFB 003.003\n", b"RFB 003.007\n", b"RFB 003.008\n"] {
+        let mut line = bench.connect(network(1));
+        assert_eq!(vnc(&mut line, version, "full").await.unwrap(), 0);
+        let eye = Eye::init(Box::new(line), true).await.unwrap();
+        assert_eq!(eye.size, (320, 200));
+    }
+    let mut line = bench.connect(network(1));
+    assert_eq!(vnc(&mut line, b"RFB 003.008\n", "view").await.unwrap(), 0);
+    let mut looker = Eye::init(Box::new(line), true).await.unwrap();
+    looker.say(&[4, 1, 0, 0, 0, 0, 0, b'a', 250, 0, 1, 4]).await;
+    assert_eq!(looker.hear().await.unwrap(), Heard::Power(0), "a looker may not");
+    assert!(bench.board.events.lock().unwrap().is_empty());
+    for _ in 0..2 {
+        let mut line = bench.connect(network(2));
+        assert_eq!(vnc(&mut line, b"RFB 003.008\n", "wrong").await.unwrap(), 1);
+        let mut reason = vec![0; line.read_u32().await.unwrap() as usize];
+        line.read_exact(&mut reason).await.unwrap();
+        assert_eq!(reason, b"wrong password");
+    }
+    let Entry::Ask(door) = network(2) else { panic!("it is asked") };
+    lock_out(bench.server.doors(), door, 2);
+    let mut line = bench.connect(network(2));
+    assert!(vnc(&mut line, b"RFB 003.008\n", "full").await.is_err(), "too many guesses");
+    let mut line = bench.connect(network(3));
+    assert_eq!(vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(), 0, "not from there");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn viewers_that_another_process_let_in_are_called_as_it_says() {
+    let bench = bench(rules(Passwords::default()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("screen");
+    let words = format!("unix:{},announced,name=Prüfung", path.display());
+    let listener = Listener::new(&host::keyvalue::parse(&words, Some("to")).unwrap()).unwrap();
+    let server = bench.server.clone();
+    let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
+    tokio::spawn(async { listener.run(serve).await });
+    // The other process.
+    let doors = Arc::<Doors>::default();
+    let lobby = Arc::new(Lobby::new(doors.clone()));
+    let connect = |peer: &'static str, entry| {
+        let (near, far) = duplex(64 << 10);
+        let (lobby, path) = (lobby.clone(), path.clone());
+        tokio::spawn(async move {
+            let who = Admission { peer: peer.into(), entry };
+            let entrant = lobby.admit(&rules(both()), Box::new(far), &who).await?;
+            let machine = tokio::net::UnixStream::connect(path).await.unwrap();
+            entrant.relay(peer, machine).await.ok()
+        });
+        near
+    };
+    let mut line = connect("10.0.0.1:7", network(1));
+    assert_eq!(vnc(&mut line, b"RFB 003.003\n", "full").await.unwrap(), 0);
+    let mut eye = Eye::init(Box::new(line), true).await.unwrap();
+    assert_eq!((eye.size, eye.name.as_str()), ((320, 200), "Prüfung"));
+    eye.encodings(&[0, -224]).await;
+    eye.ask(false).await;
+    bench.sees_all(&mut eye).await;
+    let shown = bench.server.status();
+    assert_eq!((&shown[0]["peer"], &shown[0]["access"]), (&"10.0.0.1:7".into(), &"full".into()));
+    let mut line = connect("10.0.0.2:7", network(2));
+    assert_eq!(vnc(&mut line, b"RFB 003.008\n", "wrong").await.unwrap(), 1);
+    let Entry::Ask(door) = network(2) else { panic!("it is asked") };
+    lock_out(&doors, door, 1);
+    assert_eq!(bench.server.status().len(), 1);
+}
+
+#[derive(Debug)]
+struct Then;
+
+impl TimeProvider for Then {
+    fn current_time(&self) -> Option<UnixTime> {
+        // Within the life of the certificate, whatever the clock of this host says.
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(2_000_000_000)))
+    }
+}
+
+/// Shakes hands as a viewer with X509Plain does: what certificate it is shown, the line, and what
+/// becomes of the password.
+async fn over_tls(
+    bench: &Bench,
+    password: &str,
+) -> (CertificateDer<'static>, TlsStream<DuplexStream>, u32) {
+    let mut roots = RootCertStore::empty();
+    for text in [CERTIFICATE, OTHER_CERTIFICATE] {
+        roots.add(CertificateDer::from_pem_slice(text.as_bytes()).unwrap()).unwrap();
+    }
+    let client = ClientConfig::builder_with_details(Arc::new(default_provider()), Arc::new(Then))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let mut line = bench.connect(network(1));
+    line.read_exact(&mut [0; 12]).await.unwrap();
+    line.write_all(b"RFB 003.008\n").await.unwrap();
+    let mut types = [0; 2];
+    line.read_exact(&mut types).await.unwrap();
+    assert_eq!(types, [1, 19], "nothing without TLS");
+    line.write_all(&[19]).await.unwrap();
+    assert_eq!(line.read_u16().await.unwrap(), 2);
+    line.write_all(&[0, 2]).await.unwrap();
+    assert_eq!(line.read_u8().await.unwrap(), 0);
+    assert_eq!(line.read_u8().await.unwrap(), 1, "a name is asked for: X509Plain alone");
+    assert_eq!(line.read_u32().await.unwrap(), 262);
+    line.write_u32(262).await.unwrap();
+    assert_eq!(line.read_u8().await.unwrap(), 1);
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut secure = TlsConnector::from(Arc::new(client)).connect(name, line).await.unwrap();
+    let shown = secure.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned();
+    secure.write_all(&[0, 0, 0, 2, 0, 0, 0, 4]).await.unwrap();
+    secure.write_all(format!("me{password}").as_bytes()).await.unwrap();
+    secure.flush().await.unwrap();
+    let result = secure.read_u32().await.unwrap();
+    assert_eq!(secure.get_ref().1.tls13_tickets_received(), 0, "TigerVNC stumbles over them");
+    (shown, secure, result)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_and_passwords_go_through_tls_whose_certificate_can_be_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let (cert, key) = (file("cert", CERTIFICATE), file("key", KEY));
+    let error = tls::load(&cert, &file("other", OTHER_KEY)).err().unwrap();
+    assert!(format!("{error:#}").contains("is not for tls-key="), "{error:#}");
+    let passwords = Passwords { user: Some("me".into()), ..both() };
+    let tls = tls::Files::new(Some(&cert), Some(&key)).unwrap();
+    let bench = bench(Rules { tls, ..rules(passwords) });
+    let is = |text: &str| CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
+    let (shown, line, result) = over_tls(&bench, "full").await;
+    assert_eq!((shown, result), (is(CERTIFICATE), 0));
+    let mut eye = Eye::init(Box::new(line), true).await.unwrap();
+    eye.ask(false).await;
+    bench.sees_all(&mut eye).await;
+    file("cert", OTHER_CERTIFICATE);
+    file("key", THIRD_KEY);
+    sleep(Duration::from_millis(1100)).await;
+    let (shown, _line, result) = over_tls(&bench, "nope").await;
+    assert_eq!((shown, result), (is(OTHER_CERTIFICATE), 1));
+    // Who is in stays.
+    bench.fake.paint(2);
+    bench.sees_all(&mut eye).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_door_has_its_own_rules() {
+    let bench = bench(Rules { view_only: true, ..rules(Passwords::default()) });
+    let looker = bench.eye().await;
+    let (near, far) = duplex(64 << 10);
+    let entry = Entry::Open { view_only: false };
+    let admission = Admission { peer: "next door".into(), entry };
+    let next = Arc::new(Rules { name: "next".into(), ..Rules::default() });
+    tokio::spawn(bench.server.clone().serve(next, Box::new(far), admission));
+    let neighbour = timeout(LONG, Eye::open(Box::new(near), true)).await.unwrap().unwrap();
+    assert_eq!((looker.name.as_str(), neighbour.name.as_str()), ("Prüfung", "next"));
+    // A seat is taken after the size was told.
+    let seated = async {
+        while bench.server.status().len() < 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, seated).await.expect("both are in");
+    let access = |it: serde_json::Value| it["access"].as_str().unwrap().to_owned();
+    let access: BTreeSet<_> = bench.server.status().into_iter().map(access).collect();
+    assert_eq!(access, ["full", "view"].map(ToOwned::to_owned).into());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http_is_answered_and_noise_is_closed() {
+    let bench = bench(rules(Passwords::default()));
+    let mut line = bench.connect(network(1));
+    line.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    timeout(LONG, line.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("VNC viewer"), "{answer}");
+    for noise in [&b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03xxxx"[..], b"SSH-2.0-OpenSSH\r\n"] {
+        let mut line = bench.connect(network(1));
+        line.write_all(noise).await.unwrap();
+        let mut answer = Vec::new();
+        timeout(LONG, line.read_to_end(&mut answer)).await.unwrap().ok();
+        assert!(answer.is_empty() || answer == b"RFB 003.008\n");
+    }
+    let mut eye = bench.eye().await;
+    eye.say(&[77]).await;
+    assert!(timeout(LONG, eye.hear()).await.unwrap().is_err(), "closed alone");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_with_a_map_of_colours_are_sent_one() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eye = bench.eye().await;
+    let mut format = PixelFormat::OURS.write();
+    (format[0], format[1], format[3]) = (8, 8, 0);
+    eye.say(&[&[0, 0, 0, 0][..], &format].concat()).await;
+    assert_eq!(eye.hear().await.unwrap(), Heard::Colours);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_clients_than_there_is_room_for_are_told() {
+    let bench = bench(rules(Passwords::default()));
+    let mut eyes = Vec::new();
+    for _ in 0..MOST {
+        eyes.push(bench.eye().await);
+    }
+    let mut line = bench.connect(network(1));
+    line.write_all(b"RFB 003.008\n").await.unwrap();
+    let mut answer = Vec::new();
+    timeout(LONG, line.read_to_end(&mut answer)).await.unwrap().unwrap();
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.contains("too many clients are there: 64"), "{text}");
+    eyes.pop();
+    let again = async {
+        while bench.server.lobby.places.available_permits() == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+        bench.eye().await
+    };
+    timeout(LONG, again).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_says_no_password_gives_way_to_who_does() {
+    let bench = bench(rules(both()));
+    // Places for those who are in are not theirs either.
+    let mut eyes = Vec::new();
+    for _ in 0..MOST - 8 {
+        eyes.push(bench.eye().await);
+    }
+    let mut silent = Vec::new();
+    for number in 0..40 {
+        let mut line = bench.connect(network(number % 4));
+        line.read_exact(&mut [0; 12]).await.ok();
+        silent.push(line);
+    }
+    for last in [1, 9] {
+        let mut line = bench.connect(network(last));
+        assert_eq!(vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(), 0);
+        eyes.push(Eye::init(Box::new(line), true).await.unwrap());
+    }
+    drop(eyes);
+}
+
+/// Any bytes at all, as a client that is in and as one that is not: nothing of it ends more than
+/// that client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_bytes_end_their_own_client_alone() {
+    let bench = bench(rules(both()));
+    let mut noise = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        noise ^= noise << 13;
+        noise ^= noise >> 7;
+        noise ^= noise << 17;
+        noise
+    };
+    const KINDS: [u8; 12] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77];
+    for round in 0..300 {
+        let entry = if round % 10 == 0 { network(9) } else { Entry::Open { view_only: false } };
+        let mut line = bench.connect(entry);
+        let mut bytes = b"RFB 003.008\n\x01\x01".to_vec();
+        for _ in 0..random() % 40 {
+            bytes.push(KINDS[usize::try_from(random() % 12).unwrap()]);
+            // Mostly zeros: lengths are short then, and more of a message is read.
+            let byte = |it: u64| if it.is_multiple_of(3) { it.to_le_bytes()[1] } else { 0 };
+            bytes.extend((0..random() % 20).map(|_| byte(random())));
+        }
+        tokio::spawn(async move {
+            let (mut reader, mut writer) = tokio::io::split(&mut line);
+            let read = async {
+                let mut drain = [0; 4096];
+                while reader.read(&mut drain).await.is_ok_and(|count| count > 0) {}
+            };
+            let write = async {
+                writer.write_all(&bytes).await.ok();
+                sleep(Duration::from_millis(20)).await;
+            };
+            tokio::select! { () = read => {} () = write => {} }
+        });
+        if round % 20 == 19 {
+            bench.everybody_left().await;
+        }
+    }
+    let mut eye = bench.eye().await;
+    eye.ask(false).await;
+    bench.sees_all(&mut eye).await;
+}
+
+/// A client that cannot be told the end of an update has it in parts all the same, as many as were
+/// announced, whatever becomes of the picture; and what it does not reach any more is black.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
+    let mode = |width, height| Some(Mode { width, height, stride: 4 * width, start: 0 });
+    for encoding in [0, 2] {
+        let bench = bench(rules(Passwords::default()));
+        bench.fake.set(mode(1600, 900));
+        bench.fake.paint(1);
+        let (mut old, mut new) = (bench.eye().await, bench.eye().await);
+        old.encodings(&[encoding]).await;
+        old.ask(false).await;
+        // It is on its way now, and there is no room for all of it there.
+        let mut first = [0; 4];
+        timeout(LONG, old.stream.read_exact(&mut first)).await.unwrap().unwrap();
+        assert!(u16::from_be_bytes([first[2], first[3]]) > 2, "{first:?}");
+        new.encodings(&[0, -223]).await;
+        new.ask(false).await;
+        bench.sees_all(&mut new).await;
+        bench.fake.set(mode(640, 480));
+        bench.fake.paint(2);
+        bench.sees_all(&mut new).await;
+        let rest = old.rectangles(u16::from_be_bytes([first[2], first[3]]));
+        timeout(LONG, rest).await.unwrap().unwrap();
+        let small = bench.fake.pixels();
+        let pixel = |at: usize| match (at % 1600, at / 1600) {
+            (x @ 0..640, y @ 0..480) => small[y * 640 + x],
+            _ => 0,
+        };
+        let wanted: Vec<u32> = (0..1600 * 900).map(pixel).collect();
+        while old.pixels != wanted {
+            old.ask(true).await;
+            timeout(LONG, old.see()).await.unwrap().unwrap();
+        }
+    }
+}
+
+/// Whoever does not read what was packed for it keeps nobody waiting who needs the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
+    let bench = bench(rules(Passwords::default()));
+    let size = (2200, 1900);
+    bench.fake.set(Some(Mode { width: 2200, height: 1900, stride: 8800, start: 0 }));
+    bench.fake.paint(1);
+    let mut slow = Vec::new();
+    // Tight, without the end that can be told: more of them than there is room for.
+    for _ in 0..BUDGET * 1024 / (2200 * 1900 * 4) + 2 {
+        let mut eye = bench.eye().await;
+        assert_eq!(eye.size, size);
+        eye.encodings(&[7]).await;
+        eye.ask(false).await;
+        slow.push(eye);
+    }
+    let taken = async {
+        while bench.server.budget.available_permits() >= 2200 * 1900 * 4 / 1024 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, taken).await.expect("they take it");
+    let mut eye = bench.eye().await;
+    eye.encodings(&[7]).await;
+    eye.ask(false).await;
+    // In Raw, then.
+    timeout(LONG, eye.see()).await.expect("an update").unwrap();
+    assert!(eye.pixels == bench.fake.pixels());
+}
+
+/// Every question that has a longer answer than it is, and none is read: memory is bounded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_and_does_not_read_is_not_heard_any_further() {
+    let bench = bench(rules(Passwords::default()));
+    bench.server.copied(&"a text ".repeat(100_000));
+    let mut eye = bench.eye().await;
+    eye.encodings(&[0, -312, -1_063_131_698]).await;
+    bench.server.copied(&"a text ".repeat(100_000));
+    let mapped = [0, 0, 0, 0, 8, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let text = [6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1];
+    let (mut reader, mut writer) = tokio::io::split(eye.stream);
+    let flood = async {
+        let all = [&mapped[..], &text].concat().repeat(100);
+        while writer.write_all(&all).await.is_ok() {}
+    };
+    assert!(timeout(Duration::from_secs(1), flood).await.is_err(), "it is not gone");
+    let client = bench.server.all().pop().expect("it is there");
+    let waits = client.state(|state| state.replies.len());
+    assert!(waits < (64 << 10) + (64 << 10), "{waits} bytes wait");
+    // And goes on when it reads.
+    let read = async { while reader.read(&mut [0; 65536]).await.is_ok_and(|count| count > 0) {} };
+    let more = async { writer.write_all(&[0; 1 << 20]).await.ok() };
+    timeout(LONG, async {
+        tokio::select! { () = read => {} _ = more => {} }
+    })
+    .await
+    .unwrap();
+}
+
+/// Fifty clients: good ones keep seeing the picture while others stall, dribble, send noise and
+/// come and go; afterwards nobody is left, and nothing of the picture.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_clients_do_not_disturb_good_ones() {
+    let bench = bench(rules(Passwords::default()));
+    let alone = frames(&bench).await;
+    let mut bad = tokio::task::JoinSet::new();
+    for kind in 0..40 {
+        let line = bench.connect(Entry::Open { view_only: kind % 2 == 0 });
+        bad.spawn(misbehave(kind, line));
+    }
+    // The host has other things to do meanwhile, which makes some rounds worse and none better:
+    // far from what one who blocks would make of it.
+    let mut together = 0.0_f64;
+    for _ in 0..3 {
+        together = together.max(frames(&bench).await);
+        if together * 4.0 >= alone {
+            break;
+        }
+    }
+    assert!(together * 4.0 >= alone, "{alone} updates a second without, {together} with");
+    bad.shutdown().await;
+    bench.everybody_left().await;
+    let forgotten = async {
+        while bench.server.canvas().show(|picture| picture.pixels.capacity()) > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, forgotten).await.expect("without clients there is no picture");
+}
+
+const GOOD: u32 = 10;
+
+/// How many updates a second good clients see of a picture that changes for two seconds, and on
+/// until they saw some.
+async fn frames(bench: &Bench) -> f64 {
+    let seen = Arc::new(AtomicU32::new(0));
+    let mut good = tokio::task::JoinSet::new();
+    for _ in 0..GOOD {
+        let (mut eye, seen) = (bench.eye().await, seen.clone());
+        good.spawn(async move {
+            eye.encodings(&[0, -224]).await;
+            loop {
+                eye.ask(true).await;
+                eye.see().await.unwrap();
+                seen.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    let start = Instant::now();
+    let mut seed = 1000;
+    while start.elapsed() < Duration::from_secs(2) || seen.load(Ordering::Relaxed) < GOOD {
+        assert!(start.elapsed() < LONG, "{seen:?} updates");
+        bench.fake.paint(seed);
+        seed += 1;
+        sleep(Duration::from_millis(10)).await;
+    }
+    let rate = f64::from(seen.load(Ordering::Relaxed)) / start.elapsed().as_secs_f64();
+    good.shutdown().await;
+    rate
+}
+
+async fn misbehave(kind: u32, line: DuplexStream) {
+    let Ok(mut eye) = Eye::open(Box::new(line), true).await else { return };
+    match kind % 4 {
+        // Asks for everything and never reads.
+        0 => loop {
+            let full = [3, 0, 0, 0, 0, 0, 1, 64, 0, 200];
+            if eye.stream.write_all(&full).await.is_err() {
+                return;
+            }
+            sleep(Duration::from_millis(1)).await;
+        },
+        // Reads a byte from time to time.
+        1 => {
+            eye.ask(false).await;
+            while eye.stream.read_u8().await.is_ok() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+        // Noise.
+        2 => {
+            let noise: Vec<u8> = (0..255_u32).map(|it| (it * kind + 7).to_le_bytes()[0]).collect();
+            while eye.stream.write_all(&noise).await.is_ok() {}
+        }
+        // Leaves in the middle of an update.
+        _ => eye.ask(false).await,
+    }
+}
+
+/// Shows what scrolls to a client that says these numbers; how many pixels it moved, and was sent.
+async fn scrolls(bench: &Bench, encodings: &[i32]) -> (usize, usize) {
+    let mut eye = bench.eye().await;
+    eye.encodings(encodings).await;
+    eye.ask(false).await;
+    bench.sees_all(&mut eye).await;
+    (eye.moved, eye.drawn) = (0, 0);
+    let mut chance = Chance::new(3);
+    for _ in 0..10 {
+        bench.fake.redraw(|pixels, width| {
+            pixels.copy_within(10 * width.., 0);
+            let start = pixels.len() - 10 * width;
+            pixels[start..].iter_mut().for_each(|pixel| *pixel = chance.colour());
+        });
+        bench.sees_all(&mut eye).await;
+    }
+    (eye.moved, eye.drawn)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_scrolls_is_moved_by_those_who_can() {
+    let bench = bench(rules(Passwords::default()));
+    let all = 320 * 200;
+    let (moved, drawn) = scrolls(&bench, &[0]).await;
+    assert!(moved == 0 && drawn >= 10 * all, "{drawn} pixels");
+    for encodings in [&[0, 1][..], &[1, 0, -224], &[1, 0, -223, -308]] {
+        // A look may fall into the middle of a write, and finds less then.
+        let (moved, drawn) = scrolls(&bench, encodings).await;
+        assert!(moved > 5 * all && drawn < 7 * all, "{moved} pixels moved, {drawn} sent");
+    }
+}
+
+/// Asks for parts, for everything again, late, or for changes as they come.
+async fn look_around(mut eye: Eye, seed: u32) -> Eye {
+    let mut chance = Chance::new(seed);
+    let mut numbers = vec![0, -223];
+    numbers.extend([1].iter().filter(|_| seed > 0));
+    numbers.extend([-224].iter().filter(|_| seed.is_multiple_of(2)));
+    eye.encodings(&numbers).await;
+    eye.ask(false).await;
+    for _ in 0..60 {
+        if seed > 1 && chance.below(3) == 0 {
+            sleep(Duration::from_millis(chance.below(40).into())).await;
+        }
+        if seed > 2 {
+            let Area { x, y, width, height } = chance.area(eye.size);
+            eye.ask_for(chance.below(9) > 0, [x, y, width, height]).await;
+            sleep(Duration::from_millis(chance.below(4).into())).await;
+        }
+        eye.ask(chance.below(30) > 0).await;
+        timeout(LONG, eye.see()).await.expect("something is drawn all the time").unwrap();
+    }
+    eye
+}
+
+/// Everything at once: in the end those who move what they have see what is on the display, as do
+/// those who cannot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_moves_all_clients_see_the_same_in_the_end() {
+    let bench = bench(rules(Passwords::default()));
+    let mut clients = tokio::task::JoinSet::new();
+    for seed in 0..6 {
+        clients.spawn(look_around(bench.eye().await, seed));
+    }
+    let mut chance = Chance::new(11);
+    let mut eyes = Vec::new();
+    while !clients.is_empty() {
+        if chance.below(100) == 0 {
+            let (width, height) = (320 + 32 * u32::from(chance.below(3)), 200);
+            bench.fake.set(Some(Mode { width, height, stride: 4 * width, start: 0 }));
+        }
+        bench.fake.redraw(|pixels, width| {
+            let height = u16::try_from(pixels.len() / width).unwrap();
+            stir(pixels, (u16::try_from(width).unwrap(), height), &mut chance);
+        });
+        sleep(Duration::from_millis(chance.below(12).into())).await;
+        while let Some(eye) = clients.try_join_next() {
+            eyes.push(eye.unwrap());
+        }
+    }
+    let mut moved = Vec::new();
+    for eye in &mut eyes {
+        bench.sees_all(eye).await;
+        moved.push(eye.moved);
+    }
+    moved.sort_unstable();
+    eprintln!("pixels that each client moved: {moved:?}");
+    assert!(moved[0] == 0 && moved[1..].iter().all(|it| *it > 320 * 200), "{moved:?}");
+}

@@ -1,0 +1,266 @@
+//! What browsers speak where they come from: TLS if there is a certificate, and HTTP.
+//!
+//! Threats: nobody is known here. There are [`MOST`] connections at once, of which those that wait
+//! for a request give way to new ones (`places`); a request's head is small and comes at once, and
+//! a connection ends after a while unless it became a WebSocket, of which the server has few
+//! ([`crate::rfb::MOST`]).
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net;
+use tokio::time::timeout;
+
+use super::gate::{Line, Rules};
+use super::known::{Origins, Proxies};
+use super::places::{Place, Places};
+use super::socket::Farewell;
+use super::stage::{More, Stage};
+use super::{Config, routes};
+use crate::rfb::listen::{self, keep_alive, rest};
+use crate::rfb::meter::Meter;
+use crate::rfb::security::Door;
+use crate::rfb::{self, tls};
+use host::listen::Socket;
+
+/// Connections at once.
+const MOST: usize = 256;
+/// Of them, from one address, unless it is a proxy's or of this host: browsers open six.
+const EACH: usize = 64;
+/// TLS is agreed on within.
+const AGREE: Duration = Duration::from_secs(10);
+/// A request's head comes within.
+const HEAD: Duration = Duration::from_secs(10);
+/// And is no longer: cookies of other ports come along.
+const LONGEST_HEAD: usize = 32 << 10;
+/// So long a connection is used again, and then it may say its last.
+const LIFE: Duration = Duration::from_secs(120);
+const LAST: Duration = Duration::from_secs(10);
+
+/// A socket that listens, and the rules that hold there.
+pub struct Listener {
+    socket: Socket,
+    tls: Option<tls::Files>,
+    rules: Rules,
+    farewell: Farewell,
+}
+
+/// What connections share.
+struct Inside {
+    router: Router,
+    tls: Option<tls::Files>,
+    places: Places,
+    proxies: Proxies,
+}
+
+impl Listener {
+    /// Listens, and reads passwords and certificates. Nobody is let in yet.
+    ///
+    /// # Errors
+    ///
+    /// One sentence: what is in use, what is wrong with a file, or what would let everybody in.
+    pub fn new(config: &Config) -> anyhow::Result<Self> {
+        Self::open(config).with_context(|| called(config))
+    }
+
+    fn open(config: &Config) -> anyhow::Result<Self> {
+        let place = config.to.as_ref().context("HOST:PORT, unix:PATH or fd:N is missing")?;
+        let secrets = listen::Config {
+            password: config.password.clone(),
+            view_password: config.view_password.clone(),
+            user: config.user.clone(),
+            auth: config.auth,
+            ..listen::Config::default()
+        };
+        let passwords = listen::passwords(&secrets)?;
+        let tls = tls::Files::new(config.tls_cert.as_ref(), config.tls_key.as_ref())?;
+        let origin = config.origin.as_deref().unwrap_or_default();
+        let origins = Origins::read(origin).with_context(|| format!("origin={origin}"))?;
+        let open = config.auth == listen::Auth::None;
+        let (unguarded, needed) = (!open && !passwords.are_needed(), passwords.are_needed());
+        let socket = Socket::new(place, unguarded)?;
+        if let (Socket::Tcp(socket), None, true) = (&socket, &tls, needed) {
+            let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
+            if far && config.proxy.is_none() {
+                let (called, way) = (called(config), config.words.tls);
+                tracing::warn!("{called}: without TLS others can read passwords: {way}");
+            }
+        }
+        let rules = Rules {
+            passwords,
+            open,
+            view_only: config.view_only,
+            any_name: config.any_name,
+            origins,
+            proxies: config.proxy.clone().unwrap_or_default(),
+            words: config.words.clone(),
+            name: config.name.clone().unwrap_or_else(|| "Transom".into()),
+        };
+        let length = rules.name.len();
+        ensure!(length <= 256, "a name of {length} bytes: at most 256");
+        Ok(Self { socket, tls, rules, farewell: Farewell::default() })
+    }
+
+    /// To be said before the end.
+    pub fn farewell(&self) -> Farewell {
+        self.farewell.clone()
+    }
+
+    /// What the window is called.
+    pub fn name(&self) -> &str {
+        &self.rules.name
+    }
+
+    /// Where we listen, with the port that was found.
+    pub fn place(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        match &self.socket {
+            Socket::Tcp(socket) => {
+                socket.local_addr().map_or("TCP".into(), |it| format!("{scheme}://{it}/"))
+            }
+            Socket::Unix(_) => "a Unix socket".into(),
+        }
+    }
+
+    /// Lets browsers in, for as long as it is polled.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime cannot take the socket.
+    pub async fn run(self, stage: Arc<dyn Stage>, more: More) -> anyhow::Result<()> {
+        let proxies = self.rules.proxies.clone();
+        let router = routes::router(stage, self.rules, self.farewell, more);
+        let places = Places::new(MOST, EACH);
+        let inside = Arc::new(Inside { router, tls: self.tls, places, proxies });
+        match self.socket {
+            Socket::Tcp(socket) => {
+                socket.set_nonblocking(true)?;
+                let socket = net::TcpListener::from_std(socket)?;
+                loop {
+                    match socket.accept().await {
+                        Ok((stream, peer)) => {
+                            // A key's echo is one small packet.
+                            stream.set_nodelay(true).ok();
+                            keep_alive(&stream).ok();
+                            tokio::spawn(inside.clone().tcp(stream, peer.ip()));
+                        }
+                        Err(error) => rest(&error).await,
+                    }
+                }
+            }
+            Socket::Unix(bound) => {
+                let socket = net::UnixListener::from_std(bound.listener().try_clone()?)?;
+                loop {
+                    match socket.accept().await {
+                        Ok((stream, _)) => {
+                            tokio::spawn(inside.clone().unix(stream));
+                        }
+                        Err(error) => rest(&error).await,
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Inside {
+    async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
+        let door = if self.proxies.have(address) { Door::Local } else { Door::of(address) };
+        let Some(place) = self.places.enter(door) else {
+            return tracing::debug!("web: a connection too many from {address}");
+        };
+        let speak = async {
+            if self.tls.is_some() && timeout(AGREE, speaks_http(&stream)).await.unwrap_or(false) {
+                timeout(AGREE, explain(&mut stream)).await.ok();
+                return;
+            }
+            self.connection(Box::new(Meter::new(stream)), Some(address), &place).await;
+        };
+        until_lost(&place, speak).await;
+    }
+
+    async fn unix(self: Arc<Self>, stream: net::UnixStream) {
+        let Some(place) = self.places.enter(Door::Local) else {
+            return tracing::debug!("web: a connection too many");
+        };
+        until_lost(&place, self.connection(Box::new(Meter::new(stream)), None, &place)).await;
+    }
+
+    /// One connection until it ends, or is a WebSocket.
+    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>, place: &Place) {
+        let (stream, tls): (rfb::Wire, bool) = match &self.tls {
+            Some(files) => match timeout(AGREE, files.acceptor().accept(stream)).await {
+                Ok(Ok(stream)) => (Box::new(stream), true),
+                Ok(Err(error)) => return tracing::debug!("web: no TLS: {error}"),
+                Err(_) => return tracing::debug!("web: no TLS in time"),
+            },
+            None => (stream, false),
+        };
+        let line = Line { address, tls };
+        let service = TowerToHyperService::new(self.router.clone());
+        let service = service_fn(|mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(line);
+            let (request, asked) = place.request(request);
+            let answer = hyper::service::Service::call(&service, request);
+            async move { answer.await.map(|it| asked.until_sent(it)) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD)
+            .max_buf_size(LONGEST_HEAD)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        let mut connection = std::pin::pin!(connection);
+        if timeout(LIFE, &mut connection).await.is_err() {
+            connection.as_mut().graceful_shutdown();
+            timeout(LAST, connection).await.ok();
+        }
+    }
+}
+
+/// Serves a connection for as long as it has its place.
+async fn until_lost(place: &Place, serve: impl Future<Output = ()>) {
+    tokio::select! {
+        () = serve => {}
+        () = place.lost() => tracing::debug!("web: a connection that waited gave way to a new one"),
+    }
+}
+
+/// The option that says where we listen.
+fn called(config: &Config) -> String {
+    match (&config.words.to, &config.to) {
+        (Some(option), _) => option.clone(),
+        (None, Some(place)) => format!("--web {place}"),
+        (None, None) => "--web".into(),
+    }
+}
+
+/// Whether somebody begins with a method of HTTP where TLS is wanted.
+async fn speaks_http(stream: &net::TcpStream) -> bool {
+    let mut first = [0];
+    let count = stream.peek(&mut first).await;
+    count.is_ok_and(|count| count == 1) && first[0].is_ascii_uppercase()
+}
+
+/// Tells a browser that was given the wrong address.
+async fn explain(stream: &mut net::TcpStream) -> std::io::Result<()> {
+    let text = "This port speaks TLS: the address begins with https://\n";
+    let answer = format!(
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n{text}",
+        text.len()
+    );
+    // What we did not read would make the kernel throw our answer away.
+    let _rest = stream.read(&mut [0; 4096]).await?;
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await
+}

@@ -1,0 +1,139 @@
+//! A browser that says anything: requests, forms, cookies, and the frames of its WebSocket.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use host::input::Hub;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex, split};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+use screen::keys::layout::Layout;
+use screen::rfb::canvas::Canvas;
+use screen::rfb::security::Passwords;
+use screen::rfb::{Outside, Server};
+use screen::web::gate::{Line, Rules};
+use screen::web::routes;
+use screen::web::socket::Farewell;
+use screen::web::stage::Own;
+
+/// What is wrong.
+const WAYS: u8 = 6;
+/// Whatever it says, it is over by then.
+const END: Duration = Duration::from_secs(20);
+const SECRET: &str = "s3cret-that-nobody-guesses";
+
+/// What takes long to make, once.
+pub(crate) struct Bench {
+    runtime: Runtime,
+    layout: Arc<Layout>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { runtime, layout: Layout::named("us").expect("a keyboard") }
+    }
+
+    /// The one for all that is said.
+    pub(crate) fn shared() -> &'static Self {
+        static BENCH: OnceLock<Bench> = OnceLock::new();
+        BENCH.get_or_init(Self::new)
+    }
+
+    fn server(&self) -> Arc<Server> {
+        let hub = Arc::<Hub>::default();
+        let canvas = Canvas::new(None, hub.clone());
+        let (layout, power) = (self.layout.clone(), Box::new(|_| ()));
+        let outside = Outside { hub, layout, clipboard: None, power };
+        Server::new(canvas, outside)
+    }
+
+    /// One connection, from its first byte to its last. What is answered shows nobody in, unless
+    /// there is no password.
+    pub(crate) fn talk(&self, bytes: &[u8]) {
+        let Some((way, bytes)) = bytes.split_first() else { return };
+        let way = way % WAYS;
+        let full = (way != 5).then(|| SECRET.to_owned());
+        let passwords = Passwords { full, ..Passwords::default() };
+        let (said, rules) = (request(way, bytes), Rules { passwords, ..Rules::default() });
+        let server = self.server();
+        let own =
+            Arc::new(Own::new(server.clone(), String::new(), Arc::new(|_| Ok(Default::default()))));
+        let router = routes::router(own, rules, Farewell::default(), routes::health());
+        let answer = self.runtime.block_on(async {
+            let (near, far) = duplex(64 << 10);
+            let line = Line { address: "10.0.0.9".parse().ok(), tls: way == 4 };
+            let service = TowerToHyperService::new(router.layer(axum::Extension(line)));
+            let serve = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(END)
+                .max_buf_size(32 << 10)
+                .serve_connection(TokioIo::new(far), service)
+                .with_upgrades();
+            let (mut reader, mut writer) = split(near);
+            let speak = async {
+                writer.write_all(&said).await.ok();
+                writer.shutdown().await.ok();
+            };
+            let hear = async {
+                let mut all = Vec::new();
+                reader.read_to_end(&mut all).await.ok();
+                all
+            };
+            let all = async { tokio::join!(serve, speak, hear).2 };
+            timeout(END, all).await.expect("the end of what is said ends the connection")
+        });
+        if way != 5 {
+            let answer = String::from_utf8_lossy(&answer).to_lowercase();
+            assert!(!answer.contains("101 switching"), "{answer}");
+            assert!(!answer.contains("set-cookie: transom=") || answer.contains("max-age=0"));
+            assert!(!answer.contains("\"access\""), "{answer}");
+        }
+    }
+}
+
+/// What comes before anything is wrong, and behind it.
+fn request(way: u8, bytes: &[u8]) -> Vec<u8> {
+    // No line ends where one would begin another header.
+    let line = || -> Vec<u8> {
+        bytes.iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n' | 0)).collect()
+    };
+    let head = |rest: &str| format!("{rest} HTTP/1.1\r\nHost: vm.example\r\n");
+    match way {
+        0 => bytes.to_vec(),
+        // A form.
+        1 => {
+            let origin = "Origin: http://vm.example\r\nConnection: close\r\n";
+            let length = format!("Content-Length: {}\r\n\r\n", bytes.len());
+            [(head("POST /login") + origin + &length).as_bytes(), bytes].concat()
+        }
+        // Cookies.
+        2 => {
+            let rest = b"\r\nConnection: close\r\n\r\n";
+            [(head("GET /session") + "Cookie: ").as_bytes(), &line(), rest].concat()
+        }
+        // A name and a password.
+        3 => {
+            let rest = b"\r\nConnection: close\r\n\r\n";
+            [(head("GET /") + "Authorization: Basic ").as_bytes(), &line(), rest].concat()
+        }
+        // Where it is from.
+        4 => {
+            let rest = b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+            [(head("POST /login") + "Origin: ").as_bytes(), &line(), rest].concat()
+        }
+        // Frames.
+        _ => {
+            let place = "10.0.0.1:8006";
+            let head = format!(
+                "GET /websockify HTTP/1.1\r\nHost: {place}\r\nOrigin: http://{place}\r\n\
+                 Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                 Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            );
+            [head.as_bytes(), bytes].concat()
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What a client sends, parsed as often as its bytes come in.
+
+use screen::rfb::clipboard::{self, Say};
+use screen::rfb::format::PixelFormat;
+use screen::rfb::message::{self, LONGEST_TEXT, Message};
+use screen::rfb::wishes::Wishes;
+
+/// Reads messages until there is none, and what is in them. Answers how many there were.
+pub(crate) fn read(bytes: &[u8]) -> usize {
+    let Some((kind, mut rest)) = bytes.split_first() else { return 0 };
+    if kind % 4 == 3 {
+        text(rest);
+    }
+    let (more_buttons, mut count) = (kind % 2 == 1, 0);
+    while let Ok(Some((message, used))) = message::parse(rest, more_buttons) {
+        assert!(used > 0 && used <= rest.len(), "{used} of {} bytes", rest.len());
+        whole(&rest[..used], more_buttons, &message);
+        look(message);
+        rest = &rest[used..];
+        count += 1;
+    }
+    count
+}
+
+/// A message is read when it is complete, from the same bytes, and not before.
+fn whole(bytes: &[u8], more_buttons: bool, message: &Message) {
+    let again = message::parse(bytes, more_buttons).expect("it was one").expect("all of it");
+    assert_eq!((&again.0, again.1), (message, bytes.len()));
+    for end in [bytes.len() - 1, bytes.len() / 2] {
+        let part = message::parse(&bytes[..end], more_buttons);
+        assert!(matches!(part, Ok(None)), "{end} of {} bytes: {part:?}", bytes.len());
+    }
+}
+
+fn look(message: Message) {
+    match message {
+        Message::PixelFormat(format) => {
+            assert_eq!(
+                PixelFormat::read(&format.write()).ok().map(|it| it.write()),
+                Some(format.write())
+            );
+        }
+        Message::Encodings(numbers) => {
+            let wishes = Wishes::read(&numbers);
+            for slow in [0, 9, 255] {
+                let choice = wishes.choice(slow);
+                assert!(choice.compression <= 9 && choice.quality.is_none_or(|it| it <= 9));
+            }
+        }
+        Message::CutText(bytes) => {
+            assert!(bytes.len() <= LONGEST_TEXT);
+            clipboard::from_latin(&bytes);
+        }
+        Message::Clipboard(bytes) => text(&bytes),
+        Message::TooLong(length) => assert!(length > LONGEST_TEXT),
+        Message::Fence { payload, .. } => assert!(payload.len() <= 64),
+        _ => {}
+    }
+}
+
+fn text(bytes: &[u8]) {
+    match clipboard::read(bytes) {
+        Ok(Say::Provide(text)) => {
+            assert!(clipboard::is_text(bytes) && text.len() <= LONGEST_TEXT);
+        }
+        Ok(_) => {}
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}

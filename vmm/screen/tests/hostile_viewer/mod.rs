@@ -1,0 +1,233 @@
+//! A client of the screen that says anything: before it is in, within TLS, and when it is in, where
+//! a picture changes meanwhile and a text was copied.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use host::display::{Mode, Scanout};
+use host::input::Hub;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex, split};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::yield_now;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use screen::keys::layout::Layout;
+use screen::rfb::canvas::Canvas;
+use screen::rfb::clipboard::Clipboard;
+use screen::rfb::security::{Door, Passwords};
+use screen::rfb::{Admission, Duplex, Entry, Outside, Rules, Server, Wire, tls};
+
+/// How it comes.
+const WAYS: u8 = 6;
+/// What it says at once.
+const PIECE: usize = 48;
+/// Whatever it says, it is over by then.
+const END: Duration = Duration::from_secs(20);
+
+/// A picture that is different each time that somebody looks, and has another size now and then.
+#[derive(Default)]
+struct Moving(AtomicU32);
+
+impl Scanout for Moving {
+    fn mode(&self) -> Option<Mode> {
+        let sizes = [(64, 48), (90, 70), (64, 48), (33, 1), (120, 60)];
+        let (width, height) = *sizes.get((self.0.load(Ordering::Relaxed) / 8) as usize % 6)?;
+        Some(Mode { width, height, stride: width * 4, start: 0 })
+    }
+
+    fn changed(&self, pages: &mut Vec<u64>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        pages.clear();
+        pages.push(u64::MAX);
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let now = u64::from(self.0.load(Ordering::Relaxed));
+        for (at, byte) in (offset..).zip(data) {
+            *byte = (at * now / 7).to_le_bytes()[usize::from(at % 64 < 8)];
+        }
+    }
+
+    fn prefer(&self, _: u32, _: u32) {}
+}
+
+/// An agent that takes every text.
+struct Agent;
+
+impl Clipboard for Agent {
+    fn copied(&self, text: &str) {
+        assert!(text.len() <= 2 << 20, "a text of {} bytes", text.len());
+    }
+}
+
+/// A client that trusts everybody: what is looked at here is what it says then.
+#[derive(Debug)]
+struct Trusting;
+
+impl ServerCertVerifier for Trusting {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ECDSA_NISTP256_SHA256]
+    }
+}
+
+/// What takes long to make, once.
+pub(crate) struct Bench {
+    runtime: Runtime,
+    layout: Arc<Layout>,
+    connector: TlsConnector,
+    folder: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, text) in [("cert", CERTIFICATE), ("key", KEY)] {
+            std::fs::write(folder.path().join(name), text).expect("a file");
+        }
+        let client = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions of TLS")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Trusting))
+            .with_no_client_auth();
+        Self {
+            runtime: Builder::new_current_thread().enable_all().build().expect("a runtime"),
+            layout: Layout::named("de").expect("a keyboard"),
+            connector: TlsConnector::from(Arc::new(client)),
+            folder,
+        }
+    }
+
+    /// The one for all that is said.
+    pub(crate) fn shared() -> &'static Self {
+        static BENCH: OnceLock<Bench> = OnceLock::new();
+        BENCH.get_or_init(Self::new)
+    }
+
+    fn server(&self, way: u8) -> (Arc<Server>, Arc<Rules>) {
+        let passwords = Passwords { full: Some("secret".into()), ..Passwords::default() };
+        let file = |name| self.folder.path().join(name);
+        let files = || tls::Files::new(Some(&file("cert")), Some(&file("key")));
+        let tls = (way == 5).then(|| files().expect("a pair").expect("both"));
+        let hub = Arc::<Hub>::default();
+        let canvas = Canvas::new(Some(Arc::new(Moving::default())), hub.clone());
+        let layout = self.layout.clone();
+        let clipboard: Option<Arc<dyn Clipboard>> =
+            if way == 1 { None } else { Some(Arc::new(Agent)) };
+        let outside = Outside { hub, layout, clipboard, power: Box::new(|_| ()) };
+        let rules = Rules { passwords, tls, ..Rules::default() };
+        (Server::new(canvas, outside), Arc::new(rules))
+    }
+
+    /// One client, from its first byte to its last.
+    pub(crate) fn talk(&self, bytes: &[u8]) {
+        let Some((way, bytes)) = bytes.split_first() else { return };
+        let way = way % WAYS;
+        let entry = match way {
+            0 => Entry::Ask(Door::Local),
+            1 | 2 => Entry::Open { view_only: false },
+            3 => Entry::Open { view_only: true },
+            _ => Entry::Ask(Door::Network(u128::from(way))),
+        };
+        let (server, rules) = self.server(way);
+        self.runtime.block_on(async {
+            let (near, far) = duplex(64 << 10);
+            let admission = Admission { peer: "hostile".into(), entry };
+            let serve = server.clone().serve(rules, Box::new(far), admission);
+            let speak = async {
+                if let Some(line) = self.begin(way, near).await {
+                    say(line, bytes, &server).await;
+                }
+            };
+            let all = async { tokio::join!(serve, speak) };
+            tokio::select! {
+                () = server.canvas().clone().run() => {}
+                // The end of what is said ends the session: one that goes on hangs.
+                ended = timeout(END, all) => drop(ended.expect("the session ends")),
+            }
+        });
+        assert!(server.status().is_empty(), "nobody is left");
+    }
+
+    /// What comes before anything is wrong.
+    async fn begin(&self, way: u8, mut line: DuplexStream) -> Option<Wire> {
+        match way {
+            1..=3 => line.write_all(b"RFB 003.008\n\x01\x01").await.ok()?,
+            // VeNCrypt with X509Plain: the name and the password follow.
+            5 => {
+                line.write_all(b"RFB 003.008\n\x13\x00\x02\x00\x00\x01\x06").await.ok()?;
+                // The version, one type, VeNCrypt's version, that it is right, two types, and that
+                // the first is.
+                line.read_exact(&mut [0; 12 + 2 + 2 + 1 + 1 + 8 + 1]).await.ok()?;
+                let name = ServerName::try_from("localhost").ok()?;
+                return Some(Box::new(self.connector.connect(name, line).await.ok()?));
+            }
+            _ => {}
+        }
+        Some(Box::new(line))
+    }
+}
+
+/// Says it in pieces, so that there are answers meanwhile, and hears them.
+async fn say<S: Duplex>(line: S, bytes: &[u8], server: &Server) {
+    let (mut reader, mut writer) = split(line);
+    let speak = async {
+        for (at, piece) in bytes.chunks(PIECE).enumerate() {
+            writer.write_all(piece).await.ok();
+            writer.flush().await.ok();
+            if at == 1 {
+                server.copied("Text von drüben €");
+            }
+            for _ in 0..8 {
+                yield_now().await;
+            }
+        }
+        writer.shutdown().await.ok();
+    };
+    let hear = async {
+        let mut drain = [0; 4096];
+        while reader.read(&mut drain).await.is_ok_and(|count| count > 0) {}
+    };
+    tokio::join!(speak, hear);
+}
+
+/// For `localhost`.
+const CERTIFICATE: &str = include_str!("../../../../tests/clients/certificate.pem");
+const KEY: &str = include_str!("../../../../tests/clients/key.pem");

@@ -1,0 +1,28 @@
+//! The fuzzer of the parsers of what clients send, for as long as a test may take and always the
+//! same.
+
+mod hostile_message;
+
+use host::testutil::noise::Noise;
+
+const ROUNDS: u64 = 60_000;
+/// Kinds of messages, and one that there is not.
+const KINDS: [u8; 13] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255, 77, 6];
+
+#[test]
+fn whatever_comes_is_a_message_when_it_is_whole_and_not_before() {
+    let mut messages = 0;
+    for seed in 0..ROUNDS {
+        let mut noise = Noise::new(seed);
+        let mut bytes = vec![seed.to_le_bytes()[0]];
+        for _ in 0..noise.below(12) {
+            bytes.push(noise.of(&KINDS));
+            let count = usize::try_from(noise.below(30)).unwrap();
+            // Mostly zeros: lengths are short then.
+            let few = noise.below(3) > 0;
+            bytes.extend(noise.by_ref().take(count).map(|byte| if few { byte & 1 } else { byte }));
+        }
+        messages += hostile_message::read(&bytes);
+    }
+    assert!(messages > 10_000, "{messages} messages");
+}

@@ -1,0 +1,22 @@
+//! The fuzzer of the encodings, for as long as a test may take and always the same.
+
+mod hostile_picture;
+
+use host::testutil::noise::Noise;
+// The decoder is a part of that crate's tests, and finds what it needs there.
+use screen::rfb;
+
+const ROUNDS: u64 = 400;
+
+#[test]
+fn whatever_a_guest_draws_arrives_in_each_encoding_and_format() {
+    let mut pictures = 0;
+    for seed in 0..ROUNDS {
+        pictures += hostile_picture::run(Noise::new(seed).take(600));
+    }
+    assert!(
+        pictures > 1000,
+        "{pictures} pictures of {} encodings",
+        rfb::encode::Encoding::ALL.len()
+    );
+}

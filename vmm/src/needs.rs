@@ -1,0 +1,98 @@
+//! What a machine needs inside its jail: system calls besides those that every machine makes, and
+//! files that it opens or removes later.
+
+use std::path::{Path, PathBuf};
+
+use host::listen::{Address, UnixAddress};
+use host::net::Network;
+use host::stream::Stream;
+use jail::{Held, Needs, Paths, Use};
+use rustix::termios::isatty;
+
+use crate::config::Config;
+use crate::kvm::Situation;
+use crate::machine::Machine;
+
+/// Enters the jail with a machine that is built and switched off.
+///
+/// # Errors
+///
+/// As [`jail::enter`] does.
+pub fn confine(machine: &Machine) -> anyhow::Result<Held> {
+    // The jail hides the files that tell it.
+    Situation::of_this_host();
+    let config = machine.config();
+    jail::enter(&config.jail, needs(config, machine), paths(config, machine))
+}
+
+/// Which calls this machine makes besides those that all make.
+fn needs(config: &Config, machine: &Machine) -> Needs {
+    let networks = config.device.iter().filter_map(|device| device.network());
+    let mut needs = Needs { rings: !machine.disks().all().is_empty(), ..Needs::default() };
+    for network in networks {
+        needs.network = true;
+        // passt may be started anew.
+        needs.connect |= matches!(network, Network::Passt(_));
+    }
+    needs
+}
+
+/// What may be opened later, or is removed at the end.
+fn paths(config: &Config, machine: &Machine) -> Paths {
+    let mut paths = Paths::default();
+    for disk in machine.disks().all() {
+        let what = if disk.geometry().read_only { Use::Read } else { Use::Write };
+        paths.add_folder_of(disk.path(), what);
+    }
+    for tray in machine.disks().trays() {
+        if let Some(medium) = tray.medium() {
+            paths.add_folder_of(medium.path(), Use::Read);
+        }
+    }
+    for folder in config.jail.folders.iter().flat_map(|folders| &folders.0) {
+        paths.add(folder, Use::Write);
+    }
+    for socket in sockets(config) {
+        let folder = socket.parent().filter(|it| !it.as_os_str().is_empty());
+        paths.add(folder.unwrap_or(Path::new(".")), Use::Remove);
+    }
+    let web = config.web.iter().flat_map(|web| [&web.tls_cert, &web.tls_key]);
+    let vnc = config.vnc.iter().flat_map(|vnc| [&vnc.tls_cert, &vnc.tls_key]);
+    for file in web.chain(vnc).flatten() {
+        paths.add_folder_of(file, Use::Read);
+    }
+    if isatty(rustix::stdio::stdout()) {
+        // It is opened once more, for us alone.
+        paths.add(Path::new("/proc/self/fd/1"), Use::Write);
+    }
+    // The guest's clock looks at its zone again at each reset.
+    for zone in ["/etc/localtime", "/usr/share/zoneinfo"] {
+        paths.add(Path::new(zone), Use::Read);
+    }
+    if let Some(zone) = std::env::var_os("TZ") {
+        let zone = Path::new("/usr/share/zoneinfo").join(zone);
+        paths.add(&zone, Use::Read);
+    }
+    paths
+}
+
+/// Sockets of ours that have a file.
+fn sockets(config: &Config) -> Vec<PathBuf> {
+    let control = config.control.iter().filter_map(|control| match control {
+        UnixAddress::Path(path) => Some(path.clone()),
+        UnixAddress::Inherited(_) => None,
+    });
+    let web = config.web.iter().filter_map(|web| web.to.as_ref());
+    let vnc = config.vnc.iter().filter_map(|vnc| vnc.to.as_ref());
+    let screens = web.chain(vnc).filter_map(|place| match place {
+        Address::Unix(path) => Some(path.clone()),
+        Address::Tcp(_) | Address::Inherited(_) => None,
+    });
+    let first = config.serial.iter();
+    let streams = first.chain(config.device.iter().filter_map(|device| device.stream()));
+    let streams = streams.filter_map(|stream| match stream {
+        Stream::Socket(path) => Some(path.clone()),
+        Stream::None | Stream::Stdio | Stream::File(_) => None,
+    });
+    control.chain(screens).chain(streams).collect()
+}
