@@ -9,68 +9,19 @@ use anyhow::{Context, bail};
 
 use crate::balloon;
 use crate::bus::{Seat, Spaces, Window, vacant};
-use crate::device::{Claim, Device, Kind, Place, Region, Saved};
+use crate::device::{Device, Kind, Region, Saved};
+use crate::grants::{Claim, Events, Grants, Shared};
 use crate::hypervisor::Host;
 use crate::line::{Line, Wire};
 use crate::pci;
 use crate::power::Buttons;
+use crate::resources::Resources;
 use crate::usb;
-use host::disk::{Disks, Full, OnFull};
+use host::disk::Disks;
 use host::display::Screens;
 use host::input::Hub;
 use host::memory::Memory;
 use host::net::link::Links;
-
-/// What a device asks of the machine as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Start again from power-on.
-    Reset,
-    /// Switch off.
-    PowerOff,
-    /// Stop the processors: a device waits for something of the host's, like room for its disk.
-    Hold,
-    /// What it waited for is there. There is one of these for each `Hold`.
-    Release,
-}
-
-/// Called by devices, on whatever thread they are; it must not block or call devices.
-pub type Events = Arc<dyn Fn(Event) + Send + Sync>;
-
-/// What all devices of a machine share.
-#[derive(Clone)]
-pub struct Shared {
-    /// Guest RAM.
-    pub memory: Memory,
-    /// The hypervisor.
-    pub host: Arc<dyn Host>,
-    /// The address spaces.
-    pub spaces: Arc<Spaces>,
-    /// How to reset, and how to switch off.
-    pub events: Events,
-    /// The buttons on the case.
-    pub buttons: Arc<Buttons>,
-    /// Keyboards and mice: devices register here, the screen pushes here.
-    pub input: Arc<Hub>,
-    /// What people look at: displays register here.
-    pub screens: Arc<Screens>,
-    /// Disks: controllers register here, the operator makes them longer here.
-    pub disks: Arc<Disks>,
-    /// Network cables: controllers register here, the operator plugs and pulls.
-    pub links: Arc<Links>,
-    /// The balloon: the device registers here, the operator sets it here.
-    pub balloon: Arc<balloon::Hub>,
-    /// USB ports: controllers bring them, devices are plugged into them.
-    pub usb: Arc<usb::Hub>,
-}
-
-impl Shared {
-    /// Holds the machine while the volume of a disk is full.
-    pub fn on_full(&self) -> OnFull {
-        let events = self.events.clone();
-        Arc::new(move |now: Full| events(if now.full { Event::Hold } else { Event::Release }))
-    }
-}
 
 /// A device and what it was granted.
 struct Occupied {
@@ -113,13 +64,14 @@ impl Board {
     pub fn add(
         &mut self,
         kind: &str,
-        build: impl FnOnce(&mut dyn Place) -> anyhow::Result<Box<dyn Device>>,
+        build: impl FnOnce(&mut dyn Grants) -> anyhow::Result<Box<dyn Device>>,
     ) -> anyhow::Result<()> {
         let name = self.name(kind);
         let seat = Arc::new(Seat::new(name.clone()));
-        let mut grant = Grant { board: self, seat: seat.clone(), claims: Vec::new(), regions: 0 };
-        let device = build(&mut grant).context(name)?;
-        let claims = grant.claims;
+        let mut grants =
+            BoardGrants { board: self, seat: seat.clone(), claims: Vec::new(), regions: 0 };
+        let device = build(&mut grants).context(name)?;
+        let claims = grants.claims;
         *seat.device.lock().expect("no device panicked") = device;
         self.seats.push(Occupied { seat, claims });
         Ok(())
@@ -269,21 +221,21 @@ impl Drop for Board {
 }
 
 /// The board as one device sees it while it is built.
-struct Grant<'a> {
+struct BoardGrants<'a> {
     board: &'a mut Board,
     seat: Arc<Seat>,
     claims: Vec<Claim>,
     regions: u16,
 }
 
-impl Grant<'_> {
+impl BoardGrants<'_> {
     fn region(&mut self) -> Region {
         self.regions += 1;
         Region(self.regions - 1)
     }
 }
 
-impl Place for Grant<'_> {
+impl Resources for BoardGrants<'_> {
     fn claim(&mut self, kind: Kind, range: Range<u64>) -> anyhow::Result<Region> {
         if range.is_empty() {
             bail!("an empty range at {:#x} was asked for", range.start);
@@ -324,7 +276,9 @@ impl Place for Grant<'_> {
         self.claims.push(Claim::Line(gsi));
         Ok(Arc::new(Line::new(wire)))
     }
+}
 
+impl Grants for BoardGrants<'_> {
     fn pci(&mut self, identity: pci::Identity) -> anyhow::Result<pci::Slot> {
         let taken = &self.board.functions;
         let at = match identity.at {
@@ -336,7 +290,8 @@ impl Place for Grant<'_> {
         }
         self.board.functions.insert(at, self.seat.name.clone());
         self.claims.push(Claim::Pci(at, identity.id));
-        pci::Slot::new(at, identity, self)
+        let Shared { host, memory, .. } = self.board.shared.clone();
+        pci::Slot::new(at, identity, self, host.as_ref(), &memory)
     }
 
     fn acpi(&mut self, hid: &'static str) {

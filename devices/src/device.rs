@@ -1,15 +1,9 @@
-//! The whole vocabulary: what a device is, what it may ask for, and nothing else.
+//! What a device is: registers that a guest can touch, and a state that can be saved. What a device
+//! may ask for is in `grants.rs`.
 
 use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-
-use crate::board::Shared;
-use crate::bus::Window;
-use crate::line::Line;
-use crate::pci;
 
 /// Registers that a guest can touch, and a state that can be taken out and put back.
 ///
@@ -83,90 +77,5 @@ impl Saved {
     /// When the state is of another version of the device, or damaged.
     pub fn take<T: DeserializeOwned + Default>(self) -> anyhow::Result<T> {
         self.0.map_or_else(|| Ok(T::default()), |value| Ok(serde_json::from_value(value)?))
-    }
-}
-
-/// What the machine grants at build time: numbers go in, handles come out, and only those are kept.
-///
-/// Every grant is recorded: bus map, ACPI `_CRS` and `vmm inspect` are printed from that one list.
-pub trait Place {
-    /// A fixed range that no other device has.
-    ///
-    /// # Errors
-    ///
-    /// When another device holds a part of it.
-    fn claim(&mut self, kind: Kind, range: Range<u64>) -> anyhow::Result<Region>;
-    /// A range that moves as the guest programs it; it starts out nowhere.
-    fn window(&mut self, kind: Kind, size: u64) -> Arc<Window>;
-    /// A wire to an interrupt controller pin. Devices share wires: the pin is the OR of all.
-    ///
-    /// # Errors
-    ///
-    /// When the host cannot connect the pin.
-    fn line(&mut self, gsi: u32) -> anyhow::Result<Arc<Line>>;
-    /// A PCI function, with its configuration space, BARs and interrupts.
-    ///
-    /// # Errors
-    ///
-    /// When the slot is taken, or the host runs out of interrupt routes.
-    fn pci(&mut self, identity: pci::Identity) -> anyhow::Result<pci::Slot>;
-    /// Tells ACPI of a device: what was granted since the last call of this is its `_CRS`. So one
-    /// chip can be two devices (keyboard and mouse), and what is claimed after the last call is
-    /// nobody's; see `Claim::nodes`.
-    fn acpi(&mut self, hid: &'static str);
-    /// What the board calls the device: `nvme`, and `nvme.2` for the second. For people alone.
-    fn name(&self) -> &str;
-    /// What all devices of the machine share.
-    fn shared(&self) -> &Shared;
-}
-
-/// One device is one file with one of these. Its fields are the flag, the JSON and the reference.
-pub trait Build: Serialize + DeserializeOwned {
-    /// Asks for what the device needs, and makes it.
-    ///
-    /// # Errors
-    ///
-    /// When something that it needs is not to be had.
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>>;
-}
-
-/// One thing that was granted to one device.
-#[derive(Clone, Debug)]
-pub enum Claim {
-    /// A fixed range of an address space.
-    Fixed(Kind, Range<u64>),
-    /// A range that the guest places.
-    Window(Arc<Window>),
-    /// An interrupt controller pin.
-    Line(u32),
-    /// A PCI function: where, and as what.
-    Pci(pci::Address, pci::Id),
-    /// A name in the ACPI namespace, for the claims between the last such and this.
-    Acpi(&'static str),
-}
-
-impl Claim {
-    /// The ACPI devices in one device's claims: name, and what belongs into its `_CRS`.
-    pub fn nodes(claims: &[Self]) -> impl Iterator<Item = (&'static str, &[Self])> {
-        claims.split_inclusive(|claim| matches!(claim, Self::Acpi(_))).filter_map(|part| match part
-            .split_last()
-        {
-            Some((Self::Acpi(hid), granted)) => Some((*hid, granted)),
-            _ => None,
-        })
-    }
-}
-
-impl fmt::Display for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fixed(kind, range) => {
-                write!(f, "{kind} {:#x}-{:#x}", range.start, range.end - 1)
-            }
-            Self::Window(window) => write!(f, "{window}"),
-            Self::Line(gsi) => write!(f, "gsi {gsi}"),
-            Self::Pci(address, id) => write!(f, "pci {address} {id}"),
-            Self::Acpi(hid) => write!(f, "acpi {hid}"),
-        }
     }
 }

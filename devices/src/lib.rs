@@ -1,7 +1,7 @@
 //! Devices of a PC: registers, the back ends behind them, and the buses in front of them.
 //!
-//! Read `device.rs` first: it is the whole vocabulary. No device knows the hypervisor; what that
-//! lends is in `hypervisor.rs`.
+//! Read `device.rs` and `grants.rs` first: what a device is, and what it may ask for. No device
+//! knows the hypervisor; what that lends is in `hypervisor.rs`.
 #![deny(unsafe_code)]
 
 pub mod alarm;
@@ -11,6 +11,7 @@ pub mod bus;
 pub mod bytes;
 pub mod device;
 pub mod display;
+pub mod grants;
 pub mod hypervisor;
 pub mod line;
 pub mod nvme;
@@ -21,6 +22,7 @@ pub mod poller;
 pub mod power;
 mod presses;
 pub mod registry;
+pub mod resources;
 mod scsi;
 pub mod testutil;
 pub mod usb;

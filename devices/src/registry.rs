@@ -3,7 +3,8 @@
 use anyhow::bail;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::device::{Build, Device, Place};
+use crate::device::Device;
+use crate::grants::{Build, Grants};
 use host::disk::{Expected, FileId};
 use host::net::Network;
 use host::stream::Stream;
@@ -52,8 +53,8 @@ macro_rules! registry {
             /// # Errors
             ///
             /// When it cannot have what it needs.
-            pub fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-                match self { $(Self::$kind(config) => config.build(place)),* }
+            pub fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+                match self { $(Self::$kind(config) => config.build(grants)),* }
             }
         }
     };

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::board::{Board, Event};
+use crate::board::Board;
+use crate::grants::Event;
 use crate::hypervisor::{Backing, Doorbell, Guest, Host, Message, Pin, Route};
 use crate::pages::Pages;
 use host::memory::Memory;
@@ -211,10 +212,10 @@ impl Bench {
 /// A board with the host bridge's neighbour alone: the LPC bridge, running.
 #[cfg(test)]
 pub(crate) fn lpc_bench() -> Bench {
-    use crate::device::Build;
+    use crate::grants::Build;
 
     let mut bench = Bench::new(4096);
-    bench.board.add("lpc", |place| crate::pci::lpc::Config {}.build(place)).unwrap();
+    bench.board.add("lpc", |grants| crate::pci::lpc::Config {}.build(grants)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }

@@ -5,7 +5,8 @@ mod every_kind;
 
 use std::time::{Duration, Instant};
 
-use devices::device::{Claim, Kind, Saved};
+use devices::device::{Kind, Saved};
+use devices::grants::Claim;
 use devices::registry::KINDS;
 use devices::testutil::Bench;
 use devices::testutil::hostile::Guest;

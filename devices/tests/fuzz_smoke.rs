@@ -4,7 +4,7 @@ mod every_kind;
 
 use std::time::{Duration, Instant};
 
-use devices::device::Claim;
+use devices::grants::Claim;
 use devices::registry::KINDS;
 use devices::testutil::Bench;
 use devices::testutil::hostile::Guest;

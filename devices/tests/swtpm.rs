@@ -59,7 +59,7 @@ impl Machine {
         let config: Config =
             serde_json::from_value(json!({ "kind": "tpm", "path": path })).unwrap();
         let mut bench = Bench::new(4096);
-        bench.board.add("tpm", |place| config.build(place)).unwrap();
+        bench.board.add("tpm", |grants| config.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         Some(Self { bench, swtpm, _folder: folder })
     }

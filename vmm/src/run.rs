@@ -7,7 +7,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use devices::board::Event;
+use devices::grants::Event;
 use devices::power::Buttons;
 use host::disk::Drive;
 use host::display::Scanout;

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Resolution, edid};
 use crate::bus::Window;
-use crate::device::{Access, Build, Device, Place, Region, Saved};
+use crate::device::{Access, Device, Region, Saved};
+use crate::grants::{Build, Grants};
 use crate::hypervisor::{Backing, Guest};
 use crate::pci::{Address, Bar, Id, Identity};
 use host::display::{Mode, Scanout};
@@ -91,7 +92,7 @@ const ENABLED: u16 = 1;
 const LEAST: u32 = 64;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let Self { mode, memory, slot } = self;
         ensure!(
             memory.0.is_power_of_two() && (LEAST_MEMORY..=MOST_MEMORY).contains(&memory.0),
@@ -114,10 +115,10 @@ impl Build for Config {
             bars: vec![(0, Bar::Prefetchable32(memory.0)), (2, Bar::Memory32(BAR_SIZE))],
             ..Identity::new(id)
         };
-        let slot = place.pci(identity)?;
-        let [one, two, three, four, ..] = fnv::hash(place.name().as_bytes(), 0).to_le_bytes();
+        let slot = grants.pci(identity)?;
+        let [one, two, three, four, ..] = fnv::hash(grants.name().as_bytes(), 0).to_le_bytes();
         let serial = u32::from_le_bytes([one, two, three, four]);
-        let picture = place.shared().host.backing(memory.0, Guest::Draws)?;
+        let picture = grants.shared().host.backing(memory.0, Guest::Draws)?;
         let screen = Arc::new(Screen {
             registers: Mutex::default(),
             edid: Mutex::new(edid::edid(mode, memory.0, serial)),
@@ -126,7 +127,7 @@ impl Build for Config {
             serial,
         });
         slot.bar(0).lend(picture);
-        place.shared().screens.register(screen.clone());
+        grants.shared().screens.register(screen.clone());
         let window = slot.bar(0).clone();
         Ok(slot.carry(Box::new(Bochs { screen, window })))
     }

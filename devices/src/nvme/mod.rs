@@ -37,7 +37,8 @@ use self::controller::{Controller, ENABLE, Frozen, LARGEST_PAGE, SHUTDOWN};
 use self::log::{Counter, Health};
 use self::queues::{Doorbells, ENTRIES};
 use crate::bus::Window;
-use crate::device::{Access, Build, Device, Place, Region, Saved};
+use crate::device::{Access, Device, Region, Saved};
+use crate::grants::{Build, Grants};
 use crate::pci::{Bar, Id, Identity, Interrupt};
 use crate::worker::Worker;
 use host::disk::{Drive, Image};
@@ -93,9 +94,9 @@ pub struct Config(pub host::disk::Config);
 const MOST_QUEUES: u16 = 64;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        let image = self.0.open(place.shared().on_full())?;
-        self.attach(image, place)
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        let image = self.0.open(grants.shared().on_full())?;
+        self.attach(image, grants)
     }
 }
 
@@ -108,11 +109,11 @@ impl Config {
     pub fn attach(
         self,
         image: Arc<dyn Image>,
-        place: &mut dyn Place,
+        grants: &mut dyn Grants,
     ) -> anyhow::Result<Box<dyn Device>> {
         let (queues, serial) = (self.0.queues(), self.0.serial()?);
-        let drive = self.0.drive(image.clone(), place.name())?;
-        place.shared().disks.add(&drive);
+        let drive = self.0.drive(image.clone(), grants.name())?;
+        grants.shared().disks.add(&drive);
         ensure!(
             (1..=MOST_QUEUES).contains(&queues),
             "queues={queues}: an NVMe controller has 1 to {MOST_QUEUES} pairs of them"
@@ -126,7 +127,7 @@ impl Config {
             pin: Some(0),
             ..Identity::new(ID)
         };
-        let slot = place.pci(identity)?;
+        let slot = grants.pci(identity)?;
         let shared = Shared::new(image, serial, queues, (&slot.memory, &slot.interrupt))?;
         let window = slot.bar(0).clone();
         let device = Nvme { shared: Arc::new(shared), window, drive, worker: None };

@@ -204,7 +204,7 @@ impl Driver {
         let config =
             disk::Config { slot: Some(AT), queues: Some(queues), ..disk::Config::new("disk") };
         let config = Config(config);
-        bench.board.add("nvme", |place| config.attach(image.clone(), place)).unwrap();
+        bench.board.add("nvme", |grants| config.attach(image.clone(), grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         let mut driver =
             Self { bench, disk: state, image, sq: Vec::new(), cq: Vec::new(), next: 0 };
@@ -1387,7 +1387,7 @@ fn a_serial_number_and_queues_that_cannot_be_are_refused() {
     for config in configs {
         let mut bench = Bench::new(4096);
         let shown = format!("{config:?}");
-        let add = bench.board.add("nvme", |place| Config(config).attach(memory(4096), place));
+        let add = bench.board.add("nvme", |grants| Config(config).attach(memory(4096), grants));
         assert!(add.is_err(), "{shown}");
     }
 }

@@ -18,7 +18,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Address, Bar, Id, Identity, Interrupt};
 use crate::bytes::Bytes;
-use crate::device::{Access, Build, Device, Place, Region, Saved};
+use crate::device::{Access, Device, Region, Saved};
+use crate::grants::{Build, Grants};
 use crate::worker::Worker;
 use host::memory::Memory;
 
@@ -69,7 +70,7 @@ const BUFFER_SIZE: usize = 4096;
 const KICK: usize = 0;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let id = Id {
             vendor: 0x1234,
             device: 0x11e8,
@@ -84,7 +85,7 @@ impl Build for Config {
             pin: Some(0),
             ..Identity::new(id)
         };
-        let slot = place.pci(identity)?;
+        let slot = grants.pci(identity)?;
         let device = Edu {
             registers: Arc::new(Mutex::new(Registers::new(slot.interrupt.clone()))),
             memory: slot.memory.clone(),
@@ -360,7 +361,7 @@ mod test {
     /// The device as a driver finds it: BARs placed, decoding memory, mastering the bus.
     fn bench() -> Bench {
         let mut bench = Bench::new(1 << 20);
-        bench.board.add("edu", |place| Config { slot: Some(AT) }.build(place)).unwrap();
+        bench.board.add("edu", |grants| Config { slot: Some(AT) }.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         set_config(&bench, 0x10, 0xc000_0000);
         set_config(&bench, 0x14, 0xd000_0000);

@@ -10,8 +10,10 @@ use super::msix::{self, Msix};
 use super::{Address, Bar, Identity, Interrupt};
 use crate::bus::Window;
 use crate::bytes::Bytes;
-use crate::device::{Access, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::hypervisor::Host;
 use crate::line::Line;
+use crate::resources::Resources;
 use host::memory::Memory;
 
 /// What a device is granted with its PCI function. `carry` turns the device into the function.
@@ -32,24 +34,26 @@ impl Slot {
     pub(crate) fn new(
         at: Address,
         mut identity: Identity,
-        place: &mut dyn Place,
+        resources: &mut dyn Resources,
+        host: &dyn Host,
+        memory: &Memory,
     ) -> anyhow::Result<Self> {
-        let config = place.claim(Kind::Config, at.config()..at.config() + 0x1000)?;
+        let config = resources.claim(Kind::Config, at.config()..at.config() + 0x1000)?;
         if let Some((vectors, bar)) = identity.msix {
             identity.bars.push((bar, Bar::Memory32(msix::bar_size(vectors))));
         }
         let bars = identity.bars.iter().map(|(number, bar)| {
             let kind = if matches!(bar, Bar::Port(_)) { Kind::Port } else { Kind::Memory };
-            (*number, *bar, place.window(kind, bar.size()))
+            (*number, *bar, resources.window(kind, bar.size()))
         });
         let bars = bars.collect();
-        let line = identity.pin.map(|pin| place.line(at.gsi(pin))).transpose()?;
+        let line = identity.pin.map(|pin| resources.line(at.gsi(pin))).transpose()?;
         let msix = identity.msix.map(|(vectors, _)| {
-            let routes = (0..vectors).map(|_| place.shared().host.route());
+            let routes = (0..vectors).map(|_| host.route());
             anyhow::Ok(Arc::new(Msix::new(routes.collect::<Result<_, _>>()?)))
         });
         let interrupt = Interrupt { msix: msix.transpose()?, line };
-        let memory = place.shared().memory.gated();
+        let memory = memory.gated();
         Ok(Self { at, config, memory, interrupt, identity, bars })
     }
 
@@ -204,8 +208,8 @@ mod test {
         };
         bench
             .board
-            .add("held", |place| {
-                let slot = place.pci(identity)?;
+            .add("held", |grants| {
+                let slot = grants.pci(identity)?;
                 *kept.lock().unwrap() = Some((slot.interrupt.clone(), slot.memory.clone()));
                 Ok(slot.carry(Box::new(Held)))
             })

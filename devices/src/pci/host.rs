@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::{Address, Id, Identity};
 use crate::bus::{Spaces, Window};
 use crate::bytes::Bytes;
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Grants};
 
 /// `--device host-bridge`: every machine has one.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -27,16 +28,16 @@ const ESMRAMC: usize = 0x9e;
 const ECAM: u64 = 256 << 20;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let id =
             Id { vendor: 0x8086, device: 0x29c0, class: 0x06_0000, revision: 0, subsystem: SUB };
         let own = vec![0x50..0x54, 0x60..0x68, 0x90..0x97, 0x9c..0x9f, 0xa0..0xb2];
         let identity = Identity { at: Some(AT), own, ..Identity::new(id) };
         // Dword accesses at 0xCF8 are ours; the byte at 0xCF9 is the reset control's.
-        let ports = place.claim(Kind::Port, 0xcf8..0xd00)?;
-        let ecam = place.window(Kind::Memory, ECAM);
-        let spaces = place.shared().spaces.clone();
-        let slot = place.pci(identity)?;
+        let ports = grants.claim(Kind::Port, 0xcf8..0xd00)?;
+        let ecam = grants.window(Kind::Memory, ECAM);
+        let spaces = grants.shared().spaces.clone();
+        let slot = grants.pci(identity)?;
         let config = slot.config;
         // The bridge answers its own configuration cycles without going through the bus again,
         // where it would wait for itself; so the function is kept inside instead of around it.
@@ -212,7 +213,7 @@ mod test {
 
     fn bench() -> Bench {
         let mut bench = Bench::new(4096);
-        bench.board.add("host-bridge", |place| Config {}.build(place)).unwrap();
+        bench.board.add("host-bridge", |grants| Config {}.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         bench
     }

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Address, Id, Identity};
-use crate::board::{Event, Events};
 use crate::bus::Window;
 use crate::bytes::Bytes;
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Grants};
+use crate::grants::{Event, Events};
 use crate::platform::pm;
 
 /// `--device lpc`: every machine has one.
@@ -59,7 +60,7 @@ const A20: u8 = 1 << 1;
 const POST: u64 = 0x80;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let id = Id {
             vendor: 0x8086,
             device: 0x2918,
@@ -69,16 +70,16 @@ impl Build for Config {
         };
         let identity =
             Identity { at: Some(AT), own: vec![OWN], multifunction: true, ..Identity::new(id) };
-        let slot = place.pci(identity)?;
+        let slot = grants.pci(identity)?;
         let ports = Ports {
-            reset: place.claim(Kind::Port, RESET_CONTROL..RESET_CONTROL + 1)?,
-            apm: place.claim(Kind::Port, APM..APM + 2)?,
-            port_92: place.claim(Kind::Port, PORT_92..PORT_92 + 1)?,
-            post: place.claim(Kind::Port, POST..POST + 1)?,
+            reset: grants.claim(Kind::Port, RESET_CONTROL..RESET_CONTROL + 1)?,
+            apm: grants.claim(Kind::Port, APM..APM + 2)?,
+            port_92: grants.claim(Kind::Port, PORT_92..PORT_92 + 1)?,
+            post: grants.claim(Kind::Port, POST..POST + 1)?,
         };
-        let window = place.window(Kind::Port, pm::SIZE);
-        let line = place.line(SCI)?;
-        let shared = place.shared();
+        let window = grants.window(Kind::Port, pm::SIZE);
+        let line = grants.line(SCI)?;
+        let shared = grants.shared();
         let pm = pm::Block::new(line, shared.events.clone(), &shared.buttons);
         let events = shared.events.clone();
         let (config, registers) = (slot.config, Registers::default());

@@ -10,7 +10,8 @@ use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Grants};
 use host::stream::{self, Stream};
 
 /// `--device debugcon,to=file:/tmp/firmware.log`
@@ -33,9 +34,9 @@ fn ovmf() -> u16 {
 const PRESENT: u8 = 0xe9;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let port = u64::from(self.port);
-        place.claim(Kind::Port, port..port + 1)?;
+        grants.claim(Kind::Port, port..port + 1)?;
         Ok(Box::new(Debugcon { output: stream::output(&self.to)? }))
     }
 }
@@ -78,7 +79,7 @@ mod test {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut bench = Bench::new(4096);
         let config = Config { port: 0x402, to: Stream::File(file.path().to_owned()) };
-        bench.board.add("debugcon", |place| config.build(place)).unwrap();
+        bench.board.add("debugcon", |grants| config.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         assert_eq!(bench.read(Kind::Port, 0x402), [0xe9]);
         bench.write(Kind::Port, 0x402, b"a");
@@ -96,10 +97,10 @@ mod test {
     fn refuses_a_socket_and_takes_the_last_port() {
         let mut bench = Bench::new(4096);
         let config = Config { port: 0x402, to: Stream::Socket("/nowhere/s".into()) };
-        let error = bench.board.add("debugcon", |place| config.build(place)).unwrap_err();
+        let error = bench.board.add("debugcon", |grants| config.build(grants)).unwrap_err();
         assert!(format!("{error:#}").contains("`socket:/nowhere/s`"), "{error:#}");
         let config = Config { port: 0xffff, to: Stream::None };
-        bench.board.add("debugcon", |place| config.build(place)).unwrap();
+        bench.board.add("debugcon", |grants| config.build(grants)).unwrap();
         assert_eq!(bench.read(Kind::Port, 0xffff), [0xe9]);
     }
 }

@@ -22,7 +22,8 @@ use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::alarm::Alarm;
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Grants};
 use crate::hypervisor::{Backing, Guest};
 use host::lock;
 
@@ -75,7 +76,7 @@ const STATUS_PROGRAM_ERROR: u8 = 1 << 4;
 const SYNC_AFTER: Duration = Duration::from_millis(100);
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let code = read(&open(&self.code, false)?, &self.code)?;
         check_code(&self.code, &code)?;
         let vars = self.vars.as_deref().map(|path| self.vars(path)).transpose()?;
@@ -86,10 +87,10 @@ impl Build for Config {
             self.code.display()
         );
         let at = END - code.len() as u64;
-        let code = Bank::new(at, &code, Writes::Refused, place)?;
+        let code = Bank::new(at, &code, Writes::Refused, grants)?;
         let vars = match vars {
             Some((bytes, writes)) => {
-                Some(Bank::new(at - bytes.len() as u64, &bytes, writes, place)?)
+                Some(Bank::new(at - bytes.len() as u64, &bytes, writes, grants)?)
             }
             None => None,
         };
@@ -223,10 +224,10 @@ enum Mode {
 }
 
 impl Bank {
-    fn new(at: u64, bytes: &[u8], writes: Writes, place: &mut dyn Place) -> anyhow::Result<Self> {
+    fn new(at: u64, bytes: &[u8], writes: Writes, grants: &mut dyn Grants) -> anyhow::Result<Self> {
         let size = bytes.len() as u64;
-        let region = place.claim(Kind::Memory, at..at + size)?;
-        let memory = place.shared().host.backing(size, Guest::Reads)?;
+        let region = grants.claim(Kind::Memory, at..at + size)?;
+        let memory = grants.shared().host.backing(size, Guest::Reads)?;
         memory.write(0, bytes);
         memory.place(Some(at))?;
         Ok(Self { region, memory, writes, chip: Chip::default(), masked: None })
@@ -531,7 +532,7 @@ mod test {
 
     fn try_bench(config: Config) -> anyhow::Result<Bench> {
         let mut bench = Bench::new(4096);
-        bench.board.add("flash", |place| config.build(place))?;
+        bench.board.add("flash", |grants| config.build(grants))?;
         bench.board.run(Vec::new())?;
         Ok(bench)
     }
@@ -698,13 +699,13 @@ mod test {
     fn a_file_that_cannot_be_written_stays_as_it_was_and_follows_when_it_can() {
         let images = Images::new();
         let mut bench = Bench::new(4096);
-        let build = |place: &mut dyn Place| {
+        let build = |grants: &mut dyn Grants| {
             let bytes = blank_vars();
             // Open for reading alone: each write fails.
             let file = open(&images.vars(), false)?;
             let store = Store::new(&images.vars(), file, bytes.len() as u64);
-            let code = Bank::new(CODE, &[0; 0x4000], Writes::Refused, place)?;
-            let vars = Some(Bank::new(VARS, &bytes, Writes::Kept(store), place)?);
+            let code = Bank::new(CODE, &[0; 0x4000], Writes::Refused, grants)?;
+            let vars = Some(Bank::new(VARS, &bytes, Writes::Kept(store), grants)?);
             Ok(Box::new(Flash { code, vars }) as Box<dyn Device>)
         };
         bench.board.add("flash", build).unwrap();

@@ -15,7 +15,8 @@ use std::sync::{Arc, Once};
 use anyhow::{bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Access, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::Grants;
 use host::memory::Memory;
 
 /// The selector port; the data port is the next, the DMA address is at 4 and 8 behind it.
@@ -119,12 +120,12 @@ impl Content {
 /// When the items do not fit the interface, or the ports are taken.
 pub fn build(
     mut source: Box<dyn Source>,
-    place: &mut dyn Place,
+    grants: &mut dyn Grants,
 ) -> anyhow::Result<Box<dyn Device>> {
-    place.claim(Kind::Port, BASE..BASE + LENGTH)?;
-    place.acpi("QEMU0002");
+    grants.claim(Kind::Port, BASE..BASE + LENGTH)?;
+    grants.acpi("QEMU0002");
     let items = items(source.as_mut())?;
-    let memory = place.shared().memory.clone();
+    let memory = grants.shared().memory.clone();
     let (registers, told) = (Registers::default(), Once::new());
     Ok(Box::new(FwCfg { items, memory, source, registers, told }))
 }
@@ -490,7 +491,7 @@ mod test {
     fn bench(fake: &Fake) -> Bench {
         let mut bench = Bench::new(RAM);
         let source = Box::new(fake.clone());
-        bench.board.add("fw-cfg", |place| build(source, place)).unwrap();
+        bench.board.add("fw-cfg", |grants| build(source, grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         bench
     }
@@ -716,7 +717,7 @@ mod test {
             (2, vec![long], "55 ASCII"),
         ] {
             let source = Box::new(Bad(key, files));
-            let error = Bench::new(4096).board.add("fw-cfg", |place| build(source, place));
+            let error = Bench::new(4096).board.add("fw-cfg", |grants| build(source, grants));
             let error = format!("{:#}", error.unwrap_err());
             assert!(error.contains(why), "{error}");
         }

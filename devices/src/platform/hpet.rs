@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::alarm::Alarm;
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Grants};
 use crate::line::Line;
 
 /// `--device hpet`
@@ -24,11 +25,11 @@ use crate::line::Line;
 pub struct Config {}
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        place.claim(Kind::Memory, 0xfed0_0000..0xfed0_0400)?;
-        place.acpi("PNP0103");
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        grants.claim(Kind::Memory, 0xfed0_0000..0xfed0_0400)?;
+        grants.acpi("PNP0103");
         // The guest chooses among the pins, so they are not in the `_CRS`.
-        let lines = PINS.map(|pin| place.line(pin)).into_iter().collect::<Result<_, _>>()?;
+        let lines = PINS.map(|pin| grants.line(pin)).into_iter().collect::<Result<_, _>>()?;
         let registers = Registers { state: State::default(), lines, epoch: Instant::now() };
         Ok(Box::new(Hpet { registers: Arc::new(Mutex::new(registers)), timer: None }))
     }
@@ -379,7 +380,7 @@ mod test {
 
     fn bench() -> Bench {
         let mut bench = Bench::new(4096);
-        bench.board.add("hpet", |place| Config::default().build(place)).unwrap();
+        bench.board.add("hpet", |grants| Config::default().build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         bench
     }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::alarm::Alarm;
-use crate::board::{Event, Events};
 use crate::device::Access;
+use crate::grants::{Event, Events};
 use crate::line::Line;
 use crate::power::Buttons;
 

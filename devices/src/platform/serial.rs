@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, SerialState};
 
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Grants};
 use crate::line::Line;
 use host::stream::{self, Reader, Stream};
 
@@ -32,7 +33,7 @@ fn one() -> u8 {
 }
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         // Where PCs have had them since 1981.
         let (base, gsi) = match self.port {
             1 => (0x3f8, 4),
@@ -41,9 +42,9 @@ impl Build for Config {
             4 => (0x2e8, 3),
             other => anyhow::bail!("there is no serial port {other}: take 1, 2, 3 or 4"),
         };
-        place.claim(Kind::Port, base..base + 8)?;
-        let line = Interrupt(place.line(gsi)?);
-        place.acpi("PNP0501");
+        grants.claim(Kind::Port, base..base + 8)?;
+        let line = Interrupt(grants.line(gsi)?);
+        grants.acpi("PNP0501");
         let (out, input) = stream::open(&self.to)?;
         let output = Output(Arc::new(Mutex::new(out)));
         let uart = new_uart(&SerialState::default(), &line, &output)?;
@@ -222,7 +223,7 @@ mod test {
 
     fn bench(to: Stream) -> Bench {
         let mut bench = Bench::new(4096);
-        bench.board.add("serial", |place| Config { port: 1, to }.build(place)).unwrap();
+        bench.board.add("serial", |grants| Config { port: 1, to }.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         bench
     }

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::bytes::Bytes;
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Grants};
 use crate::worker::Worker;
 use host::swtpm::{self, BUFFER, NO_SESSIONS, Swtpm};
 
@@ -91,9 +92,9 @@ const TPM_RC_FAILURE: u32 = 0x101;
 const TPM_RC_COMMAND_SIZE: u32 = 0x142;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        place.claim(Kind::Memory, BASE..BASE + LENGTH)?;
-        place.acpi("MSFT0101");
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        grants.claim(Kind::Memory, BASE..BASE + LENGTH)?;
+        grants.acpi("MSFT0101");
         let swtpm = if self.absent { None } else { Some(Swtpm::connect(&self.path)?) };
         let cancel = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         Ok(Box::new(Tpm {
@@ -399,7 +400,7 @@ mod test {
         let asked = listen(&path, NO_SESSIONS);
         let mut bench = Bench::new(4096);
         let config = Config { path, absent: false };
-        bench.board.add("tpm", |place| config.build(place)).unwrap();
+        bench.board.add("tpm", |grants| config.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         (bench, asked, folder)
     }
@@ -656,7 +657,7 @@ mod test {
         let folder = tempfile::tempdir().unwrap();
         let build = |path: PathBuf| {
             let config = Config { path, absent: false };
-            let built = Bench::new(4096).board.add("tpm", |place| config.build(place));
+            let built = Bench::new(4096).board.add("tpm", |grants| config.build(grants));
             format!("{:#}", built.unwrap_err())
         };
         let path = folder.path().join("nobody");
@@ -674,7 +675,7 @@ mod test {
     fn a_machine_that_is_only_looked_at_needs_nobody() {
         let mut bench = Bench::new(4096);
         let config = Config { path: "/nowhere".into(), absent: true };
-        bench.board.add("tpm", |place| config.build(place)).unwrap();
+        bench.board.add("tpm", |grants| config.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         assert_eq!(execute(&bench, 1, b"x"), error(TPM_RC_FAILURE));
         assert_eq!(read(&bench, CTRL_STS), CTRL_STS_FATAL);

@@ -1,6 +1,7 @@
 //! A guest that means no good: accesses and rings made of arbitrary bytes, aimed at what is there.
 
-use crate::device::{Claim, Kind};
+use crate::device::Kind;
+use crate::grants::Claim;
 use crate::testutil::Bench;
 use crate::testutil::driver::Driver;
 
@@ -232,8 +233,8 @@ mod test {
         let rounds = [(); 2].map(|()| {
             let (mut bench, hits) = (Bench::new(4096), Arc::<Mutex<Vec<_>>>::default());
             let target = Target(hits.clone());
-            let build = |place: &mut dyn crate::device::Place| {
-                place.claim(Kind::Port, 0x100..0x110)?;
+            let build = |grants: &mut dyn crate::grants::Grants| {
+                grants.claim(Kind::Port, 0x100..0x110)?;
                 Ok(Box::new(target) as Box<dyn Device>)
             };
             bench.board.add("target", build).unwrap();

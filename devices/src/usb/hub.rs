@@ -8,7 +8,7 @@ use anyhow::{bail, ensure};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Descriptors, Function, Speed};
-use crate::device::{Access, Device, Place, Region, Saved};
+use crate::device::{Access, Device, Region, Saved};
 
 /// A device that is plugged in.
 pub struct Attached {
@@ -177,24 +177,24 @@ impl Hub {
     }
 }
 
-/// Plugs in the USB device of a kind of its own, for as long as the machine has it. What its host's
-/// side has to forget then is done by `leave`.
+/// Plugs a USB device into `hub` for as long as the machine has it: the board's device that is
+/// returned pulls it when it is dropped, and calls `leave`, which releases the host's side.
 ///
 /// # Errors
 ///
 /// When there is no port for it.
 pub fn seat(
-    place: &dyn Place,
+    hub: Arc<Hub>,
+    name: &str,
     descriptors: Descriptors,
     function: Box<dyn Function>,
     leave: Box<dyn FnOnce() + Send>,
 ) -> anyhow::Result<Box<dyn Device>> {
-    let (hub, name) = (place.shared().usb.clone(), place.name().to_owned());
-    if let Err(error) = hub.plug(&name, descriptors, function) {
+    if let Err(error) = hub.plug(name, descriptors, function) {
         leave();
         return Err(error);
     }
-    Ok(Box::new(Seat { hub, name, leave: Some(leave) }))
+    Ok(Box::new(Seat { hub, name: name.to_owned(), leave: Some(leave) }))
 }
 
 /// A device whose registers and state are its controller's.

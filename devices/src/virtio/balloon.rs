@@ -30,7 +30,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Chain, Identity, Queue, Signal, Virtio, next, on_pci};
 use crate::balloon::{self, Report};
-use crate::device::{Build, Device, Place, Saved};
+use crate::device::{Device, Saved};
+use crate::grants::{Build, Grants};
 use crate::hypervisor::Host;
 use crate::pci::Address;
 use crate::worker::Worker;
@@ -109,8 +110,8 @@ const STATISTIC: usize = 10;
 const STATISTICS_LIMIT: u64 = 64 * STATISTIC as u64;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        let shared = place.shared().clone();
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        let shared = grants.shared().clone();
         let ram = shared.memory.ram().ok().context("a machine without memory")?;
         let ram: u64 = ram.iter().map(GuestMemoryRegion::len).sum();
         let size = self.size.map_or(ram, |size| size.0);
@@ -128,7 +129,7 @@ impl Build for Config {
         {
             features |= if wanted { feature } else { 0 };
         }
-        on_pci(Balloon { gauge, host: shared.host, features, worker: None }, self.slot, place)
+        on_pci(Balloon { gauge, host: shared.host, features, worker: None }, self.slot, grants)
     }
 }
 

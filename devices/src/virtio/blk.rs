@@ -15,7 +15,8 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use super::{Chain, Identity, Queue, Signal, Virtio, on_pci};
-use crate::device::{Build, Device, Place, Saved};
+use crate::device::{Device, Saved};
+use crate::grants::{Build, Grants};
 use crate::poller::{Poller, Serve};
 use host::disk::{Channel, Done, Drive, Fault, Operation, Request, wait};
 use host::memory::{Memory, Piece};
@@ -26,11 +27,11 @@ use host::memory::{Memory, Piece};
 pub struct Config(pub host::disk::Config);
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let disk = self.0;
-        let drive = disk.drive(disk.open(place.shared().on_full())?, place.name())?;
-        place.shared().disks.add(&drive);
-        on_pci(Blk::new(drive, disk.queues())?, disk.slot, place)
+        let drive = disk.drive(disk.open(grants.shared().on_full())?, grants.name())?;
+        grants.shared().disks.add(&drive);
+        on_pci(Blk::new(drive, disk.queues())?, disk.slot, grants)
     }
 }
 

@@ -26,7 +26,8 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Chain, Identity, Queue, Virtio, length, next, on_pci};
-use crate::device::{Build, Device, Place, Saved};
+use crate::device::{Device, Saved};
+use crate::grants::{Build, Grants};
 use crate::pci::Address;
 use host::channel::{Channel, is_later};
 use host::memory::Piece;
@@ -76,7 +77,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const ROUND: usize = 32;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         if let Some(name) = &self.name {
             let plain = name.chars().all(|letter| letter.is_ascii_graphic() && letter != '/');
             ensure!(
@@ -90,7 +91,7 @@ impl Build for Config {
             state: State::default(),
             thread: None,
         };
-        on_pci(device, self.slot, place)
+        on_pci(device, self.slot, grants)
     }
 }
 

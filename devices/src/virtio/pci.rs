@@ -20,7 +20,8 @@ use vmm_sys_util::eventfd::EventFd;
 use super::queue::{Queue, Ring};
 use super::signal::{NO_VECTOR, Signal};
 use super::{Identity, Virtio};
-use crate::device::{Access, Device, Place, Region, Saved};
+use crate::device::{Access, Device, Region, Saved};
+use crate::grants::Grants;
 use crate::pci::{self, Address, Bar, Id};
 use host::memory::Memory;
 
@@ -96,12 +97,12 @@ const COMMON_SIZE: usize = 64;
 pub fn on_pci(
     device: impl Virtio,
     at: Option<Address>,
-    place: &mut dyn Place,
+    grants: &mut dyn Grants,
 ) -> anyhow::Result<Box<dyn Device>> {
     let identity = device.identity();
     let queues = u16::try_from(identity.queues.len()).context("queues")?;
     ensure!(u64::from(queues) * u64::from(NOTIFY_STEP) <= PAGE, "{queues} queues are too many");
-    let slot = place.pci(pci::Identity {
+    let slot = grants.pci(pci::Identity {
         at,
         bars: vec![(BAR, Bar::Memory64(BAR_SIZE))],
         msix: Some((queues + 1, MSIX_BAR)),

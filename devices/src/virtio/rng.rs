@@ -7,7 +7,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use super::{Identity, Queue, Virtio, on_pci};
-use crate::device::{Build, Device, Place};
+use crate::device::Device;
+use crate::grants::{Build, Grants};
 use crate::pci::Address;
 use crate::worker::Worker;
 
@@ -24,8 +25,8 @@ pub struct Config {
 const LIMIT: usize = 64 << 10;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        on_pci(Rng { worker: None }, self.slot, place)
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        on_pci(Rng { worker: None }, self.slot, grants)
     }
 }
 
@@ -76,7 +77,7 @@ mod test {
     #[test]
     fn fills_what_was_offered_up_to_the_limit() {
         let mut bench = Bench::new(1 << 20);
-        bench.board.add("rng", |place| Config { slot: Some(AT) }.build(place)).unwrap();
+        bench.board.add("rng", |grants| Config { slot: Some(AT) }.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         let mut driver = Driver::find(&bench, AT);
         assert!(driver.negotiate(0));

@@ -74,7 +74,7 @@ fn minimal(kind: &str, folder: &Path) -> Config {
 /// Adds a device of this kind.
 pub(crate) fn add(bench: &mut Bench, kind: &str, folder: &Path) {
     let config = minimal(kind, folder);
-    if let Err(error) = bench.board.add(kind, |place| config.build(place)) {
+    if let Err(error) = bench.board.add(kind, |grants| config.build(grants)) {
         panic!("`{kind}` cannot be built: {error:#}");
     }
 }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-use devices::device::Build as _;
+use devices::grants::Build as _;
 use devices::pci::Address;
 use devices::registry::Config;
 use devices::testutil::Bench;
@@ -50,7 +50,7 @@ fn live(bytes: impl Iterator<Item = u8>, rehearsed: Option<u64>) -> [u32; 2] {
     let config = Config::of_kind("virtio-net", fields).expect("it is in the registry");
     let Ok(Config::VirtioNet(config)) = config else { panic!("its fields are right") };
     let config = rehearsed.into_iter().fold(config, |config, seed| config.rehearse(seed));
-    bench.board.add("net", |place| config.build(place)).expect("the board is empty");
+    bench.board.add("net", |grants| config.build(grants)).expect("the board is empty");
     drop(ours);
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = start(&bench, OFFERED);

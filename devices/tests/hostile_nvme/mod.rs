@@ -160,7 +160,7 @@ pub(crate) fn run(folder: &Path, mut bytes: impl Iterator<Item = u8>) -> u32 {
     let config =
         Config::of_kind("nvme", fields).expect("it is in the registry").expect("its fields");
     let mut bench = Bench::new(usize::try_from(RAM).expect("a few pages"));
-    bench.board.add("nvme", |place| config.build(place)).expect("the board is empty");
+    bench.board.add("nvme", |grants| config.build(grants)).expect("the board is empty");
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = Driver::start(&bench, true);
     let mut deeds = Deeds::new(bytes, RAM);

@@ -75,7 +75,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
 
 fn add(bench: &mut Bench, kind: &str, fields: Value) {
     let config = Config::of_kind(kind, fields).expect("it is in the registry").expect("its fields");
-    bench.board.add(kind, |place| config.build(place)).expect("there is room");
+    bench.board.add(kind, |grants| config.build(grants)).expect("there is room");
 }
 
 /// Does to the devices what the bytes say, and then shows that they still serve.

@@ -194,7 +194,7 @@ pub(crate) fn run(name: &str, folder: &Path, mut bytes: impl Iterator<Item = u8>
     fields["slot"] = json!("03.0");
     let config = Config::of_kind(name, fields).expect("it is in the registry").expect("its fields");
     let mut bench = Bench::new(usize::try_from(RAM).expect("a megabyte"));
-    bench.board.add(name, |place| config.build(place)).expect("the board is empty");
+    bench.board.add(name, |grants| config.build(grants)).expect("the board is empty");
     bench.board.run(Vec::new()).expect("power-on");
     let bytes: &mut Bytes<'_> = &mut bytes;
     let mut deeds = Deeds::new(bytes, RAM);

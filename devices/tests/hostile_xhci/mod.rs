@@ -56,7 +56,7 @@ pub(crate) fn run(bytes: impl Iterator<Item = u8>) {
     ] {
         let config = Config::of_kind(kind, fields).expect("it is in the registry");
         let config = config.expect("its fields");
-        bench.board.add(kind, |place| config.build(place)).expect("there is room");
+        bench.board.add(kind, |grants| config.build(grants)).expect("there is room");
     }
     bench.board.run(Vec::new()).expect("power-on");
     let mut driver = Driver::find(&bench, AT);

@@ -10,7 +10,8 @@ use boot::layout::{self, Ram};
 use boot::smbios::{Processors, Smbios};
 use devices::board::Board;
 use devices::bus::Window;
-use devices::device::{Claim, Kind};
+use devices::device::Kind;
+use devices::grants::Claim;
 
 use super::{Generation, Plan};
 use crate::config::guid;

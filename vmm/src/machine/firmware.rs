@@ -9,7 +9,7 @@ use boot::acpi::{self, vmgenid};
 use boot::e820;
 use boot::fw_cfg::{self as files, Files};
 use devices::board::Board;
-use devices::device::Claim;
+use devices::grants::Claim;
 use devices::platform::fw_cfg::{self, Content, File};
 
 use super::Generation;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use boot::acpi;
 use devices::board::Board;
-use devices::device::Claim;
+use devices::grants::Claim;
 use devices::testutil::FakeHost;
 use host::memory::Memory;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 
 use anyhow::{bail, ensure};
 use devices::board::Board;
-use devices::device::Claim;
+use devices::grants::Claim;
 use devices::pci::Address;
 
 /// The paths of what these names stand for.

@@ -13,7 +13,7 @@ const BAR2: u64 = 0xd000_0000;
 fn built(config: &Config) -> anyhow::Result<Bench> {
     let mut bench = Bench::new(1 << 20);
     let config = Config { slot: Some(AT), ..config.clone() };
-    bench.board.add("display", |place| config.build(place))?;
+    bench.board.add("display", |grants| config.build(grants))?;
     bench.board.run(Vec::new())?;
     set_config(&bench, 0x10, BAR0);
     set_config(&bench, 0x18, BAR2);

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 
-use crate::board::{self, Events};
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Event, Events, Grants};
 use crate::line::Line;
 use host::input::{self, Sink};
 use keyboard::Keyboard;
@@ -28,18 +28,18 @@ use mouse::Mouse;
 pub struct Config {}
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        let data = place.claim(Kind::Port, 0x60..0x61)?;
-        let command = place.claim(Kind::Port, 0x64..0x65)?;
-        let keyboard_line = place.line(1)?;
-        place.acpi("PNP0303");
-        let mouse_line = place.line(12)?;
-        place.acpi("PNP0F13");
-        let events = place.shared().events.clone();
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        let data = grants.claim(Kind::Port, 0x60..0x61)?;
+        let command = grants.claim(Kind::Port, 0x64..0x65)?;
+        let keyboard_line = grants.line(1)?;
+        grants.acpi("PNP0303");
+        let mouse_line = grants.line(12)?;
+        grants.acpi("PNP0F13");
+        let events = grants.shared().events.clone();
         let state = State::default();
         let chip = Chip { state, running: false, keyboard_line, mouse_line, events };
         let chip = Arc::new(Plug(Mutex::new(chip)));
-        place.shared().input.register(chip.clone());
+        grants.shared().input.register(chip.clone());
         Ok(Box::new(I8042 { data, command, chip }))
     }
 }
@@ -366,7 +366,7 @@ impl Device for I8042 {
         let resets = if is_command { chip.state.command(byte) } else { chip.state.data(byte) };
         chip.settle();
         if resets {
-            (chip.events)(board::Event::Reset);
+            (chip.events)(Event::Reset);
         }
         Access::Done
     }
@@ -389,14 +389,14 @@ impl Device for I8042 {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::device::Claim;
+    use crate::grants::Claim;
     use crate::presses::LIMIT;
     use crate::testutil::Bench;
     use host::input::{Key, Motion};
 
     fn bench() -> Bench {
         let mut bench = Bench::new(4096);
-        bench.board.add("i8042", |place| Config::default().build(place)).unwrap();
+        bench.board.add("i8042", |grants| Config::default().build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         bench
     }
@@ -532,7 +532,7 @@ mod test {
         for reset in [&[0xfe][..], &[0xf0], &[WRITE_OUTPUT_PORT, 0xde]] {
             command(&bench, reset);
         }
-        assert_eq!(*bench.events.lock().unwrap(), [board::Event::Reset; 3]);
+        assert_eq!(*bench.events.lock().unwrap(), [Event::Reset; 3]);
         command(&bench, &[READ_OUTPUT_PORT]);
         assert_eq!(drain(&bench), keyboard(&[0xcf]));
     }

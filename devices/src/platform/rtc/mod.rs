@@ -17,7 +17,8 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use crate::alarm::Alarm;
-use crate::device::{Access, Build, Device, Kind, Place, Region, Saved};
+use crate::device::{Access, Device, Kind, Region, Saved};
+use crate::grants::{Build, Grants};
 use registers::{Registers, State};
 use wall::Wall;
 
@@ -45,11 +46,11 @@ pub enum Base {
 }
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        place.claim(Kind::Port, 0x70..0x72)?;
-        let line = place.line(8)?;
-        place.acpi("PNP0B00");
-        let ram = place.shared().memory.ram().ok().context("the guest has no memory yet")?;
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        grants.claim(Kind::Port, 0x70..0x72)?;
+        let line = grants.line(8)?;
+        grants.acpi("PNP0B00");
+        let ram = grants.shared().memory.ram().ok().context("the guest has no memory yet")?;
         let wall = Wall::new(self.base, self.start.as_deref())?;
         let registers = Registers::new(State::power_on(ram), wall, line);
         let power_on = registers.state().clone();
@@ -118,7 +119,7 @@ mod test {
     fn bench(start: &str) -> Bench {
         let mut bench = Bench::new(64 << 20);
         let config = Config { base: Base::Utc, start: Some(start.into()) };
-        bench.board.add("rtc", |place| config.build(place)).unwrap();
+        bench.board.add("rtc", |grants| config.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         bench
     }
@@ -307,7 +308,7 @@ mod test {
     fn refuses_a_start_that_is_no_time() {
         let mut bench = Bench::new(4096);
         let config = Config { base: Base::Utc, start: Some("yesterday".into()) };
-        let error = bench.board.add("rtc", |place| config.build(place)).unwrap_err();
+        let error = bench.board.add("rtc", |grants| config.build(grants)).unwrap_err();
         assert!(format!("{error:#}").contains("`yesterday`"), "{error:#}");
     }
 

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::media::{self, Media};
 use super::{Model, build, usages};
-use crate::device::{Build, Device, Place};
+use crate::device::Device;
+use crate::grants::{Build, Grants};
 use crate::presses::Presses;
 use host::input::{Event, Key, Lights};
 
@@ -18,8 +19,8 @@ use host::input::{Event, Key, Lights};
 pub struct Config {}
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        build::<Keyboard>(place, "USB keyboard", (1, 1))
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        build::<Keyboard>(grants, "USB keyboard", (1, 1))
     }
 }
 

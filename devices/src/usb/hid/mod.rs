@@ -25,7 +25,8 @@ use super::{
     Change, Descriptors, Done, Endpoint, Fault, Function, Identity, Interface, Kind, Setup, Speed,
     Stall, Transfer, seat,
 };
-use crate::device::{Device, Place, Saved};
+use crate::device::{Device, Saved};
+use crate::grants::Grants;
 use host::input::{Event, Lights, Sink};
 use host::memory::Memory;
 
@@ -311,7 +312,7 @@ fn descriptor(report: &[u8]) -> Vec<u8> {
 /// Plugs in such a device; subclass and protocol of its first interface are those of boot devices
 /// (4.2, 4.3).
 fn build<M: Model>(
-    place: &dyn Place,
+    grants: &dyn Grants,
     name: &str,
     boot: (u8, u8),
 ) -> anyhow::Result<Box<dyn Device>> {
@@ -337,13 +338,15 @@ fn build<M: Model>(
         product: PRODUCT,
         maker: "Transom".into(),
         name: name.into(),
-        serial: place.name().into(),
+        serial: grants.name().into(),
     };
     let descriptors = Descriptors::new(Speed::High, identity, interfaces);
     let plug = Arc::new(Plug::<M>::new()?);
     let sink: Arc<dyn Sink> = plug.clone();
-    let input = place.shared().input.clone();
+    let input = grants.shared().input.clone();
     input.register(sink.clone());
     let leave = Box::new(move || input.forget(&sink));
-    seat(place, descriptors, Box::new(Hid { plug, done: Vec::new() }), leave)
+    let hub = grants.shared().usb.clone();
+    let function = Box::new(Hid { plug, done: Vec::new() });
+    seat(hub, grants.name(), descriptors, function, leave)
 }

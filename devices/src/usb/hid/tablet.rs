@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::{Model, build};
-use crate::device::{Build, Device, Place};
+use crate::device::Device;
+use crate::grants::{Build, Grants};
 use host::input::{Event, Position};
 
 /// `--device usb-tablet`: a pointer at the first USB port that is free, without a mouse's drift.
@@ -19,8 +20,8 @@ use host::input::{Event, Position};
 pub struct Config {}
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
-        build::<Tablet>(place, "USB tablet", (0, 0))
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
+        build::<Tablet>(grants, "USB tablet", (0, 0))
     }
 }
 

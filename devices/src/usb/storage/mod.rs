@@ -28,7 +28,8 @@ use super::{
     Change, Descriptors, Done, Endpoint, Function, Identity, Interface, Kind, Setup, Speed, Stall,
     Transfer, seat,
 };
-use crate::device::{Build, Device, Place, Saved};
+use crate::device::{Device, Saved};
+use crate::grants::{Build, Grants};
 use crate::scsi::{Bus, CD_BLOCK, News, Profile, Sense};
 use host::disk::{self, Direct, Drive, Expected, FileId, Format, Opener, Sector, Tray};
 use host::memory::Memory;
@@ -186,20 +187,20 @@ fn number(serial: &str) -> String {
 }
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         self.check()?;
         let disk = self.disk();
         let serial = if self.path.is_some() || self.serial.is_some() {
             disk.serial()?
         } else {
-            place.name().to_owned()
+            grants.name().to_owned()
         };
         let cdrom = self.is_cdrom();
         let removable = cdrom || self.removable;
         let profile = Profile { bus: Bus::Usb, cdrom, removable, serial: serial.clone() };
         let opener = {
-            let shared = place.shared();
-            Opener::new(disk, place.name(), shared.on_full(), shared.disks.clone())
+            let shared = grants.shared();
+            Opener::new(disk, grants.name(), shared.on_full(), shared.disks.clone())
         };
         let medium = match &self.path {
             Some(path) if self.file != Expected::Nothing => {
@@ -208,8 +209,8 @@ impl Build for Config {
             }
             _ => None,
         };
-        let plug = Arc::new(Plug::new(place, opener, Transport::new(profile, medium))?);
-        place.shared().disks.add_tray(&(plug.clone() as Arc<dyn Tray>));
+        let plug = Arc::new(Plug::new(grants, opener, Transport::new(profile, medium))?);
+        grants.shared().disks.add_tray(&(plug.clone() as Arc<dyn Tray>));
         let function = Box::new(Storage(plug.clone()));
         // The file is free when the device is pulled, be its controller ever so slow, and nobody
         // finds it under its name, which another may have then.
@@ -219,7 +220,8 @@ impl Build for Config {
                 transport.profile.removable = false;
             });
         });
-        seat(place, self.descriptors(&serial), function, leave)
+        let hub = grants.shared().usb.clone();
+        seat(hub, grants.name(), self.descriptors(&serial), function, leave)
     }
 }
 
@@ -260,11 +262,11 @@ struct Plug {
 }
 
 impl Plug {
-    fn new(place: &dyn Place, opener: Opener, transport: Transport) -> anyhow::Result<Self> {
+    fn new(grants: &dyn Grants, opener: Opener, transport: Transport) -> anyhow::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC);
-        let events = events.with_context(|| format!("an epoll for {}", place.name()))?;
+        let events = events.with_context(|| format!("an epoll for {}", grants.name()))?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-        let kick = Arc::new(kick.with_context(|| format!("a bell for {}", place.name()))?);
+        let kick = Arc::new(kick.with_context(|| format!("a bell for {}", grants.name()))?);
         watch(&events, &kick)?;
         let transport = Mutex::new(transport);
         Ok(Self { opener, transport, kick, grown: Arc::default(), events })

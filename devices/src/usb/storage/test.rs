@@ -28,7 +28,7 @@ const PORT: u8 = 9;
 
 fn add(bench: &mut Bench, kind: &str, fields: Value) -> anyhow::Result<()> {
     let config = registry::Config::of_kind(kind, fields).unwrap()?;
-    bench.board.add(kind, |place| config.build(place))
+    bench.board.add(kind, |grants| config.build(grants))
 }
 
 /// A machine with such a device.

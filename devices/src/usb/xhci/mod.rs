@@ -34,7 +34,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use self::controller::{Controller, Frozen};
 use self::registers::{BAR_SIZE, INTERRUPTERS, Registers};
 use super::{Hub, Root};
-use crate::device::{Access, Build, Device, Place, Region, Saved};
+use crate::device::{Access, Device, Region, Saved};
+use crate::grants::{Build, Grants};
 use crate::pci::{Address, Bar, Id, Identity, Interrupt};
 use crate::poller::Poller;
 use host::memory::Memory;
@@ -68,7 +69,7 @@ pub struct Config {
 }
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let sockets = self.ports.unwrap_or(SOCKETS);
         ensure!(
             (1..=MOST_SOCKETS).contains(&sockets),
@@ -82,7 +83,7 @@ impl Build for Config {
             own: vec![SERIAL_BUS_RELEASE],
             ..Identity::new(ID)
         };
-        let slot = place.pci(identity)?;
+        let slot = grants.pci(identity)?;
         let kick = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         let root = Arc::new(Root::new(sockets.into(), kick.clone()));
         let shared = Shared {
@@ -92,7 +93,7 @@ impl Build for Config {
             kick,
             root: root.clone(),
         };
-        let hub = place.shared().usb.clone();
+        let hub = grants.shared().usb.clone();
         hub.connect(root);
         let device = Xhci {
             shared: Arc::new(shared),

@@ -31,7 +31,7 @@ fn machine(kinds: &[&str]) -> Bench {
 
 fn add(bench: &mut Bench, kind: &str, fields: Value) -> anyhow::Result<()> {
     let config = registry::Config::of_kind(kind, fields).unwrap().unwrap();
-    bench.board.add(kind, |place| config.build(place))
+    bench.board.add(kind, |grants| config.build(grants))
 }
 
 fn machine_of(devices: Vec<(&str, Value)>) -> Bench {

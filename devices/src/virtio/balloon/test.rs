@@ -18,7 +18,7 @@ fn config(fields: &str) -> Config {
 fn bench(fields: &str) -> Bench {
     let mut bench = Bench::new(usize::try_from(RAM).unwrap());
     let config = Config { slot: Some(AT), ..config(fields) };
-    bench.board.add("balloon", |place| config.build(place)).unwrap();
+    bench.board.add("balloon", |grants| config.build(grants)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }
@@ -277,7 +277,7 @@ fn there_is_one_balloon_of_a_size_that_there_can_be() {
     let mut bench = bench("{}");
     let add = |bench: &mut Bench, fields: &str| {
         let config = config(fields);
-        let error = bench.board.add("balloon", |place| config.build(place)).unwrap_err();
+        let error = bench.board.add("balloon", |grants| config.build(grants)).unwrap_err();
         format!("{error:#}")
     };
     assert!(add(&mut bench, "{}").contains("has a balloon already"));
@@ -285,7 +285,7 @@ fn there_is_one_balloon_of_a_size_that_there_can_be() {
     let error = add(&mut small, r#"{"size": "1G"}"#);
     assert!(error.contains("size=1G") && error.contains("4K"), "{error}");
     let off = config(r#"{"deflate-on-oom": false, "reporting": false}"#);
-    let build = |place: &mut dyn Place| Config { slot: Some(AT), ..off }.build(place);
+    let build = |grants: &mut dyn Grants| Config { slot: Some(AT), ..off }.build(grants);
     small.board.add("balloon", build).unwrap();
     small.board.run(Vec::new()).unwrap();
     let driver = Driver::find(&small, AT);

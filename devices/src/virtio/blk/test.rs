@@ -18,7 +18,7 @@ fn bench(queues: u16) -> Bench {
     let serial = "a serial of more than twenty".to_owned();
     let drive = Drive::new("disk", serial, Path::new("memory"), memory(SIZE));
     let disk = Blk::new(Arc::new(drive), queues).unwrap();
-    bench.board.add("disk", |place| on_pci(disk, Some(AT), place)).unwrap();
+    bench.board.add("disk", |grants| on_pci(disk, Some(AT), grants)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }
@@ -294,10 +294,10 @@ fn a_full_queue_is_served_and_parked_in_the_middle() {
 fn a_disk_that_grows_is_told_of_by_a_configuration_interrupt() {
     let mut bench = Bench::new(4 << 20);
     let config = disk::Config::new("memory");
-    let add = |place: &mut dyn Place| {
-        let drive = config.drive(memory(SIZE), place.name())?;
-        place.shared().disks.add(&drive);
-        on_pci(Blk::new(drive, 1)?, Some(AT), place)
+    let add = |grants: &mut dyn Grants| {
+        let drive = config.drive(memory(SIZE), grants.name())?;
+        grants.shared().disks.add(&drive);
+        on_pci(Blk::new(drive, 1)?, Some(AT), grants)
     };
     bench.board.add("virtio-blk", add).unwrap();
     bench.board.run(Vec::new()).unwrap();

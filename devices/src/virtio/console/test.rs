@@ -21,7 +21,7 @@ const AGENT: &str = "org.qemu.guest_agent.0";
 fn bench(name: Option<&str>, to: Stream) -> Bench {
     let mut bench = Bench::new(usize::try_from(RAM).unwrap());
     let config = Config { slot: Some(AT), name: name.map(str::to_owned), to };
-    bench.board.add("virtio-serial", |place| config.build(place)).unwrap();
+    bench.board.add("virtio-serial", |grants| config.build(grants)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }
@@ -359,7 +359,7 @@ fn a_name_is_one_that_guests_can_use() {
     for bad in ["", "a b", "a/b", "ä", &"x".repeat(129)] {
         let mut bench = Bench::new(4096);
         let config = Config { name: Some(bad.into()), ..Config::default() };
-        let error = bench.board.add("x", |place| config.build(place)).unwrap_err();
+        let error = bench.board.add("x", |grants| config.build(grants)).unwrap_err();
         assert!(format!("{error:#}").contains("a port's name"), "{error:#}");
     }
 }

@@ -27,7 +27,8 @@ use self::lease::Lease;
 use self::pair::{Pair, Terms};
 use self::sleep::{Orders, Sleep};
 use super::{Identity, Queue, Virtio, on_pci};
-use crate::device::{Build, Device, Place, Saved};
+use crate::device::{Device, Saved};
+use crate::grants::{Build, Grants};
 use crate::pci::Address;
 use host::fnv;
 use host::memory::{Memory, Piece};
@@ -181,20 +182,20 @@ const CONTROL_ENTRIES: u16 = 64;
 const PAIRS: u16 = 16;
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let pairs = self.pairs;
         ensure!((1..=PAIRS).contains(&pairs), "{pairs} pairs of queues: there are 1 to {PAIRS}");
         if let Some(mtu) = self.mtu {
             ensure!(mtu >= LEAST_MTU, "an MTU of {mtu}: the least is {LEAST_MTU}");
         }
         let side = net::open(&self.to, net::Wish { pairs, mtu: self.mtu })?;
-        place.shared().links.add(place.name(), side.link().clone());
-        let memory = &place.shared().memory;
+        grants.shared().links.add(grants.name(), side.link().clone());
+        let memory = &grants.shared().memory;
         let kernel = match self.rehearsed {
             None => vhost::open(self.vhost, side.taps()?, memory)?,
             Some(seed) => crate::testutil::vhost::rehearsed(seed, pairs, &memory.share())?,
         };
-        on_pci(Net::new(&self, &side, kernel)?, self.slot, place)
+        on_pci(Net::new(&self, &side, kernel)?, self.slot, grants)
     }
 }
 
@@ -619,7 +620,7 @@ mod test {
         let side: Arc<dyn Side> = lab.clone();
         bench
             .board
-            .add("net", |place| on_pci(Net::new(&config, &side, Vec::new())?, Some(AT), place))
+            .add("net", |grants| on_pci(Net::new(&config, &side, Vec::new())?, Some(AT), grants))
             .unwrap();
         bench.board.run(Vec::new()).unwrap();
         (bench, lab, ends)
@@ -1015,7 +1016,7 @@ mod test {
         let to = Network::try_from("tap:vm0".to_owned()).unwrap();
         let slot = Some(AT);
         let config = Config { to, pairs: 1, offloads, vhost, slot, ..Config::default() };
-        bench.board.add("net", |place| config.build(place)).unwrap();
+        bench.board.add("net", |grants| config.build(grants)).unwrap();
         bench.board.run(Vec::new()).unwrap();
         bench
     }
@@ -1153,7 +1154,7 @@ mod test {
             let to = Network::try_from(to.to_owned()).unwrap();
             let config = Config { to, pairs: 1, vhost: choice, ..Config::default() };
             let mut bench = Bench::new(1 << 20);
-            bench.board.add("net", |place| config.build(place)).err().map(|it| format!("{it:#}"))
+            bench.board.add("net", |grants| config.build(grants)).err().map(|it| format!("{it:#}"))
         };
         assert!(refused(Choice::On, "none").unwrap().contains("taps alone"));
         assert_eq!(refused(Choice::Auto, "none"), None);

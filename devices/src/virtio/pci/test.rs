@@ -86,7 +86,7 @@ impl Virtio for Echo {
 
 fn bench() -> Bench {
     let mut bench = Bench::new(1 << 20);
-    bench.board.add("echo", |place| on_pci(Echo::default(), Some(AT), place)).unwrap();
+    bench.board.add("echo", |grants| on_pci(Echo::default(), Some(AT), grants)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     bench
 }

@@ -24,7 +24,8 @@ use self::control::Control;
 use self::request::{Locked, Server};
 use self::target::Target;
 use super::{Identity, Queue, Virtio, on_pci};
-use crate::device::{Build, Device, Place, Saved};
+use crate::device::{Device, Saved};
+use crate::grants::{Build, Grants};
 use crate::poller::Poller;
 use crate::scsi::Conditions;
 use host::disk::Drive;
@@ -36,11 +37,11 @@ use host::disk::Drive;
 pub struct Config(pub host::disk::Config);
 
 impl Build for Config {
-    fn build(self, place: &mut dyn Place) -> anyhow::Result<Box<dyn Device>> {
+    fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let disk = self.0;
-        let drive = disk.drive(disk.open(place.shared().on_full())?, place.name())?;
-        place.shared().disks.add(&drive);
-        on_pci(Scsi::new(drive, disk.queues())?, disk.slot, place)
+        let drive = disk.drive(disk.open(grants.shared().on_full())?, grants.name())?;
+        grants.shared().disks.add(&drive);
+        on_pci(Scsi::new(drive, disk.queues())?, disk.slot, grants)
     }
 }
 

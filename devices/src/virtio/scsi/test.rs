@@ -34,11 +34,11 @@ fn bench(queues: u16) -> Bench {
 
 fn bench_with(queues: u16, image: Arc<dyn Image>) -> Bench {
     let mut bench = Bench::new(8 << 20);
-    let add = |place: &mut dyn Place| {
+    let add = |grants: &mut dyn Grants| {
         let config = host::disk::Config { serial: Some("a disk".into()), ..config() };
-        let drive = config.drive(image, place.name())?;
-        place.shared().disks.add(&drive);
-        on_pci(Scsi::new(drive, queues)?, Some(AT), place)
+        let drive = config.drive(image, grants.name())?;
+        grants.shared().disks.add(&drive);
+        on_pci(Scsi::new(drive, queues)?, Some(AT), grants)
     };
     bench.board.add("virtio-scsi", add).unwrap();
     bench.board.run(Vec::new()).unwrap();
@@ -480,7 +480,7 @@ fn tasks_that_wait_are_ended_and_others_are_not() {
     let mut bench = Bench::new(8 << 20);
     let fields = json!({ "path": path, "slot": "03.0", "queues": 2, "bandwidth": "1" });
     let config = registry::Config::of_kind("virtio-scsi", fields).unwrap().unwrap();
-    bench.board.add("virtio-scsi", |place| config.build(place)).unwrap();
+    bench.board.add("virtio-scsi", |grants| config.build(grants)).unwrap();
     bench.board.run(Vec::new()).unwrap();
     let mut driver = attended(&bench);
     let tasks: Vec<_> = (0..12_u16)
