@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 
 use super::Nic;
 use super::control::{Address, Filter};
-use super::pair::Terms;
 use crate::virtio::{Chain, Queue};
 use host::memory::{NoMemory, Piece};
 use host::net::{FRAME, HEADER, get, length, put};
@@ -23,6 +22,17 @@ const EXPECT: u32 = 64;
 const NUM_BUFFERS: usize = 10;
 /// Buffers that are of no use, before the thread looks at its orders.
 const JUNK: usize = 1024;
+
+/// What the driver and the device negotiated about received frames.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// A frame may go into more than one buffer.
+    pub(super) merge: bool,
+    /// The driver accepts frames whose checksum is not computed yet.
+    pub(super) checksum: bool,
+    /// The driver names the VLANs whose frames it wants.
+    pub(super) by_vlan: bool,
+}
 
 /// Buffers, and a frame that does not fit into them yet.
 pub(super) struct Inbox {

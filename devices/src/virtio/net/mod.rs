@@ -22,9 +22,9 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 
 use self::control::{Control, Filter};
-use self::inbox::Inbox;
+use self::inbox::{Inbox, Terms};
 use self::lease::Lease;
-use self::pair::{Pair, Terms};
+use self::pair::Pair;
 use self::sleep::{Orders, Sleep};
 use super::{Identity, Queue, Virtio, on_pci};
 use crate::device::{Device, Saved};

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::Nic;
 use super::control::OK;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Terms};
 use super::lease::Lease;
 use super::sleep::{Orders, Sleep, Wish};
 use crate::poller::AWAKE;
@@ -26,17 +26,6 @@ use host::net::{Port, Stop, put};
 const ROUND: usize = 256;
 /// Frames that waited behind a cable that was pulled.
 const STALE: usize = 4096;
-
-/// What was agreed on.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    /// A frame may go into more than one buffer.
-    pub(super) merge: bool,
-    /// The driver knows checksums that are not done.
-    pub(super) checksum: bool,
-    /// It says which VLANs it wants.
-    pub(super) by_vlan: bool,
-}
 
 /// One pair.
 pub(super) struct Pair {
