@@ -7,6 +7,7 @@
 //! medium before anything is planned; answers and lists are short.
 
 mod cd;
+mod commands;
 mod inquiry;
 mod mode;
 mod operations;
