@@ -1,23 +1,23 @@
 //! The controller behind the registers: it enables, resets and shuts down, and serves the admin
 //! queue, on a thread of its own.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::admin;
+use super::admin::{self, Outcome, State};
 use super::command::{Answer, Command, Completed, Status};
-use super::features::{self, Features};
-use super::group::{self, Group};
-use super::log::{Counter, Event, Events, Health, Mistake};
+use super::events::{Event, Events};
+use super::features::Features;
+use super::group;
+use super::health::{Counter, Health, Mistake};
+use super::io_queues::IoQueues;
 use super::queues::{
     ADMIN_ENTRIES, Completion, INVALID_REGISTER, INVALID_VALUE, Shadow, Submission, Waker,
 };
-use super::server::Server;
-use super::{DOORBELLS, Registers, Shared};
+use super::{Registers, Shared};
 use crate::bus::Window;
 use host::disk::{self, Operation, Request};
 use host::memory::NoMemory;
@@ -65,14 +65,8 @@ pub(super) struct Frozen {
 
 /// What the controller's thread works on.
 pub(super) struct Controller {
-    pub(super) shared: Arc<Shared>,
-    pub(super) features: Features,
-    pub(super) events: Events,
-    /// The first shadow doorbell, and what the guest compares it with.
-    pub(super) shadow: Option<Shadow>,
-    /// Of I/O queues, by completion queue.
-    pub(super) servers: BTreeMap<u16, Server>,
-    window: Arc<Window>,
+    shared: Arc<Shared>,
+    state: State,
     waker: Arc<Waker>,
     admin: Option<Admin>,
     commands: Vec<Command>,
@@ -102,13 +96,15 @@ impl Controller {
         bells.take_mistakes();
         bells.mistake(frozen.mistakes);
         let waker = Arc::new(Waker::new(bells.kick.clone()));
-        let mut controller = Self {
+        let state = State {
             shared: shared.clone(),
             features: frozen.features,
             events: frozen.events,
-            shadow: frozen.shadow,
-            servers: BTreeMap::new(),
-            window: window.clone(),
+            queues: IoQueues::new(shared, window, frozen.shadow),
+        };
+        let mut controller = Self {
+            shared: shared.clone(),
+            state,
             waker,
             admin: frozen.admin,
             commands: Vec::new(),
@@ -118,17 +114,7 @@ impl Controller {
             completion.resume(bells, &controller.waker);
             bells.tail(0).open(submission.size, submission.tail, &controller.waker);
         }
-        for group in frozen.groups {
-            let group = Group::thaw(shared.clone(), group)?;
-            let id = group.completion.id;
-            controller.servers.insert(id, Server::start(group)?);
-        }
-        for (id, server) in &controller.servers {
-            for queue in server.lock().submissions.iter().filter(|_| controller.shadow.is_some()) {
-                controller.connect(queue.id, server);
-            }
-            tracing::trace!("NVMe queue {id} runs on");
-        }
+        controller.state.queues.thaw(frozen.groups)?;
         bells.set_mask(|_| frozen.mask);
         // What was asked for and is not done yet.
         bells.kick.write(1)?;
@@ -138,13 +124,12 @@ impl Controller {
     /// Ends all threads and gives back what is to be saved.
     pub(super) fn freeze(mut self) -> Frozen {
         let shared = self.shared.clone();
-        let servers = std::mem::take(&mut self.servers).into_values();
-        let groups = servers.map(|server| server.stop().freeze()).collect();
+        let groups = self.state.queues.freeze();
         if let Some(Admin { submission, completion, .. }) = &mut self.admin {
             completion.freeze(&shared.bells, &shared.memory);
             submission.look(&shared.bells, &shared.memory).ok();
         }
-        self.silence();
+        self.state.queues.silence();
         let registers = shared.registers().clone();
         let health = shared.health().clone();
         Frozen {
@@ -155,9 +140,9 @@ impl Controller {
             uncached: !shared.caches(),
             admin: self.admin,
             groups,
-            shadow: self.shadow,
-            features: self.features,
-            events: self.events,
+            shadow: self.state.queues.shadow,
+            features: self.state.features,
+            events: self.state.events,
             health,
             reads: shared.reads.copy(),
             writes: shared.writes.copy(),
@@ -220,16 +205,16 @@ impl Controller {
     fn disable(&mut self) {
         let shared = self.shared.clone();
         let bells = &shared.bells;
-        self.silence();
+        self.state.queues.silence();
         // Waits for what is under way: nothing reaches the guest's memory after this.
-        self.servers.clear();
+        self.state.queues.servers.clear();
         self.admin = None;
         bells.tail(0).close();
         bells.head(0).close();
         bells.take_mistakes();
         bells.set_mask(|_| 0);
         bells.settle();
-        (self.features, self.events, self.shadow) = Default::default();
+        (self.state.features, self.state.events, self.state.queues.shadow) = Default::default();
         self.flushing.clear();
         self.commands.clear();
         shared.cache.store(true, Ordering::SeqCst);
@@ -301,14 +286,14 @@ impl Controller {
         {
             // Doorbells without a controller are nobody's.
             if mistakes & mistake != 0 && self.admin.is_some() {
-                self.events.raise(event);
+                self.state.events.raise(event);
             }
         }
         let size = shared.image.geometry().size;
         if shared.size.swap(size, Ordering::SeqCst) != size && self.admin.is_some() {
             shared.health().changed = true;
-            if self.features.tells_of_namespaces() {
-                self.events.raise(Event::NAMESPACE);
+            if self.state.features.tells_of_namespaces() {
+                self.state.events.raise(Event::NAMESPACE);
             }
         }
     }
@@ -327,9 +312,7 @@ impl Controller {
             let mut commands = std::mem::take(&mut self.commands);
             let worked = !commands.is_empty();
             for command in commands.drain(..) {
-                if let Some(answer) = admin::execute(self, &command) {
-                    self.answer(command.id(), answer);
-                }
+                self.execute(&command);
             }
             self.commands = commands;
             while let Some((id, event)) = self.next_event() {
@@ -343,14 +326,32 @@ impl Controller {
         }
     }
 
+    /// Executes an admin command, and answers it unless that comes later.
+    fn execute(&mut self, command: &Command) {
+        let id = command.id();
+        let answer = match admin::execute(&mut self.state, command) {
+            Outcome::Answered(answer) => answer,
+            Outcome::Pending => return,
+            Outcome::Flush => match self.empty_cache(id) {
+                Some(answer) => answer,
+                None => return,
+            },
+            Outcome::Aborted(request) => {
+                self.answer(request, Err(Status::ABORTED));
+                Ok(0)
+            }
+        };
+        self.answer(id, answer);
+    }
+
     /// What can be told now. One that has no room waits as it is.
     fn next_event(&mut self) -> Option<(u16, Event)> {
         let room = self.admin.as_ref().is_some_and(|admin| !admin.completion.is_full());
-        if room { self.events.next() } else { None }
+        if room { self.state.events.next() } else { None }
     }
 
     /// Answers a command of the admin queue.
-    pub(super) fn answer(&mut self, id: u16, answer: Answer) {
+    fn answer(&mut self, id: u16, answer: Answer) {
         let shared = &self.shared;
         let Some(admin) = &mut self.admin else { return };
         admin.submission.answered(1);
@@ -367,76 +368,6 @@ impl Controller {
             shared.fail();
         }
     }
-
-    /// Set Features; nothing when it is answered later.
-    pub(super) fn set_feature(&mut self, command: &Command) -> Option<Answer> {
-        let answer = self.features.set(&self.shared, command, !self.servers.is_empty());
-        if answer.is_ok() && self.features.tells_of_temperature() {
-            self.events.raise(Event::TEMPERATURE);
-        }
-        if answer.is_ok() && features::ends_cache(command) {
-            return self.empty_cache(command.id());
-        }
-        Some(answer)
-    }
-
-    /// The server of a submission queue.
-    pub(super) fn server_of(&self, queue: u16) -> Option<&Server> {
-        let has = |server: &&Server| server.lock().submissions.iter().any(|it| it.id == queue);
-        self.servers.values().find(has)
-    }
-
-    /// Where a queue's doorbell is shadowed: `which` is 0 for a tail and 1 for a head.
-    pub(super) fn shadow_of(&self, queue: u16, which: u64) -> Option<Shadow> {
-        let offset = 8 * u64::from(queue) + 4 * which;
-        self.shadow.map(|Shadow { doorbell, event }| Shadow {
-            doorbell: doorbell + offset,
-            event: event + offset,
-        })
-    }
-
-    /// Has the guest shadow the doorbells of the queues that there are.
-    pub(super) fn follow(&self) -> Result<(), NoMemory> {
-        let (bells, memory) = (&self.shared.bells, &self.shared.memory);
-        for (id, server) in &self.servers {
-            let mut group = server.lock();
-            if let Some(shadow) = self.shadow_of(*id, 1) {
-                group.completion.freeze(bells, memory);
-                group.completion.follow(memory, shadow)?;
-            }
-            for queue in &mut group.submissions {
-                if let Some(shadow) = self.shadow_of(queue.id, 0) {
-                    queue.look(bells, memory)?;
-                    queue.follow(memory, shadow)?;
-                    self.connect(queue.id, server);
-                }
-            }
-            drop(group);
-            server.waker().rouse();
-        }
-        Ok(())
-    }
-
-    /// Lets a shadowed doorbell ring without an exit. Only the ring counts: the value is in memory.
-    pub(super) fn connect(&self, queue: u16, server: &Server) {
-        self.window.ring(doorbell(queue), server.waker().event.clone());
-    }
-
-    pub(super) fn disconnect(&self, queue: u16) {
-        self.window.silence(doorbell(queue).0);
-    }
-
-    /// Disconnects all.
-    fn silence(&self) {
-        for queue in 1..=self.shared.queues {
-            self.disconnect(queue);
-        }
-    }
-}
-
-/// Where a submission queue's doorbell is, and its length.
-fn doorbell(queue: u16) -> (u64, u32) {
-    (DOORBELLS + 8 * u64::from(queue), 4)
 }
 
 impl Frozen {

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::Shared;
 use super::command::{Answer, Command, Status};
 use super::io::{EVERY_NAMESPACE, NAMESPACE};
-use super::log::TEMPERATURE;
 
 const ARBITRATION: u8 = 0x01;
 const POWER: u8 = 0x02;
@@ -33,6 +32,8 @@ const CHANGEABLE: u32 = 1 << 2;
 const NAMESPACE_NOTICES: u32 = 1 << 8;
 const TEMPERATURE_NOTICES: u32 = 1 << 1;
 
+/// Kelvin: no host's disk knows better, and it is a comfortable one.
+pub(super) const TEMPERATURE: u16 = 313;
 /// Kelvin, from which the drive would warn, and throttle.
 pub(super) const WARNING: u16 = 343;
 pub(super) const CRITICAL: u16 = 373;

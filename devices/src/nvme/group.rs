@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Shared;
 use super::command::{Command, Completed, Status};
+use super::health::Mistake;
 use super::io::{self, RANGES, Work};
-use super::log::Mistake;
 use super::queues::{Completion, ENTRIES, Submission, Waker};
 use host::disk::{self, Channel, Done, Operation, Request};
 use host::memory::{NoMemory, Piece};

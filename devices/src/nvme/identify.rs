@@ -2,9 +2,10 @@
 //! asks for).
 
 use super::command::Status;
+use super::events::REQUESTS;
 use super::features::{CRITICAL, WARNING};
+use super::health::ERRORS;
 use super::io::NAMESPACE;
-use super::log::{ERRORS, REQUESTS};
 use super::{Shared, VERSION, prp};
 
 /// Firmware revision: 8 characters.

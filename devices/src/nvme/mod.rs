@@ -17,11 +17,15 @@
 mod admin;
 mod command;
 mod controller;
+mod events;
 mod features;
 mod group;
+mod health;
 mod identify;
 mod io;
+mod io_queues;
 mod log;
+mod opcodes;
 mod prp;
 mod queues;
 mod server;
@@ -34,7 +38,7 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
 use self::controller::{Controller, ENABLE, Frozen, LARGEST_PAGE, SHUTDOWN};
-use self::log::{Counter, Health};
+use self::health::{Counter, Health};
 use self::queues::{Doorbells, ENTRIES};
 use crate::bus::Window;
 use crate::device::{Access, Device, Region, Saved};

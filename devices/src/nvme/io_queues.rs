@@ -1,0 +1,110 @@
+//! The I/O queues of a controller: their servers, and the doorbells that the guest shadows in its
+//! memory (Doorbell Buffer Config, NVMe 1.4, 5.7).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::group::{self, Group};
+use super::queues::Shadow;
+use super::server::Server;
+use super::{DOORBELLS, Shared};
+use crate::bus::Window;
+use host::memory::NoMemory;
+
+/// All I/O queues.
+pub(super) struct IoQueues {
+    /// By completion queue.
+    pub(super) servers: BTreeMap<u16, Server>,
+    /// The first shadow doorbell, and what the guest compares it with.
+    pub(super) shadow: Option<Shadow>,
+    shared: Arc<Shared>,
+    window: Arc<Window>,
+}
+
+impl IoQueues {
+    /// No queues yet.
+    pub(super) fn new(shared: &Arc<Shared>, window: &Arc<Window>, shadow: Option<Shadow>) -> Self {
+        let (shared, window) = (shared.clone(), window.clone());
+        Self { servers: BTreeMap::new(), shadow, shared, window }
+    }
+
+    /// Starts saved queues.
+    pub(super) fn thaw(&mut self, groups: Vec<group::Frozen>) -> anyhow::Result<()> {
+        for group in groups {
+            let group = Group::thaw(self.shared.clone(), group)?;
+            let id = group.completion.id;
+            self.servers.insert(id, Server::start(group)?);
+        }
+        for (id, server) in &self.servers {
+            for queue in server.lock().submissions.iter().filter(|_| self.shadow.is_some()) {
+                self.connect(queue.id, server);
+            }
+            tracing::trace!("NVMe queue {id} runs on");
+        }
+        Ok(())
+    }
+
+    /// Ends all threads and gives back the queues to be saved.
+    pub(super) fn freeze(&mut self) -> Vec<group::Frozen> {
+        let servers = std::mem::take(&mut self.servers).into_values();
+        servers.map(|server| server.stop().freeze()).collect()
+    }
+
+    /// The server of a submission queue.
+    pub(super) fn server_of(&self, queue: u16) -> Option<&Server> {
+        let has = |server: &&Server| server.lock().submissions.iter().any(|it| it.id == queue);
+        self.servers.values().find(has)
+    }
+
+    /// Where a queue's doorbell is shadowed: `which` is 0 for a tail and 1 for a head.
+    pub(super) fn shadow_of(&self, queue: u16, which: u64) -> Option<Shadow> {
+        let offset = 8 * u64::from(queue) + 4 * which;
+        self.shadow.map(|Shadow { doorbell, event }| Shadow {
+            doorbell: doorbell + offset,
+            event: event + offset,
+        })
+    }
+
+    /// Has the guest shadow the doorbells of the queues that there are.
+    pub(super) fn follow(&self) -> Result<(), NoMemory> {
+        let (bells, memory) = (&self.shared.bells, &self.shared.memory);
+        for (id, server) in &self.servers {
+            let mut group = server.lock();
+            if let Some(shadow) = self.shadow_of(*id, 1) {
+                group.completion.freeze(bells, memory);
+                group.completion.follow(memory, shadow)?;
+            }
+            for queue in &mut group.submissions {
+                if let Some(shadow) = self.shadow_of(queue.id, 0) {
+                    queue.look(bells, memory)?;
+                    queue.follow(memory, shadow)?;
+                    self.connect(queue.id, server);
+                }
+            }
+            drop(group);
+            server.waker().rouse();
+        }
+        Ok(())
+    }
+
+    /// Lets a shadowed doorbell ring without an exit. Only the ring counts: the value is in memory.
+    pub(super) fn connect(&self, queue: u16, server: &Server) {
+        self.window.ring(doorbell(queue), server.waker().event.clone());
+    }
+
+    pub(super) fn disconnect(&self, queue: u16) {
+        self.window.silence(doorbell(queue).0);
+    }
+
+    /// Disconnects all submission queues.
+    pub(super) fn silence(&self) {
+        for queue in 1..=self.shared.queues {
+            self.disconnect(queue);
+        }
+    }
+}
+
+/// Where a submission queue's doorbell is, and its length.
+fn doorbell(queue: u16) -> (u64, u32) {
+    (DOORBELLS + 8 * u64::from(queue), 4)
+}
