@@ -17,6 +17,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use super::owed::Owed;
+use super::picture::Picture;
 use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
 
@@ -32,30 +33,6 @@ const FARTHEST: u64 = 1 << 30;
 const LATE: Duration = Duration::from_secs(1);
 /// More changed pages than this are copied on a thread of their own.
 const FEW_PAGES: u32 = 256;
-
-/// The picture as it is now.
-#[derive(Default)]
-pub struct Picture {
-    /// Line by line, `0x00RRGGBB`; none while nobody looks.
-    pub pixels: Vec<u32>,
-    /// Pixels of a line.
-    pub width: u16,
-    /// Lines.
-    pub height: u16,
-}
-
-impl Picture {
-    fn fill(&mut self, size: (u16, u16), colour: u32) {
-        (self.width, self.height) = size;
-        self.pixels.clear();
-        self.pixels.resize(usize::from(size.0) * usize::from(size.1), colour);
-    }
-
-    /// Its size.
-    pub fn size(&self) -> (u16, u16) {
-        (self.width, self.height)
-    }
-}
 
 /// What one client has not been sent yet.
 pub struct Viewer {

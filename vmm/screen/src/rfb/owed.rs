@@ -119,7 +119,7 @@ impl Move {
 #[cfg(test)]
 mod test {
     use super::*;
-    use crate::rfb::canvas::Picture;
+    use crate::rfb::picture::Picture;
     use crate::rfb::scroll::Scroll;
     use crate::rfb::testing::{Chance, move_pixels, stir};
 

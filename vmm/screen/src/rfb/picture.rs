@@ -1,4 +1,29 @@
-//! What is to be sent: pixels in memory, and which of them.
+//! Pictures of a screen, and the areas of them that are sent or moved.
+
+/// A screen's content.
+#[derive(Default)]
+pub struct Picture {
+    /// Row after row, `0x00RRGGBB`; empty while no client looks.
+    pub pixels: Vec<u32>,
+    /// Pixels of a row.
+    pub width: u16,
+    /// Rows.
+    pub height: u16,
+}
+
+impl Picture {
+    /// Gives it this size and one colour.
+    pub(super) fn fill(&mut self, size: (u16, u16), colour: u32) {
+        (self.width, self.height) = size;
+        self.pixels.clear();
+        self.pixels.resize(usize::from(size.0) * usize::from(size.1), colour);
+    }
+
+    /// Its width and height.
+    pub fn size(&self) -> (u16, u16) {
+        (self.width, self.height)
+    }
+}
 
 /// A rectangle of a screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,7 @@
 mod grid;
 
 use self::grid::Grid;
-use super::canvas::Picture;
-use super::picture::{Area, Move};
+use super::picture::{Area, Move, Picture};
 use super::tiles::{TILE, Tiles};
 
 /// What changed is looked at if it is this part of the picture or more; or the next, if that is so
