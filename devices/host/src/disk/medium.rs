@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
-use super::raw::is_full;
 use super::{Fault, Geometry, Operation, Request};
 use crate::memory::Memory;
 
@@ -31,6 +30,11 @@ pub(super) trait Medium: Send + Sync {
     fn zero(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()>;
     /// Makes it longer; without a size, as long as its file or device is now.
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()>;
+}
+
+/// No room on the volume, or none for this user.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
 /// Says once per disk why something was not done.

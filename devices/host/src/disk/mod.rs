@@ -5,6 +5,7 @@
 //! limits) stands before it as a channel of its own.
 
 mod config;
+mod device;
 mod drive;
 #[cfg(test)]
 mod driver;

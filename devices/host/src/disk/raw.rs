@@ -12,9 +12,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 
-use super::medium::{Buffer, Medium};
-use super::uring::discard_device;
-use super::{Config, Direct, Geometry};
+use super::medium::{Buffer, Medium, is_full};
+use super::{Config, Direct, Geometry, device};
 use crate::lock;
 
 /// What zeros are written with where the host has no better way.
@@ -403,7 +402,7 @@ impl Medium for Raw {
         self.note(|| Event::Punched(offset, length));
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let done = if self.device {
-            discard_device(&self.file, offset, length)
+            device::discard(&self.file, offset, length)
         } else {
             fallocate(&self.file, punch, offset, length).map_err(io::Error::from)
         };
@@ -449,11 +448,6 @@ impl Medium for Raw {
         self.size.fetch_max(size, Ordering::AcqRel);
         Ok(())
     }
-}
-
-/// No room on the volume, or none for this user.
-pub(super) fn is_full(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
 /// Not by this file system or device, or not of such a range.

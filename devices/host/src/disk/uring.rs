@@ -10,7 +10,6 @@
 #![expect(unsafe_code, reason = "the kernel is told addresses of memory that it fills later")]
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -21,8 +20,8 @@ use io_uring::{EnterFlags, opcode, types};
 use rustix::io::Errno;
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
-use super::medium::{Medium, Report};
-use super::raw::{Raw, is_full, zeroing};
+use super::medium::{Medium, Report, is_full};
+use super::raw::{Alignment, Raw, zeroing};
 use super::rings::{ENTRIES, Lent};
 use super::threads::Threaded;
 use super::{Channel, Done, Fault, Image, Operation, Request};
@@ -90,17 +89,6 @@ struct Aside {
     watched: bool,
     pushed: bool,
 }
-
-/// Gives room of a block device back. May take long.
-pub(super) fn discard_device(file: &File, offset: u64, length: u64) -> io::Result<()> {
-    let range = [offset, length];
-    // SAFETY: BLKDISCARD reads two numbers at the address, which are there.
-    let answer = unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD, range.as_ptr()) };
-    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// `_IO(0x12, 119)` of linux/fs.h.
-const BLKDISCARD: libc::Ioctl = 0x1277;
 
 impl Ring {
     /// On the ring that is lent, whose registered file is the disk's.
@@ -245,7 +233,7 @@ impl Ring {
             }
         }
         slot.vectors.truncate(PIECES);
-        let fits = |it: &libc::iovec, need: super::raw::Alignment| {
+        let fits = |it: &libc::iovec, need: Alignment| {
             (it.iov_base.addr() as u64).is_multiple_of(need.memory)
                 && (it.iov_len as u64).is_multiple_of(need.length)
         };
@@ -471,8 +459,9 @@ impl Drop for Ring {
 
 #[cfg(test)]
 mod test {
+    use std::fs::{self, File};
     use std::path::Path;
-    use std::{fs, ptr};
+    use std::ptr;
 
     use super::super::driver::{Driver, PATIENCE, piece};
     use super::super::rehearsal::sparse;

@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use anyhow::{Context, bail, ensure};
 
 use super::format::{Format, choose};
-use super::medium::{Buffer, Medium};
-use super::raw::{Opened, Raw, check_size, is_full, open_locked};
+use super::medium::{Buffer, Medium, is_full};
+use super::raw::{Opened, Raw, check_size, open_locked};
 use super::{Config, Direct, Geometry};
 use header::Header;
 use tables::{COMPRESSED, COPIED, Tables, ZERO, damaged};
