@@ -8,8 +8,6 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail, ensure};
 
-use super::tables::COMPRESSED;
-
 /// `backing_file_offset`, and the rest by their offsets.
 const BACKING: usize = 8;
 const BACKING_SIZE: usize = 16;
@@ -167,15 +165,6 @@ impl Header {
     /// kill has left to nobody.
     pub(super) fn is_marked(&self) -> bool {
         self.version == 3 && !self.extended
-    }
-
-    /// "Compressed Clusters Descriptor": the offset, and the number of sectors after the first.
-    pub(super) fn packed_at(&self, entry: u64) -> (u64, usize) {
-        let shift = 62 - (self.cluster_bits - 8);
-        let at = entry & ((1 << shift) - 1);
-        let sectors = (entry & (COMPRESSED - 1)) >> shift;
-        let length = (sectors + 1) * 512 - at % 512;
-        (at, usize::try_from(length).unwrap_or_default())
     }
 
     /// Whether it can be read, or even written, here.

@@ -11,8 +11,9 @@ use std::io;
 
 use super::super::medium::Medium;
 use super::super::raw::Raw;
+use super::entry::{COMPRESSED, packed_at};
 use super::header::Header;
-use super::tables::{COMPRESSED, Tables, damaged};
+use super::tables::{Tables, damaged};
 
 /// Of a counted cluster: a table entry that is not compressed refers to it.
 const PLAIN: u16 = 1 << 15;
@@ -89,7 +90,7 @@ impl Tables {
         for table in 0..self.l2_tables() {
             for entry in self.l2_entries(raw, table)? {
                 if entry & COMPRESSED != 0 {
-                    let (at, length) = header.packed_at(entry);
+                    let (at, length) = packed_at(entry, header.cluster_bits);
                     found.add(at, length as u64, 0)?;
                 } else if let Some(at) = self.data_at(entry)? {
                     found.add(at, cluster, PLAIN)?;

@@ -12,6 +12,7 @@
 //! before the refcount of the table that it refers to. A process that is killed then leaves an
 //! image that `qemu-img check` calls corrupt, and the next start may hand that cluster out again.
 
+mod entry;
 mod header;
 mod mend;
 mod tables;
@@ -27,8 +28,9 @@ use super::format::{Format, choose};
 use super::medium::{Buffer, Medium, is_full};
 use super::raw::{Opened, Raw, check_size, open_locked};
 use super::{Config, Direct, Geometry};
+use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
-use tables::{COMPRESSED, COPIED, Tables, ZERO, damaged};
+use tables::{Tables, damaged};
 
 /// A chain is no longer: it may be a ring.
 const MOST_BACKING: usize = 32;
@@ -273,7 +275,7 @@ impl Qcow2 {
         let start = usize::try_from(offset % self.cluster()).unwrap_or_default();
         let mut inflated = self.inflated.lock().unwrap_or_else(PoisonError::into_inner);
         if inflated.as_ref().is_none_or(|(of, _)| *of != entry) {
-            let (at, length) = self.header.packed_at(entry);
+            let (at, length) = packed_at(entry, self.header.cluster_bits);
             // Direct I/O wants whole blocks around it.
             let first = at - at % 4096;
             let skip = usize::try_from(at - first).unwrap_or_default();
@@ -375,7 +377,7 @@ impl Qcow2 {
     /// Gives back what an entry referred to, which no table in memory does any more.
     fn release(&self, tables: &mut Tables, entry: u64) -> io::Result<()> {
         if entry & COMPRESSED != 0 {
-            let (at, length) = self.header.packed_at(entry);
+            let (at, length) = packed_at(entry, self.header.cluster_bits);
             let mut cluster = at - at % self.cluster();
             while cluster < at + length as u64 {
                 tables.release(cluster);

@@ -11,13 +11,8 @@ use std::io;
 
 use super::super::medium::{Buffer, Medium};
 use super::super::raw::Raw;
+use super::entry::{COPIED, OFFSET};
 use super::header::Header;
-
-/// Bits of table entries.
-pub(super) const COPIED: u64 = 1 << 63;
-pub(super) const COMPRESSED: u64 = 1 << 62;
-pub(super) const ZERO: u64 = 1;
-const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
 /// How many bytes of tables are kept in memory.
 const CACHE: usize = 16 << 20;
