@@ -23,6 +23,7 @@ pub mod neighbours;
 pub mod network;
 pub mod packet;
 pub mod quota;
+pub mod router;
 pub mod segment;
 pub mod service;
 pub mod tcp;
@@ -43,7 +44,7 @@ use tokio::task::{LocalSet, spawn_local};
 
 use self::doors::Doors;
 use self::lan::{Lan, Pod};
-use self::network::Network;
+use self::router::Router;
 use super::dns::Local;
 use super::relay::Relay;
 use crate::descriptors;
@@ -112,10 +113,10 @@ impl User {
         let thread = Builder::new().name("network".into()).spawn(move || {
             // What the guest sends is read by who has no rights.
             jail::serve();
-            let network = Rc::new(Network::new(lan, relay, descriptors::limit()));
+            let router = Rc::new(Router::new(lan, relay, descriptors::limit()));
             let serve = async {
                 // A task like the others: all of them have their turn between two of its own.
-                let served = spawn_local(async move { serve(&network, listener, doors).await });
+                let served = spawn_local(async move { serve(&router, listener, doors).await });
                 tokio::select! {
                     _ = served => {}
                     // The other end is dropped when it is to end.
@@ -183,17 +184,18 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
 
 /// Serves one guest after another, for ever.
 async fn serve(
-    network: &Rc<Network>,
+    router: &Rc<Router>,
     listener: tokio::net::UnixListener,
     (tcp, udp): (Vec<tokio::net::TcpListener>, Vec<UdpSocket>),
 ) {
     for listener in tcp {
-        spawn_local(accept(network.clone(), listener));
+        spawn_local(accept(router.clone(), listener));
     }
     for socket in udp {
-        let network = network.clone();
-        spawn_local(async move { network.datagrams.serve(&network, socket).await });
+        let router = router.clone();
+        spawn_local(async move { router.datagrams.serve(&router.network, socket).await });
     }
+    let network = &router.network;
     if network.lan.v6.is_some() {
         let network = network.clone();
         spawn_local(async move {
@@ -208,10 +210,10 @@ async fn serve(
         let (socket, _) = next(async || listener.accept().await, say).await;
         network.plug();
         let outcome = tokio::select! {
-            outcome = link::read(&socket, |frame| network.hear(frame)) => outcome,
+            outcome = link::read(&socket, |frame| router.hear(frame)) => outcome,
             outcome = network.link.drain(&socket) => outcome,
         };
-        network.unplug();
+        router.unplug();
         if let Err(error) = outcome {
             network.say("link", || format!("the socket to vmm: {error}: it is expected again"));
         }
@@ -219,12 +221,13 @@ async fn serve(
 }
 
 /// Takes connections to a port that is the guest's.
-async fn accept(network: Rc<Network>, listener: tokio::net::TcpListener) {
+async fn accept(router: Rc<Router>, listener: tokio::net::TcpListener) {
     let Ok(address) = listener.local_addr() else { return };
     loop {
-        let say = |error| network.say("accept", || format!("port {}: {error}", address.port()));
+        let say =
+            |error| router.network.say("accept", || format!("port {}: {error}", address.port()));
         let (stream, from) = next(async || listener.accept().await, say).await;
-        network.connections.accept(&network, stream, from, address.port()).await;
+        router.connections.accept(&router.network, stream, from, address.port()).await;
     }
 }
 

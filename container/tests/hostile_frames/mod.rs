@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use container::net::dns::Local;
 use container::net::relay::Relay;
 use container::net::user::lan::{Lan, Pod};
-use container::net::user::network::Network;
 use container::net::user::packet::{Draft, ETHERNET, Ends, ICMP, ICMPV6, TCP, UDP, write_frame};
 use container::net::user::quota::Limits;
+use container::net::user::router::Router;
 use container::net::user::segment::{ACK, FIN, PSH, RST, SYN, Segment, Seq};
 use container::net::user::tcp::buffer::Budget;
 use container::net::user::tcp::{Stage, Start, Tcp};
@@ -58,7 +58,8 @@ pub(crate) fn frames(bytes: &[u8]) {
     let local =
         Local { gateway: lan.gateway, guest: lan.guest, outside: None, host: "guest".into() };
     let relay = Relay::new(local, Path::new("/nowhere"));
-    let network = Rc::new(Network::new(lan, relay, FILES));
+    let router = Router::new(lan, relay, FILES);
+    let network = &router.network;
     let world = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let address = world.local_addr().expect("it has one");
     network.divert(address.port());
@@ -68,22 +69,22 @@ pub(crate) fn frames(bytes: &[u8]) {
         while !bytes.0.is_empty() {
             match bytes.byte() {
                 0..=31 => tokio::task::yield_now().await,
-                32 => come(&network, bytes.byte()).await,
+                32 => come(&router, bytes.byte()).await,
                 33 => {
-                    network.unplug();
+                    router.unplug();
                     network.plug();
                 }
                 34 => drop(world.set_nonblocking(true).and_then(|()| world.accept())),
-                _ => network.hear(&frame(&mut bytes, &network.lan)),
+                _ => router.hear(&frame(&mut bytes, &network.lan)),
             }
-            let tasks = Rc::strong_count(&network) - 1;
+            let tasks = Rc::strong_count(network) - 1;
             assert!(tasks <= Limits::of(FILES).sum(), "{tasks} tasks");
             if !network.link.has_room() {
-                network.unplug();
+                router.unplug();
                 network.plug();
             }
         }
-        network.unplug();
+        router.unplug();
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -91,7 +92,7 @@ pub(crate) fn frames(bytes: &[u8]) {
 }
 
 /// A client comes from one of some outside hosts.
-async fn come(network: &Rc<Network>, number: u8) {
+async fn come(router: &Router, number: u8) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let client = listener.local_addr().and_then(TcpStream::connect).expect("it listens");
     let (server, _) = listener.accept().expect("a client");
@@ -103,7 +104,7 @@ async fn come(network: &Rc<Network>, number: u8) {
         _ => Ipv4Addr::new(203, 0, 113, number % 8).into(),
     };
     let from = SocketAddr::new(from, 2000 + u16::from(number / 4));
-    network.connections.accept(network, server, from, 3389).await;
+    router.connections.accept(&router.network, server, from, 3389).await;
     drop(client);
 }
 

@@ -17,6 +17,7 @@ use container::net::relay::Relay;
 use container::net::user::lan::{GATEWAY_MAC, Lan, Pod};
 use container::net::user::network::{Network, Way};
 use container::net::user::packet::{Datagram, Draft, Ends, Frame, ICMP, Packet, TCP, UDP};
+use container::net::user::router::Router;
 use container::net::user::segment::{ACK, PSH, RST, SYN, Segment, Seq};
 use container::net::user::{User, link};
 use container::settings::Settings;
@@ -100,7 +101,7 @@ fn a_flood_without_a_pause_costs_tasks_descriptors_and_memory_within_limits() {
         let lan = Lan::new(&Settings::unsaid().network, &Pod::read())?;
         ensure!((lan.guest, lan.gateway) == (GUEST, GATEWAY), "{lan:?}");
         let relay = Relay::new(local(&lan), folder.path());
-        let network = Rc::new(Network::new(lan, relay, FILES));
+        let router = Rc::new(Router::new(lan, relay, FILES));
         let (ours, mut theirs) = UnixStream::pair()?;
         let mut answers = theirs.try_clone()?;
         let reader = std::thread::spawn(move || io::copy(&mut answers, &mut io::sink()));
@@ -113,7 +114,7 @@ fn a_flood_without_a_pause_costs_tasks_descriptors_and_memory_within_limits() {
         let before = (descriptors(), memory()?);
         let most = Rc::new(RefCell::new(Most::default()));
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        LocalSet::new().block_on(&runtime, pour(network, ours, most.clone()))?;
+        LocalSet::new().block_on(&runtime, pour(router, ours, most.clone()))?;
         writer.join().expect("it does not panic")?;
         reader.join().expect("it does not panic")?;
         let most = most.take();
@@ -130,40 +131,41 @@ fn a_flood_without_a_pause_costs_tasks_descriptors_and_memory_within_limits() {
     });
 }
 
-/// Lets a network hear all frames of a socket, as it does with those of `vmm`, and looks what that
+/// Lets a router hear all frames of a socket, as it does with those of `vmm`, and looks what that
 /// costs. In the end all tasks are gone.
 async fn pour(
-    network: Rc<Network>,
+    router: Rc<Router>,
     socket: UnixStream,
     most: Rc<RefCell<Most>>,
 ) -> anyhow::Result<()> {
     socket.set_nonblocking(true)?;
     let socket = tokio::net::UnixStream::from_std(socket)?;
-    network.plug();
-    let before = Rc::strong_count(&network) + 1;
-    let hearing = network.clone();
+    router.network.plug();
+    let before = Rc::strong_count(&router.network);
+    let hearing = router.clone();
     let hear = move |frame: &[u8]| {
         hearing.hear(frame);
         let mut most = most.borrow_mut();
         most.frames += 1;
         // Each task has a share of its network.
-        most.tasks = most.tasks.max(Rc::strong_count(&hearing).saturating_sub(before));
+        let tasks = Rc::strong_count(&hearing.network).saturating_sub(before);
+        most.tasks = most.tasks.max(tasks);
         if most.frames.is_multiple_of(500) {
             most.descriptors = most.descriptors.max(descriptors());
             most.memory = most.memory.max(memory().unwrap_or(0));
         }
     };
-    let link = network.clone();
+    let link = router.clone();
     let read = spawn_local(async move {
         tokio::select! {
             read = link::read(&socket, hear) => read,
-            drained = link.link.drain(&socket) => drained,
+            drained = link.network.link.drain(&socket) => drained,
         }
     });
     read.await??;
-    network.unplug();
+    router.unplug();
     let ended = async {
-        while Rc::strong_count(&network) > 1 {
+        while Rc::strong_count(&router.network) > 1 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -317,7 +319,7 @@ fn without_descriptors_no_address_is_taken_for_another_hosts() {
         settings.network.address = Some(Ipv4Addr::new(10, 77, 0, 99));
         let lan = Lan::new(&settings.network, &Pod::read())?;
         let relay = Relay::new(local(&lan), "/nowhere".as_ref());
-        let network = Network::new(lan, relay, 1024);
+        let network = Network::new(lan, relay);
         let own: [IpAddr; 2] = [GUEST.into(), "fd77::2".parse()?];
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
         for files in [1024, 256, 64] {

@@ -17,36 +17,12 @@ use tokio::sync::Notify;
 use super::icmp::Why;
 use super::names::Names;
 use super::network::Network;
-use super::packet::{Draft, Packet, TCP};
+use super::packet::{Draft, Pair, TCP};
 use super::segment::{CHECKSUM, Segment};
 use super::tcp::{Stage, Tcp};
 
 /// How long memory that holds nothing is kept for what may come.
 const KEEP: Duration = Duration::from_secs(5);
-
-/// The guest's end, and the other one as the guest knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Pair {
-    /// The guest's.
-    pub guest: SocketAddr,
-    /// The other one.
-    pub peer: SocketAddr,
-}
-
-impl Pair {
-    /// Of a packet that the guest sent, by its ports.
-    #[must_use]
-    pub fn of(packet: &Packet<'_>, (from, to): (u16, u16)) -> Self {
-        let guest = SocketAddr::new(packet.from, from);
-        Self { guest, peer: SocketAddr::new(packet.to, to) }
-    }
-
-    /// The addresses of a packet for the guest.
-    #[must_use]
-    pub fn back(&self) -> (IpAddr, IpAddr) {
-        (self.peer.ip(), self.guest.ip())
-    }
-}
 
 /// The side that asked for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -194,7 +170,7 @@ impl Connection {
         let names = Names::default();
         let stream = Stream::Names(&names);
         let serve = async {
-            names.serve(&network.names.relay).await;
+            names.serve(&network.relay).await;
             // The guest is still to hear the end.
             std::future::pending::<()>().await;
         };

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::task::spawn_local;
 
-use super::connection::{Connection, Origin, Outside, Pair};
+use super::connection::{Connection, Origin, Outside};
 use super::lan::Lan;
 use super::network::Network;
-use super::packet::{HEADER_V4, HEADER_V6};
+use super::packet::{HEADER_V4, HEADER_V6, Pair};
 use super::quota::{Limits, Place, Places};
 use super::segment::{self, Segment, Seq};
 use super::tcp::buffer::Budget;
@@ -97,7 +97,7 @@ impl Connections {
     /// Begins a connection that the guest asks for with this SYN, in this packet. Without a place
     /// the SYN is dropped: the guest sends it again after a second.
     pub fn ask(
-        &self,
+        self: &Rc<Self>,
         network: &Rc<Network>,
         (pair, origin): (Pair, Origin),
         syn: &Segment<'_>,
@@ -117,7 +117,7 @@ impl Connections {
 
     /// Begins a connection of an outside host to a forwarded port, once there is a place.
     pub async fn accept(
-        &self,
+        self: &Rc<Self>,
         network: &Rc<Network>,
         stream: TcpStream,
         from: SocketAddr,
@@ -206,7 +206,7 @@ impl Connections {
     }
 
     fn begin(
-        &self,
+        self: &Rc<Self>,
         network: &Rc<Network>,
         (pair, origin, place): (Pair, Origin, Place),
         tcp: Tcp,
@@ -214,10 +214,10 @@ impl Connections {
     ) {
         let connection = Rc::new(Connection::new(pair, origin, tcp));
         self.all.borrow_mut().insert(pair, connection.clone());
-        let network = network.clone();
+        let (all, network) = (self.clone(), network.clone());
         spawn_local(async move {
             connection.live(&network, outside).await;
-            network.connections.forget(&pair, &connection);
+            all.forget(&pair, &connection);
             // Its buffers go before its place.
             drop(connection);
             drop(place);

@@ -21,10 +21,9 @@ use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 use tokio::task::spawn_local;
 
-use super::connection::Pair;
 use super::icmp::Why;
 use super::network::{Network, Way};
-use super::packet::{Datagram, Draft, Packet, UDP};
+use super::packet::{Datagram, Draft, Packet, Pair, UDP};
 use super::quota::{Place, Places};
 
 /// How long a flow without traffic lives (RFC 4787, 4.3), and one that asks a name server.
@@ -95,7 +94,7 @@ impl Datagrams {
 
     /// Sends a datagram of the guest.
     pub fn send(
-        &self,
+        self: &Rc<Self>,
         network: &Rc<Network>,
         packet: &Packet<'_>,
         datagram: &Datagram<'_>,
@@ -164,7 +163,7 @@ impl Datagrams {
     }
 
     /// Opens a flow; none without a place.
-    fn open(&self, network: &Rc<Network>, pair: Pair) -> io::Result<Option<Rc<Flow>>> {
+    fn open(self: &Rc<Self>, network: &Rc<Network>, pair: Pair) -> io::Result<Option<Rc<Flow>>> {
         let Some(place) = self.places.take() else { return Ok(None) };
         let mut flows = self.flows.borrow_mut();
         if self.places.are_scarce() {
@@ -179,10 +178,10 @@ impl Datagrams {
         let (end, quoted) = (Notify::new(), RefCell::default());
         let flow = Rc::new(Flow { pair, socket, used, end, quoted, _place: place });
         flows.insert(pair, flow.clone());
-        let (network, live) = (network.clone(), flow.clone());
+        let (all, network, live) = (self.clone(), network.clone(), flow.clone());
         spawn_local(async move {
-            live.live(&network).await;
-            network.datagrams.forget(&live);
+            live.live(&network, &all.room).await;
+            all.forget(&live);
         });
         Ok(Some(flow))
     }
@@ -283,8 +282,8 @@ impl Door {
 }
 
 impl Flow {
-    /// Lives until nothing goes either way any more.
-    async fn live(&self, network: &Network) {
+    /// Lives until nothing goes either way any more. `room` is for datagrams on their way.
+    async fn live(&self, network: &Network, room: &RefCell<Vec<u8>>) {
         let idle = if self.pair.peer.port() == DNS { IDLE_DNS } else { IDLE };
         loop {
             let due = self.used.get() + idle;
@@ -294,7 +293,7 @@ impl Flow {
                     if ready.is_error() {
                         self.fail(network);
                     }
-                    self.receive(network);
+                    self.receive(network, &mut room.borrow_mut());
                     tokio::task::yield_now().await;
                 }
                 () = self.end.notified() => return,
@@ -317,10 +316,9 @@ impl Flow {
         self.socket.try_io(Interest::ERROR, known).ok();
     }
 
-    fn receive(&self, network: &Network) {
-        let mut room = network.datagrams.room.borrow_mut();
+    fn receive(&self, network: &Network, room: &mut [u8]) {
         for _ in 0..TURN {
-            match self.socket.try_recv(&mut room) {
+            match self.socket.try_recv(room) {
                 Ok(count) => {
                     self.used.set(Instant::now());
                     pass(network, &self.pair, &room[..count]);

@@ -62,7 +62,7 @@ impl Echoes {
     }
 
     /// Sends an echo of the guest.
-    pub fn send(&self, network: &Rc<Network>, packet: &Packet<'_>, echo: &Echo<'_>) {
+    pub fn send(self: &Rc<Self>, network: &Rc<Network>, packet: &Packet<'_>, echo: &Echo<'_>) {
         let key = (packet.from, packet.to, echo.ident);
         let back = (packet.to, packet.from);
         let known = self.flows.borrow().get(&key).cloned();
@@ -87,7 +87,7 @@ impl Echoes {
     }
 
     /// Opens a flow; none without a place.
-    fn open(&self, network: &Rc<Network>, key: Key) -> io::Result<Option<Rc<Flow>>> {
+    fn open(self: &Rc<Self>, network: &Rc<Network>, key: Key) -> io::Result<Option<Rc<Flow>>> {
         let Some(place) = self.places.take() else { return Ok(None) };
         let (family, protocol) = match key.1 {
             IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP),
@@ -108,10 +108,10 @@ impl Echoes {
             }
         }
         flows.insert(key, flow.clone());
-        let (network, live) = (network.clone(), flow.clone());
+        let (all, network, live) = (self.clone(), network.clone(), flow.clone());
         spawn_local(async move {
             live.live(&network).await;
-            network.echoes.forget(&live);
+            all.forget(&live);
         });
         Ok(Some(flow))
     }

@@ -1,35 +1,20 @@
-//! The router between the guest and the pod's sockets: each frame of the guest goes to what it
-//! belongs to, and nothing of the guest reaches the pod itself.
+//! The network between the guest and its router: addresses, the way to the guest, and where the
+//! addresses that it sends to lead.
 //!
-//! Threats: the guest sends any frames from any addresses. The pod's own addresses, those of its
-//! loopback and all that names no single host are nowhere; so is the loopback behind IPv6 names
-//! for IPv4 addresses. All tables have a bound, beyond which what was unused for longest goes; a
-//! task has its place (`quota`) before it starts.
+//! Threats: the guest sends to any address. The pod's own addresses, those of its loopback and all
+//! that names no single host are nowhere; so is the loopback behind IPv6 names for IPv4 addresses.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::connection::{Origin, Pair};
-use super::connections::Connections;
-use super::datagrams::Datagrams;
-use super::echoes::Echoes;
-use super::fragments::Fragments;
-use super::icmp::{self, Echo, Why};
+use super::icmp::{self, Why};
 use super::lan::Lan;
 use super::link::Link;
 use super::neighbours;
-use super::packet::{
-    ARP, ArpRequest, Datagram, Draft, Ends, Frame, ICMP, ICMPV6, IPV4, IPV6, Mac, Packet, TCP, UDP,
-    write_frame,
-};
-use super::quota::{Limits, Places};
-use super::segment::{self, ACK, RST, SYN, Segment};
-use super::service::{self, Server};
-use crate::net::dns;
+use super::packet::{ARP, ArpRequest, BROADCAST, Draft, Ends, Frame, Mac, Packet, write_frame};
 use crate::net::relay::Relay;
 
 /// For how long an address that was found out not to be the pod's is not.
@@ -54,19 +39,12 @@ pub struct Network {
     pub lan: Lan,
     /// The way to the guest.
     pub link: Link,
-    /// Flows of UDP.
-    pub datagrams: Datagrams,
-    /// Flows of pings.
-    pub echoes: Echoes,
-    /// Connections.
-    pub connections: Connections,
-    /// The guest's name server.
-    pub names: Server,
+    /// The pod's resolvers.
+    pub relay: Relay,
     /// The guest's card.
     card: Cell<Mac>,
     /// The guest's IPv6 address that other hosts know.
     guest_v6: Cell<Option<Ipv6Addr>>,
-    fragments: RefCell<Fragments>,
     /// What was said already.
     said: RefCell<HashSet<&'static str>>,
     /// Where the last packet went, and when that was found out.
@@ -78,20 +56,15 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network with these addresses, for a process that may have so many files.
+    /// A network with these addresses, and nobody on it.
     #[must_use]
-    pub fn new(lan: Lan, relay: Relay, files: usize) -> Self {
-        let limits = Limits::of(files);
+    pub fn new(lan: Lan, relay: Relay) -> Self {
         Self {
             lan,
             link: Link::default(),
-            datagrams: Datagrams::new(limits.datagrams),
-            echoes: Echoes::new(limits.echoes),
-            connections: Connections::new(&limits),
-            names: Server { relay, questions: Places::new(limits.questions) },
-            card: Cell::new(super::packet::BROADCAST),
+            relay,
+            card: Cell::new(BROADCAST),
             guest_v6: Cell::new(None),
-            fragments: RefCell::default(),
             said: RefCell::default(),
             last: Cell::new(None),
             parts: Cell::new(0),
@@ -121,12 +94,9 @@ impl Network {
         }
     }
 
-    /// The guest is gone, and all that it had.
+    /// The guest is gone.
     pub fn unplug(&self) {
         self.link.connect(false);
-        self.connections.end();
-        self.datagrams.end();
-        self.echoes.end();
         self.guest_v6.set(None);
     }
 
@@ -176,30 +146,20 @@ impl Network {
         self.send((from, guest), &draft);
     }
 
-    /// A frame came from the guest.
-    pub fn hear(self: &Rc<Self>, bytes: &[u8]) {
-        let Some(frame) = Frame::read(bytes) else { return };
+    /// Reads a frame of the guest, if it is for us or for all; its card is known from then on.
+    pub fn take<'a>(&self, bytes: &'a [u8]) -> Option<Frame<'a>> {
+        let frame = Frame::read(bytes)?;
         let for_many = frame.to[0] & 1 != 0;
         if frame.from[0] & 1 != 0 || !(for_many || frame.to == self.lan.mac) {
-            return;
+            return None;
         }
         self.card.set(frame.from);
-        match frame.kind {
-            ARP => self.hear_arp(frame.payload),
-            IPV4 | IPV6 => {
-                let Some(packet) = Packet::read(frame.kind, frame.payload) else { return };
-                let Some(part) = packet.fragment else { return self.hear_packet(&packet) };
-                let whole = self.fragments.borrow_mut().take(&packet, part, Instant::now());
-                if let Some(payload) = whole {
-                    self.hear_packet(&Packet { fragment: None, payload: &payload, ..packet });
-                }
-            }
-            _ => {}
-        }
+        Some(frame)
     }
 
-    /// Every address but the guest's own is behind our card, so that its neighbours are, too.
-    fn hear_arp(&self, bytes: &[u8]) {
+    /// Answers ARP. Every address but the guest's own is behind our card, so that its neighbours
+    /// are, too.
+    pub fn hear_arp(&self, bytes: &[u8]) {
         let Some(request) = ArpRequest::read(bytes) else { return };
         // Who asks for its own address wants to know whether it has it alone.
         let own = request.wanted == request.from || request.wanted == self.lan.guest;
@@ -211,42 +171,9 @@ impl Network {
         self.link.send(|output| write_frame(output, cards, ARP, &answer));
     }
 
-    fn hear_packet(self: &Rc<Self>, packet: &Packet<'_>) {
-        let datagram = if packet.protocol == UDP { Datagram::read(packet) } else { None };
-        if datagram.is_some_and(|datagram| service::hear(self, packet, &datagram)) {
-            return;
-        }
-        if packet.protocol == ICMPV6 && self.hear_neighbour(packet) {
-            return;
-        }
-        if packet.protocol == TCP {
-            return self.hear_tcp(packet);
-        }
-        let Some(way) = self.admit(packet) else { return };
-        let back = (packet.to, packet.from);
-        match packet.protocol {
-            UDP => match (datagram, way) {
-                (None, _) | (_, Way::Nowhere) => {}
-                (Some(datagram), _) => self.datagrams.send(self, packet, &datagram, way),
-            },
-            ICMP | ICMPV6 => {
-                let Some(echo) = Echo::read(packet) else { return };
-                match way {
-                    Way::Gateway => {
-                        let v4 = packet.from.is_ipv4();
-                        let header = echo.answer(v4);
-                        self.send(back, &icmp::draft(v4, &header, echo.data()));
-                    }
-                    Way::Outside => self.echoes.send(self, packet, &echo),
-                    Way::Closed | Way::Nowhere => {}
-                }
-            }
-            _ => {}
-        }
-    }
-
     /// Where a packet goes, if it is one of the guest's that may go on.
-    fn admit(&self, packet: &Packet<'_>) -> Option<Way> {
+    #[must_use]
+    pub fn admit(&self, packet: &Packet<'_>) -> Option<Way> {
         if !self.is_guest(packet.from) {
             return None;
         }
@@ -342,36 +269,6 @@ impl Network {
         }
     }
 
-    fn hear_tcp(self: &Rc<Self>, packet: &Packet<'_>) {
-        let Some(segment) = Segment::read(packet) else { return };
-        let pair = Pair::of(packet, segment.ports);
-        if let Some(connection) = self.connections.find(&pair) {
-            return connection.hear(&segment, Instant::now());
-        }
-        let Some(way) = self.admit(packet) else { return };
-        let open = match way {
-            Way::Outside => true,
-            Way::Gateway if segment.ports.1 == dns::PORT => true,
-            Way::Gateway => packet.to.is_ipv4() && self.is_outside(packet.to),
-            Way::Closed | Way::Nowhere => false,
-        };
-        if !open || segment.flags & (SYN | ACK | RST) != SYN {
-            return self.reset(&pair, &segment);
-        }
-        let names = way == Way::Gateway && segment.ports.1 == dns::PORT;
-        let origin = if names { Origin::Names } else { Origin::Guest };
-        self.connections.ask(self, (pair, origin), &segment, packet.quoted());
-    }
-
-    /// There is no such connection.
-    fn reset(&self, pair: &Pair, segment: &Segment<'_>) {
-        let Some(refusal) = segment.refusal() else { return };
-        let header = refusal.header();
-        let header = header.bytes();
-        let draft = Draft { protocol: TCP, header, checksum: segment::CHECKSUM, data: &[] };
-        self.send(pair.back(), &draft);
-    }
-
     /// The address of the guest for a client from outside, and the client's as the guest sees it:
     /// its own, unless that would lead the guest elsewhere than back to it.
     #[must_use]
@@ -387,8 +284,8 @@ impl Network {
         }
     }
 
-    /// Neighbours and routers of IPv6; true for what is nothing else.
-    fn hear_neighbour(&self, packet: &Packet<'_>) -> bool {
+    /// Answers what is asked of neighbours and routers of IPv6; false for any other packet.
+    pub fn hear_neighbour(&self, packet: &Packet<'_>) -> bool {
         if self.lan.v6.is_none() || !icmp::is_sound(packet) {
             return false;
         }

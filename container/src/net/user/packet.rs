@@ -4,7 +4,7 @@
 //! Threats: the guest writes every byte of what is read here. A length is never believed before it
 //! was compared with what is there, and a checksum that is wrong is a frame that is lost.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::checksum;
 
@@ -289,6 +289,30 @@ impl<'a> Datagram<'a> {
         header[2..4].copy_from_slice(&to.to_be_bytes());
         header[4..6].copy_from_slice(&length.to_be_bytes());
         header
+    }
+}
+
+/// The guest's end, and the other one as the guest knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pair {
+    /// The guest's.
+    pub guest: SocketAddr,
+    /// The other one.
+    pub peer: SocketAddr,
+}
+
+impl Pair {
+    /// Of a packet that the guest sent, by its ports.
+    #[must_use]
+    pub fn of(packet: &Packet<'_>, (from, to): (u16, u16)) -> Self {
+        let guest = SocketAddr::new(packet.from, from);
+        Self { guest, peer: SocketAddr::new(packet.to, to) }
+    }
+
+    /// The addresses of a packet for the guest.
+    #[must_use]
+    pub fn back(&self) -> (IpAddr, IpAddr) {
+        (self.peer.ip(), self.guest.ip())
     }
 }
 

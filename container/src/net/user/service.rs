@@ -5,56 +5,68 @@ use std::rc::Rc;
 
 use tokio::task::spawn_local;
 
-use super::connection::Pair;
 use super::datagrams;
 use super::names::QUESTION;
 use super::network::Network;
-use super::packet::{Datagram, Packet};
+use super::packet::{Datagram, Packet, Pair};
 use super::quota::Places;
 use crate::net::dhcp;
 use crate::net::dns::{self, Way};
-use crate::net::relay::Relay;
 
-/// The guest's name server.
+/// The gateway's services.
 pub struct Server {
-    /// The pod's resolvers.
-    pub relay: Relay,
-    /// Places of questions that came by UDP.
-    pub questions: Places,
+    /// Places of questions for names that came by UDP.
+    questions: Places,
 }
 
-/// Answers a datagram to a service of the gateway; false when it is for none.
-pub fn hear(network: &Rc<Network>, packet: &Packet<'_>, datagram: &Datagram<'_>) -> bool {
-    match (packet.to, datagram.to) {
-        (IpAddr::V4(to), dhcp::SERVER_PORT) if to.is_broadcast() || to == network.lan.gateway => {
-            lease(network, datagram);
-            true
-        }
-        (to, dns::PORT) if to == network.gateway(to) => {
-            answer(network, Pair::of(packet, (datagram.from, datagram.to)), datagram.data);
-            true
-        }
-        _ => false,
+impl Server {
+    /// Services with so many places for questions.
+    #[must_use]
+    pub fn new(questions: usize) -> Self {
+        Self { questions: Places::new(questions) }
     }
-}
 
-/// Answers a question for names. Without a place it is dropped: the guest asks again.
-fn answer(network: &Rc<Network>, pair: Pair, question: &[u8]) {
-    if question.len() > QUESTION {
-        return;
-    }
-    let Some(place) = network.names.questions.take() else { return };
-    let (network, question) = (network.clone(), question.to_vec());
-    spawn_local(async move {
-        if let Some(answer) = network.names.relay.answer(&question, Way::Datagram).await {
-            datagrams::pass(&network, &pair, &answer);
+    /// Answers a datagram to a service of the gateway; false when it is for none.
+    pub fn hear(
+        &self,
+        network: &Rc<Network>,
+        packet: &Packet<'_>,
+        datagram: &Datagram<'_>,
+    ) -> bool {
+        match (packet.to, datagram.to) {
+            (IpAddr::V4(to), dhcp::SERVER_PORT)
+                if to.is_broadcast() || to == network.lan.gateway =>
+            {
+                lease(network, datagram);
+                true
+            }
+            (to, dns::PORT) if to == network.gateway(to) => {
+                let pair = Pair::of(packet, (datagram.from, datagram.to));
+                self.answer(network, pair, datagram.data);
+                true
+            }
+            _ => false,
         }
-        drop(place);
-    });
+    }
+
+    /// Answers a question for names. Without a place it is dropped: the guest asks again.
+    fn answer(&self, network: &Rc<Network>, pair: Pair, question: &[u8]) {
+        if question.len() > QUESTION {
+            return;
+        }
+        let Some(place) = self.questions.take() else { return };
+        let (network, question) = (network.clone(), question.to_vec());
+        spawn_local(async move {
+            if let Some(answer) = network.relay.answer(&question, Way::Datagram).await {
+                datagrams::pass(&network, &pair, &answer);
+            }
+            drop(place);
+        });
+    }
 }
 
 fn lease(network: &Network, datagram: &Datagram<'_>) {
-    let (lan, relay) = (&network.lan, &network.names.relay);
+    let (lan, relay) = (&network.lan, &network.relay);
     let config = dhcp::Config {
         mac: network.card(),
         address: lan.guest,

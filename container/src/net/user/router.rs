@@ -1,0 +1,144 @@
+//! The router between the guest and the pod's sockets: each frame of the guest goes to what it
+//! belongs to, and nothing of the guest reaches the pod itself.
+//!
+//! Threats: the guest sends any frames from any addresses. All tables have a bound, beyond which
+//! what was unused for longest goes; a task has its place (`quota`) before it starts.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use super::connection::Origin;
+use super::connections::Connections;
+use super::datagrams::Datagrams;
+use super::echoes::Echoes;
+use super::fragments::Fragments;
+use super::icmp::{self, Echo};
+use super::lan::Lan;
+use super::network::{Network, Way};
+use super::packet::{ARP, Datagram, Draft, ICMP, ICMPV6, IPV4, IPV6, Packet, Pair, TCP, UDP};
+use super::quota::Limits;
+use super::segment::{self, ACK, RST, SYN, Segment};
+use super::service::Server;
+use crate::net::dns;
+use crate::net::relay::Relay;
+
+/// The router, and all flows of the guest.
+pub struct Router {
+    /// Addresses, and the way to the guest. Each task of a flow has a share of it.
+    pub network: Rc<Network>,
+    /// Flows of UDP.
+    pub datagrams: Rc<Datagrams>,
+    /// Flows of pings.
+    echoes: Rc<Echoes>,
+    /// Connections.
+    pub connections: Rc<Connections>,
+    /// What the gateway itself serves.
+    server: Server,
+    fragments: RefCell<Fragments>,
+}
+
+impl Router {
+    /// A router of a network with these addresses, for a process that may have so many files.
+    #[must_use]
+    pub fn new(lan: Lan, relay: Relay, files: usize) -> Self {
+        let limits = Limits::of(files);
+        Self {
+            network: Rc::new(Network::new(lan, relay)),
+            datagrams: Rc::new(Datagrams::new(limits.datagrams)),
+            echoes: Rc::new(Echoes::new(limits.echoes)),
+            connections: Rc::new(Connections::new(&limits)),
+            server: Server::new(limits.questions),
+            fragments: RefCell::default(),
+        }
+    }
+
+    /// The guest is gone, and all that it had.
+    pub fn unplug(&self) {
+        self.network.unplug();
+        self.connections.end();
+        self.datagrams.end();
+        self.echoes.end();
+    }
+
+    /// A frame came from the guest.
+    pub fn hear(&self, bytes: &[u8]) {
+        let Some(frame) = self.network.take(bytes) else { return };
+        match frame.kind {
+            ARP => self.network.hear_arp(frame.payload),
+            IPV4 | IPV6 => {
+                let Some(packet) = Packet::read(frame.kind, frame.payload) else { return };
+                let Some(part) = packet.fragment else { return self.hear_packet(&packet) };
+                let whole = self.fragments.borrow_mut().take(&packet, part, Instant::now());
+                if let Some(payload) = whole {
+                    self.hear_packet(&Packet { fragment: None, payload: &payload, ..packet });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn hear_packet(&self, packet: &Packet<'_>) {
+        let datagram = if packet.protocol == UDP { Datagram::read(packet) } else { None };
+        if datagram.is_some_and(|datagram| self.server.hear(&self.network, packet, &datagram)) {
+            return;
+        }
+        if packet.protocol == ICMPV6 && self.network.hear_neighbour(packet) {
+            return;
+        }
+        if packet.protocol == TCP {
+            return self.hear_tcp(packet);
+        }
+        let Some(way) = self.network.admit(packet) else { return };
+        let back = (packet.to, packet.from);
+        match packet.protocol {
+            UDP => match (datagram, way) {
+                (None, _) | (_, Way::Nowhere) => {}
+                (Some(datagram), _) => self.datagrams.send(&self.network, packet, &datagram, way),
+            },
+            ICMP | ICMPV6 => {
+                let Some(echo) = Echo::read(packet) else { return };
+                match way {
+                    Way::Gateway => {
+                        let v4 = packet.from.is_ipv4();
+                        let header = echo.answer(v4);
+                        self.network.send(back, &icmp::draft(v4, &header, echo.data()));
+                    }
+                    Way::Outside => self.echoes.send(&self.network, packet, &echo),
+                    Way::Closed | Way::Nowhere => {}
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn hear_tcp(&self, packet: &Packet<'_>) {
+        let Some(segment) = Segment::read(packet) else { return };
+        let pair = Pair::of(packet, segment.ports);
+        if let Some(connection) = self.connections.find(&pair) {
+            return connection.hear(&segment, Instant::now());
+        }
+        let Some(way) = self.network.admit(packet) else { return };
+        let open = match way {
+            Way::Outside => true,
+            Way::Gateway if segment.ports.1 == dns::PORT => true,
+            Way::Gateway => packet.to.is_ipv4() && self.network.is_outside(packet.to),
+            Way::Closed | Way::Nowhere => false,
+        };
+        if !open || segment.flags & (SYN | ACK | RST) != SYN {
+            return self.reset(&pair, &segment);
+        }
+        let names = way == Way::Gateway && segment.ports.1 == dns::PORT;
+        let origin = if names { Origin::Names } else { Origin::Guest };
+        self.connections.ask(&self.network, (pair, origin), &segment, packet.quoted());
+    }
+
+    /// There is no such connection.
+    fn reset(&self, pair: &Pair, segment: &Segment<'_>) {
+        let Some(refusal) = segment.refusal() else { return };
+        let header = refusal.header();
+        let header = header.bytes();
+        let draft = Draft { protocol: TCP, header, checksum: segment::CHECKSUM, data: &[] };
+        self.network.send(pair.back(), &draft);
+    }
+}
