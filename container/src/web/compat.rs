@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use screen::web::stage::Door;
 use screen::web::talk::{self, Talk};
 
 use super::Front;
-use super::page::escaped;
+use super::page::{escaped, full};
 use crate::story::{Phase, Scene};
 
 type Shared = State<Arc<Front>>;
@@ -59,12 +59,6 @@ pub(super) async fn status(
         talk.close().await;
         drop(place);
     })
-}
-
-/// The answer for one too many, who may come again.
-pub(super) fn full() -> Response {
-    let again = [(RETRY_AFTER, "10")];
-    (StatusCode::SERVICE_UNAVAILABLE, again, "Too many listen already.\n").into_response()
 }
 
 /// Tells until there is no more to tell, or nobody to hear it.

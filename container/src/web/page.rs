@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Extension, Path, Query, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
@@ -17,7 +17,6 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::Front;
-use super::compat::full;
 use crate::settings::list;
 use crate::settings::variable::Variable;
 use crate::story::Scene;
@@ -76,6 +75,12 @@ pub(super) async fn events(State(front): Shared, Extension(door): Extension<Door
     let buffering = HeaderName::from_static("x-accel-buffering");
     let head = [(CONTENT_TYPE, "text/event-stream"), (buffering, "no")];
     (head, Body::from_stream(events)).into_response()
+}
+
+/// The answer for one too many, who may come again.
+pub(super) fn full() -> Response {
+    let again = [(RETRY_AFTER, "10")];
+    (StatusCode::SERVICE_UNAVAILABLE, again, "Too many listen already.\n").into_response()
 }
 
 fn event(scene: &Scene) -> String {
