@@ -10,6 +10,7 @@ pub mod heard;
 pub mod hold;
 pub mod inquiry;
 pub mod kvm;
+mod lines;
 pub mod machine;
 pub mod network;
 pub mod room;

@@ -10,9 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tokio::io::{
-    AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
-};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child as Process, ChildStderr, ChildStdin, Command};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -24,13 +22,12 @@ use vmm::control;
 use super::asked;
 use super::console::{self, Console, Told};
 use super::heard::{Heard, Repeats};
+use super::lines::line;
 use super::tpm::Tpm;
 use crate::log::bucket::{Bucket, MARKS, PROGRAM};
 use crate::story::Story;
 use crate::story::ear::KEPT;
 
-/// More of a line that the process says is not kept.
-const LONGEST: usize = 16 << 10;
 /// Its last words are read within, once it has ended.
 const SAID: Duration = Duration::from_secs(1);
 /// So much of the firmware's news waits for us. The guest may say as much as it likes.
@@ -246,24 +243,6 @@ async fn repeat(errors: ChildStderr, story: Arc<Story>, last: Last) {
     }
 }
 
-/// A line, as far as it is kept; none at the end.
-pub(super) async fn line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<String>> {
-    let (mut line, mut ended, mut some) = (Vec::new(), false, false);
-    while !ended {
-        let bytes = from.fill_buf().await?;
-        if bytes.is_empty() {
-            break;
-        }
-        let end = bytes.iter().position(|byte| *byte == b'\n');
-        let part = &bytes[..end.unwrap_or(bytes.len())];
-        line.extend(part.iter().take(LONGEST - line.len()));
-        let count = part.len() + usize::from(end.is_some());
-        from.consume(count);
-        (ended, some) = (end.is_some(), true);
-    }
-    Ok(some.then(|| String::from_utf8_lossy(&line).into_owned()))
-}
-
 /// An event of the process' log: how grave it is, and its words. What is none is its last sentence.
 fn event(line: &str) -> Option<(Level, String)> {
     let event: Value = serde_json::from_str(line).ok()?;
@@ -317,17 +296,5 @@ mod test {
         assert!(count < 2600, "{count} of a million lines");
         let last = &lines.last().unwrap().text;
         assert!(last.ends_with(" lines of the guest are left out here"), "{last}");
-    }
-
-    #[tokio::test]
-    async fn a_line_without_an_end_is_kept_in_part() {
-        let long = "x".repeat(LONGEST * 3);
-        let said = [b"one\n\n\xff\n", long.as_bytes(), b"\ntwo"].concat();
-        let mut said = BufReader::new(&said[..]);
-        let mut next = async || line(&mut said).await.unwrap();
-        for is in ["one", "", "\u{fffd}", &long[..LONGEST], "two"] {
-            assert_eq!(next().await.as_deref(), Some(is));
-        }
-        assert_eq!(next().await, None);
     }
 }

@@ -21,7 +21,7 @@ use tokio::io::{AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 
-use super::child::line;
+use super::lines::line;
 use crate::log::Few;
 use crate::status::{Failure, Status};
 
