@@ -4,6 +4,7 @@
 //! why they are not and what to use instead.
 
 pub mod arguments;
+mod command_line;
 pub mod flags;
 pub mod options;
 pub mod smbios;

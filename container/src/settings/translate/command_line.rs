@@ -1,0 +1,177 @@
+//! `ARGUMENTS`: reads options of QEMU's command line, and looks up in the table what each becomes.
+
+use anyhow::{Context, bail, ensure};
+
+use super::arguments::Arguments;
+use super::options::{self, Options};
+use super::table::{self, Becomes, Place};
+use crate::settings::value::{Value, quote};
+
+impl Arguments {
+    /// Obeys an option; `word` has its dash.
+    fn take(&mut self, word: &str, value: &str) -> anyhow::Result<()> {
+        let options = Options::read(value);
+        let mut said = word.to_owned();
+        let mut found = table::find(Place::Option, word);
+        if let Some(Becomes::Below(place)) = found {
+            said = format!("{word} {}", quote(&options.first));
+            found = table::find(place, &options.first.to_lowercase());
+        }
+        match found {
+            Some(Becomes::Take(take)) => take(self, &options).context(said),
+            Some(Becomes::Already) => Ok(()),
+            Some(Becomes::Never(why)) => bail!("{said} is refused: {why}"),
+            Some(Becomes::Not(why)) => {
+                self.note(format!("{said} has no effect: {why}"));
+                Ok(())
+            }
+            _ => {
+                let why = "has no effect: nothing is known that it could become here";
+                self.note(format!("{said} {why}"));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The option that a word is, with one dash: QEMU takes two as well.
+fn option(word: &str) -> Option<String> {
+    let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
+    name.starts_with(|first: char| first.is_ascii_alphabetic()).then(|| format!("-{name}"))
+}
+
+impl Value for Arguments {
+    const ACCEPTS: &'static str = "options of QEMU";
+    const SHOWN: bool = false;
+
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let mut arguments = Self::default();
+        let mut words = options::split(text)?.into_iter().peekable();
+        while let Some(word) = words.next() {
+            let Some(name) = option(&word) else {
+                ensure!(
+                    !word.starts_with('-'),
+                    "{} is no option of QEMU: take it out",
+                    quote(&word)
+                );
+                // QEMU takes a word without a dash for a disk; here it is a slip more often.
+                arguments.note(format!("{} has no effect: no option is before it", quote(&word)));
+                continue;
+            };
+            // A switch has no value, and no value begins as an option does.
+            let switch = table::is_switch(&name);
+            let value = words.next_if(|next| !switch && option(next).is_none());
+            arguments.take(&quote(&name), &value.unwrap_or_default())?;
+        }
+        for drive in arguments.drives.extract_if(.., |drive| !drive.used) {
+            let sentence = "has no effect: no -device has it";
+            arguments.notes.push(format!("-drive {} {sentence}", drive.path.show()));
+        }
+        Ok(arguments)
+    }
+    fn show(&self) -> String {
+        let mut said = Vec::new();
+        let smbios = self.smbios.show();
+        if !smbios.is_empty() {
+            said.push(format!("SMBIOS {smbios}"));
+        }
+        said.extend(self.files.iter().map(|(name, _)| format!("file {name}")));
+        said.extend(self.drives.iter().map(|drive| {
+            let kind = if drive.cdrom { "CD" } else { "disk" };
+            format!("{kind} {} at {}", drive.path.show(), drive.bus.show())
+        }));
+        said.extend(self.utc.then(|| "clock in UTC".to_owned()));
+        said.extend(self.prealloc.then(|| "memory at once".to_owned()));
+        if said.is_empty() { "nothing".into() } else { said.join("; ") }
+    }
+    fn notes(&self) -> Vec<String> {
+        self.notes.iter().chain(&self.smbios.notes).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use super::*;
+    use crate::settings::Format;
+
+    fn read(text: &str) -> Arguments {
+        Arguments::read(text).unwrap()
+    }
+
+    fn refusal(text: &str) -> String {
+        format!("{:#}", Arguments::read(text).unwrap_err())
+    }
+
+    #[test]
+    fn what_has_a_meaning_is_taken() {
+        let arguments = read(
+            "-drive file=/a,,b.qcow2,format=qcow2,id=x,if=none -device virtio-blk-pci,drive=x \
+             -cdrom /c.iso --rtc base=utc -smbios type=1,serial='A B' -device virtio-rng-pci \
+             -fw_cfg name=opt/x,string=hush -mem-prealloc -name whatever",
+        );
+        assert_eq!(
+            arguments.show(),
+            "SMBIOS serial=A B; file opt/x; disk /a,b.qcow2 at blk; CD /c.iso at ide; clock in \
+             UTC; memory at once"
+        );
+        assert_eq!(arguments.notes(), [""; 0]);
+        assert_eq!(arguments.drives[0].format, Some(Format::Qcow2));
+        assert!(!format!("{arguments:?}").contains("hush"));
+    }
+
+    #[test]
+    fn a_drive_that_no_device_has_is_named() {
+        let arguments = read("-drive file=/a.img,id=x,if=none");
+        assert_eq!(arguments.drives, []);
+        assert!(arguments.notes()[0].contains("/a.img"));
+        assert!(refusal("-device nvme,drive=y").contains("the drive y is not there"));
+    }
+
+    #[test]
+    fn doors_into_the_machine_are_refused() {
+        for text in [
+            "-qmp tcp:0.0.0.0:7149,server,wait=off",
+            "--qmp unix:/x,server",
+            "-monitor stdio",
+            "-mon chardev=x",
+            "-vnc :0",
+            "-gdb tcp::1234",
+            "-s",
+            "-incoming tcp:0:4444",
+        ] {
+            let refusal = refusal(text);
+            assert!(refusal.contains("is refused: "), "{text}: {refusal}");
+            assert!(refusal.contains("use ") || refusal.contains("set "), "{text}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn every_other_option_is_named_but_not_its_value() {
+        let arguments = read("-zzz secret -device qxl,x=secret -object secret,data=hush word");
+        let notes = arguments.notes().join("\n");
+        for said in ["-zzz", "-device qxl", "-object secret", "word"] {
+            assert!(notes.contains(said), "{said} in {notes}");
+        }
+        assert!(!notes.contains("hush") && !notes.contains("zzz secret"), "{notes}");
+    }
+
+    #[test]
+    fn refuses_what_makes_no_sense() {
+        for bad in [
+            "-drive id=x",
+            "-drive file=relative",
+            "-drive file=/x,if=floppy",
+            "-drive file=/x,format=vmdk",
+            "-drive file=/x,if=pflash",
+            "-uuid 1",
+            "-fw_cfg name=etc/x,string=1",
+            "-fw_cfg name=opt/x",
+            "-rtc base=2020-01-01",
+            "-name 'open",
+            "-",
+            "--",
+        ] {
+            assert!(!refusal(bad).is_empty(), "{bad}");
+        }
+    }
+}
