@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use crate::files;
-use crate::plan::Source;
 use crate::settings::Boot;
 use crate::settings::environment::Said;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
+use crate::source::Source;
 use crate::status::{Failure, Status};
 
 /// How the file on the volume ends that names the boot mode.

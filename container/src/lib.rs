@@ -16,6 +16,7 @@ pub mod net;
 pub mod plan;
 pub mod pod;
 pub mod settings;
+pub mod source;
 pub mod status;
 pub mod story;
 pub mod web;

@@ -19,6 +19,7 @@ use crate::settings::list;
 use crate::settings::settle::{Sizes, settle};
 use crate::settings::value::{self, MIB, Size, Value as _};
 use crate::settings::version::Version;
+use crate::source::Source;
 use crate::status::{self, Failure, Status};
 
 /// What the pod would do.
@@ -32,19 +33,6 @@ pub struct Plan {
     pub source: Source,
     /// What there is to say about it, a sentence each.
     pub warnings: Vec<String>,
-}
-
-/// What the machine runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The guest that is built in.
-    Probe,
-    /// The disk, which Windows has started from before.
-    Disk(PathBuf),
-    /// A medium that is there.
-    Medium(PathBuf),
-    /// A medium that must be downloaded first.
-    Download(Version),
 }
 
 impl Plan {
@@ -83,7 +71,7 @@ impl Plan {
         warnings.extend(notes);
         warnings.extend(notes::notes(&said, &source, root));
         let plan = Self { said, sizes, source, warnings };
-        machine::check(&plan)?;
+        machine::check(&plan.said.settings, &plan.sizes, &plan.source)?;
         Ok(plan)
     }
 
@@ -107,6 +95,16 @@ impl Plan {
             }
             Source::Medium(path) => format!("the medium {}", path.show()),
             Source::Download(version) => format!("{}, after a download", version.name()),
+        }
+    }
+
+    /// What it runs and how large that is, in words, for the log.
+    pub fn shown(&self) -> String {
+        let memory = Size(self.sizes.memory >> 20 << 20).show();
+        let what = self.runs();
+        match self.sizes.processors {
+            1 => format!("{what}: 1 processor, {memory} of memory"),
+            count => format!("{what}: {count} processors, {memory} of memory"),
         }
     }
 

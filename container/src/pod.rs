@@ -48,11 +48,12 @@ use crate::agent::Agent;
 use crate::descriptors;
 use crate::firmware;
 use crate::jail::{self, Rights};
-use crate::plan::{Plan, Source};
+use crate::plan::Plan;
 use crate::settings::Boot;
 use crate::settings::environment::Environment;
 use crate::settings::host::{self, Load};
 use crate::settings::translate::Serial;
+use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::story::{Phase, Story, ear};
 use crate::web::{self, Front};
@@ -121,7 +122,7 @@ async fn live(
     for warning in &plan.warnings {
         tracing::warn!("{warning}");
     }
-    tracing::info!("{}", machine::shown(&plan));
+    tracing::info!("{}", plan.shown());
     if let Some(missing) = plan.missing() {
         return Err(missing);
     }
@@ -207,7 +208,7 @@ impl Pod {
         if let Some(guest) = network.guest() {
             self.guest.get_or_init(|| guest);
         }
-        let config = machine::config(&self.plan, &parts)?;
+        let config = machine::config(settings, &self.plan.sizes, &parts)?;
         self.story.enter(Phase::Booting, &format!("Starting {}…", self.plan.name()));
         let level = match (settings.pod.trace, settings.pod.debug) {
             (true, _) => "trace",

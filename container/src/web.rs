@@ -38,13 +38,14 @@ use self::lent::Lender;
 pub use self::ready::Health;
 use self::ready::Ready;
 use crate::agent::Agent;
-use crate::plan::{Plan, Source};
+use crate::plan::Plan;
 use crate::pod::asked;
 use crate::pod::guard::Guard;
 use crate::pod::network::Place;
 use crate::pod::room::Room;
 use crate::settings::translate::Display;
 use crate::settings::{Compat, Settings};
+use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::story::{Phase, Story};
 

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use vmm::config::Config;
 
-use super::Source;
 use crate::disks::{self, below};
 use crate::firmware;
 use crate::medium::is_microsofts;
@@ -15,6 +14,7 @@ use crate::settings::environment::Said;
 use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
+use crate::source::Source;
 
 /// Variables of an installation that answers itself.
 const INSTALLATION: [&str; 16] = [

@@ -15,7 +15,7 @@ use vmm::control::Command;
 use super::asked;
 use super::console::{On, Told};
 use crate::medium::is_microsofts;
-use crate::plan::Source;
+use crate::source::Source;
 
 /// How often Enter is pressed, and how far apart: blindly, as the question is on the screen alone.
 const PRESSES: u32 = 6;

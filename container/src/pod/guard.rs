@@ -7,8 +7,9 @@ use screen::web::viewers::Passwords;
 
 use super::room::Room;
 use super::volume::Volume;
-use crate::plan::{Plan, Source};
+use crate::plan::Plan;
 use crate::settings::{Compat, Settings};
+use crate::source::Source;
 
 /// The letters of a password that we make: none that looks like another.
 const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use crate::plan::Source;
+use crate::source::Source;
 use crate::status::{Failure, Status};
 
 /// Looks at this device, and at the processor.

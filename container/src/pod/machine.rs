@@ -1,4 +1,4 @@
-//! From the plan to the machine, in the words of `vmm`.
+//! From settings and sizes to the machine, in the words of `vmm`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +7,14 @@ use vmm::config::Config;
 
 use crate::agent;
 use crate::disks::Disk;
-use crate::plan::{Plan, Source};
 use crate::settings::Format;
+use crate::settings::settle::Sizes;
 use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Bus, Cache, Display, Screen};
-use crate::settings::value::{Size, Value as _};
+use crate::settings::value::Value as _;
 use crate::settings::words::{Mac, Uuid};
 use crate::settings::{Discard, Settings};
+use crate::source::Source;
 use crate::status::{Failure, Status};
 
 /// Who the machine runs as where we are root: nobody else of the image.
@@ -62,8 +63,7 @@ pub struct Cable {
 /// # Errors
 ///
 /// When the settings ask for what there is not.
-pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
-    let settings = &plan.said.settings;
+pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Result<Config> {
     let mut config = Config::default();
     config.set("control", &text(&parts.control)?)?;
     // Whom nobody could ask to shut down any more.
@@ -71,7 +71,7 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
     for door in &parts.doors {
         config.set("vnc", door)?;
     }
-    frame(&mut config, plan)?;
+    frame(&mut config, settings, sizes)?;
     identity(&mut config, settings, parts.uuid.as_ref())?;
     if let Some((code, vars)) = &parts.firmware {
         config.set("firmware", &text(code)?)?;
@@ -103,7 +103,7 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
         }
         config.set("device", &words)?;
     }
-    order.extend(extras(&mut config, plan)?);
+    order.extend(extras(&mut config, settings)?);
     // Last, so that what comes and goes before it moves no other device.
     let agent = format!("socket:{}", text(&parts.agent)?);
     config.set("device", &format!("virtio-serial,name={},to={}", agent::PORT, escaped(&agent)))?;
@@ -120,33 +120,32 @@ pub fn config(plan: &Plan, parts: &Parts) -> anyhow::Result<Config> {
 /// # Errors
 ///
 /// When the settings ask for what there is not.
-pub fn check(plan: &Plan) -> anyhow::Result<()> {
+pub fn check(settings: &Settings, sizes: &Sizes, source: &Source) -> anyhow::Result<()> {
     let mut parts = Parts {
         control: "/control".into(),
         agent: "/agent".into(),
         doors: vec!["unix:/screen".to_owned()],
         ..Parts::default()
     };
-    if plan.source != Source::Probe {
+    if *source != Source::Probe {
         parts.firmware = Some(("/code".into(), "/vars".into()));
         parts.disks.push(Disk::new("/disk".into(), Format::Raw));
         parts.media.push("/medium".into());
     }
-    config(plan, &parts).map(drop)
+    config(settings, sizes, &parts).map(drop)
 }
 
 /// Processors, memory, firmware's words, the display.
-fn frame(config: &mut Config, plan: &Plan) -> anyhow::Result<()> {
-    let settings = &plan.said.settings;
+fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) -> anyhow::Result<()> {
     let cpus = match &settings.processor.topology {
         Some(it) => {
             format!("{},sockets={},cores={},threads={}", it.count, it.sockets, it.cores, it.threads)
         }
-        None => plan.sizes.processors.to_string(),
+        None => sizes.processors.to_string(),
     };
     config.set("cpus", &cpus)?;
     let prealloc = settings.machine.arguments.as_ref().is_some_and(|it| it.prealloc);
-    let mebibytes = plan.sizes.memory >> 20;
+    let mebibytes = sizes.memory >> 20;
     config.set("memory", &format!("{mebibytes}M{}", if prealloc { ",prealloc" } else { "" }))?;
     config.set("hyperv", if settings.processor.hyperv { "auto" } else { "off" })?;
     let picture = &settings.screen;
@@ -257,8 +256,7 @@ fn confine(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
 }
 
 /// What else there is; the names of what can be booted.
-fn extras(config: &mut Config, plan: &Plan) -> anyhow::Result<Vec<String>> {
-    let settings = &plan.said.settings;
+fn extras(config: &mut Config, settings: &Settings) -> anyhow::Result<Vec<String>> {
     if settings.machine.rng {
         config.set("device", "virtio-rng")?;
     }
@@ -329,19 +327,10 @@ pub fn rescue(root: &Path, volume: &Path) -> Option<PathBuf> {
     [root.join("start.iso"), volume.join("start.iso")].into_iter().find(|path| path.is_file())
 }
 
-/// The size of a machine in words, for the log.
-pub fn shown(plan: &Plan) -> String {
-    let memory = Size(plan.sizes.memory >> 20 << 20).show();
-    let what = plan.runs();
-    match plan.sizes.processors {
-        1 => format!("{what}: 1 processor, {memory} of memory"),
-        count => format!("{what}: {count} processors, {memory} of memory"),
-    }
-}
-
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::plan::Plan;
     use crate::settings::environment::Environment;
 
     /// The machine of an environment, as `vmm` reads it.
@@ -369,7 +358,7 @@ mod test {
             doors: vec!["unix:/run/screen.sock".into(), "[::]:5900,auth=none".into()],
             ..Parts::default()
         };
-        let config = config(&plan, &parts)?;
+        let config = config(&plan.said.settings, &plan.sizes, &parts)?;
         let text = serde_json::to_string(&config)?;
         // What is written to `vmm` is what it reads.
         let read = Config::from_json(&text)?;

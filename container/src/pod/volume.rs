@@ -15,12 +15,12 @@ use vmm::config::guid;
 use crate::disks::{self, Disk, qcow2};
 use crate::files;
 use crate::firmware::MODE;
-use crate::plan::Source;
 use crate::settings::host;
 use crate::settings::translate::Bus;
 use crate::settings::value::{Size, Value as _};
 use crate::settings::words::Uuid;
 use crate::settings::{Boot, Format, Settings};
+use crate::source::Source;
 use crate::status::{Failure, Status};
 use crate::story::Story;
 
