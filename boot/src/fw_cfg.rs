@@ -7,26 +7,8 @@
 use anyhow::{Result, ensure};
 
 use crate::e820::{self, Entry};
+use crate::file::File;
 use crate::smbios::Smbios;
-
-/// The longest name that the directory has room for: 56 bytes, of which the last is 0.
-pub const NAME_MAX: usize = 55;
-
-/// A named file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct File {
-    /// What the firmware asks for.
-    pub name: String,
-    /// What it gets.
-    pub bytes: Vec<u8>,
-}
-
-impl File {
-    pub(crate) fn new(name: &str, bytes: Vec<u8>) -> Self {
-        debug_assert!(name.len() <= NAME_MAX, "{name}");
-        Self { name: name.to_owned(), bytes }
-    }
-}
 
 /// What the files say.
 #[derive(Clone, Debug)]
@@ -103,6 +85,7 @@ pub fn numbers(cpus: usize, uuid: [u8; 16], boot_menu: bool) -> Result<Vec<(u16,
 #[cfg(test)]
 mod test {
     use super::*;
+    use crate::file::NAME_MAX;
     use crate::layout::Ram;
     use crate::smbios::Processors;
 

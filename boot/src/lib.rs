@@ -14,6 +14,7 @@
 
 pub mod acpi;
 pub mod e820;
+pub mod file;
 pub mod fw_cfg;
 pub mod layout;
 pub mod linux;

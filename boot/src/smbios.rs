@@ -11,7 +11,7 @@ use std::ops::Range;
 use anyhow::{Context, Result, ensure};
 
 use crate::Image;
-use crate::fw_cfg::File;
+use crate::file::File;
 
 /// The fw_cfg file of the anchor.
 pub const ANCHOR_FILE: &str = "etc/smbios/smbios-anchor";

@@ -1,7 +1,7 @@
 //! The display with the kernel's help: what the guest draws is seen, and where it drew.
 
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use transom_tests::program::{PATIENCE, Running, connect, findings, report, run_in};
@@ -91,8 +91,8 @@ fn the_kernel_tells_which_pages_were_drawn_in() {
     {
         config.set(key, text).expect("an option");
     }
-    let (tell, _notices) = mpsc::channel();
-    let mut machine = machine::build(config, tell).expect("a machine");
+    let built = machine::build(config, Arc::new(|_| {}), Arc::new(|_| {}));
+    let mut machine = built.expect("a machine");
     machine.start().expect("threads");
     machine.prepare().expect("power-on");
     let screen = machine.screens().first().expect("a display");

@@ -1,6 +1,6 @@
 //! The probe's page: what it tells, how soon, and what a person sees of what they do.
 
-use std::sync::mpsc;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -115,8 +115,8 @@ fn the_page_shows_where_the_pointer_is_and_what_is_held() {
     for (key, text) in [("display", "1280x800"), ("serial", "none"), ("cmdline", "then=halt")] {
         config.set(key, text).expect("an option");
     }
-    let (tell, _notices) = mpsc::channel();
-    let mut machine = machine::build(config, tell).expect("a machine");
+    let built = machine::build(config, Arc::new(|_| {}), Arc::new(|_| {}));
+    let mut machine = built.expect("a machine");
     machine.start().expect("threads");
     machine.prepare().expect("power-on");
     machine.resume();

@@ -11,6 +11,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("devices/host/src/disk/uring.rs", "the ring that carries a disk's requests to the kernel"),
     ("devices/host/src/net/packet.rs", "the interface that a socket of packets hears"),
     ("devices/host/src/net/tap.rs", "the ioctls of a tap device"),
+    ("devices/host/src/testutil/tap.rs", "a thread's move into a network namespace"),
     ("vmm/src/heap.rs", "a setting of the allocator"),
     ("vmm/src/kvm/fd.rs", "KVM's ioctls, and the shared run page of a processor"),
     ("vmm/src/ram.rs", "the mapping of guest memory"),

@@ -23,7 +23,6 @@ use screen::web::stage::Button;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::run::Notice;
 use crate::screenshot::{self, Picture};
 use host::keyvalue;
 use host::size::Size;
@@ -273,6 +272,9 @@ impl Unwritten {
     }
 }
 
+/// Passes a request on to the machine: whether there is one.
+pub type Submit = Arc<dyn Fn(Request) -> bool + Send + Sync>;
+
 impl Request {
     /// A command of somebody who does not wait for the answer.
     pub fn unanswered(command: Command) -> Self {
@@ -345,12 +347,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Lets clients in.
+    /// Accepts clients; `submit` gets their requests.
     ///
     /// # Errors
     ///
     /// When the host has no thread left.
-    pub fn new(bound: Bound, tell: Sender<Notice>) -> anyhow::Result<Self> {
+    pub fn new(bound: Bound, submit: Submit) -> anyhow::Result<Self> {
         // The thread ends when the other end of this pipe is closed.
         let (ended, stop) = rustix::pipe::pipe().context("--control")?;
         let unwritten = Arc::<Unwritten>::default();
@@ -377,9 +379,9 @@ impl Server {
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 };
-                let (tell, count, answers) = (tell.clone(), clients.clone(), answers.clone());
+                let (submit, count, answers) = (submit.clone(), clients.clone(), answers.clone());
                 let serve = move || {
-                    if let Err(error) = serve(&client, &tell, &answers) {
+                    if let Err(error) = serve(&client, &submit, &answers) {
                         tracing::debug!("control: {error:#}");
                     }
                     drop(count);
@@ -406,7 +408,7 @@ impl Drop for Server {
 /// Talks to one client until it leaves.
 fn serve(
     mut client: &UnixStream,
-    tell: &Sender<Notice>,
+    submit: &Submit,
     unwritten: &Arc<Unwritten>,
 ) -> anyhow::Result<()> {
     client.set_nonblocking(false)?;
@@ -422,7 +424,8 @@ fn serve(
             Ok(command) => {
                 let (back, coming) = mpsc::channel();
                 let unwritten = unwritten.clone();
-                tell.send(Notice::Control(Request { command, back, unwritten }))?;
+                let taken = submit(Request { command, back, unwritten });
+                ensure!(taken, "the machine is gone");
                 coming.recv().context("the machine is gone")?
             }
             Err(error) => {
@@ -574,16 +577,21 @@ mod test {
 
     use super::*;
 
+    fn queue() -> (Submit, mpsc::Receiver<Request>) {
+        let (sender, requests) = mpsc::channel();
+        (Arc::new(move |request| sender.send(request).is_ok()), requests)
+    }
+
     #[test]
     fn a_client_is_answered_and_a_mistake_does_not_end_the_talk() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
-        let (tell, notices) = mpsc::channel();
-        let server = Server::new(Bound::new(&path).unwrap(), tell).unwrap();
+        let (submit, requests) = queue();
+        let server = Server::new(Bound::new(&path).unwrap(), submit).unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let answers = std::thread::spawn(move || {
-            while let Ok(Notice::Control(request)) = notices.recv() {
+            while let Ok(request) = requests.recv() {
                 match request.command {
                     Command::Nmi => request.answer(Err(anyhow::anyhow!("no"))),
                     Command::Screenshot => {
@@ -614,11 +622,11 @@ mod test {
     fn the_end_waits_for_answers_that_are_being_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
-        let (tell, notices) = mpsc::channel();
-        let server = Server::new(Bound::new(&path).unwrap(), tell).unwrap();
+        let (submit, requests) = queue();
+        let server = Server::new(Bound::new(&path).unwrap(), submit).unwrap();
         let mut client = UnixStream::connect(&path).unwrap();
         client.write_all(b"{\"command\": \"screenshot\"}\n").unwrap();
-        let Ok(Notice::Control(request)) = notices.recv() else { panic!("a request") };
+        let request = requests.recv().expect("a request");
         // More than a socket keeps.
         request.show(Ok((Picture { width: 1024, height: 2048 }, vec![10; 8 << 20])));
         assert_eq!(*server.unwritten.count(), 1);
@@ -631,7 +639,7 @@ mod test {
         assert_eq!(*server.unwritten.count(), 0);
         // Nor does it wait for a question that nobody answered.
         lines.get_mut().write_all(b"{\"command\": \"status\"}\n").unwrap();
-        let Ok(unanswered) = notices.recv() else { panic!("a request") };
+        let unanswered = requests.recv().expect("a request");
         drop(server);
         drop(unanswered);
     }

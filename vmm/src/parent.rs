@@ -2,16 +2,12 @@
 //! has nobody to ask its guest to shut down, and ends too.
 
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::Sender;
 use std::thread::Builder;
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
-
-use crate::control::{Command, Request};
-use crate::run::Notice;
 
 /// The number of a process, or nobody's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,17 +44,16 @@ impl Parent {
     }
 }
 
-/// Ends the machine with that process.
+/// Calls `ended` when that process has ended; whether the machine was still there is no matter.
 ///
 /// # Errors
 ///
 /// When the host has no thread left.
-pub fn watch(parent: OwnedFd, tell: Sender<Notice>) -> anyhow::Result<()> {
+pub fn watch(parent: OwnedFd, ended: impl FnOnce() -> bool + Send + 'static) -> anyhow::Result<()> {
     let body = move || {
         let mut fds = [PollFd::new(&parent, PollFlags::IN)];
         while poll(&mut fds, None).is_err() {}
-        // Who is not there any more has ended already.
-        tell.send(Notice::Control(Request::unanswered(Command::Quit))).ok();
+        ended();
     };
     Builder::new().name("parent".into()).spawn(body).context("a thread for the parent")?;
     Ok(())

@@ -1,13 +1,13 @@
 //! The life of a machine: from power-on to the exit status.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use devices::grants::Event;
+use devices::grants::{Event, Events};
 use devices::power::Buttons;
 use host::disk::Drive;
 use host::display::Scanout;
@@ -16,7 +16,7 @@ use host::net::link::Link;
 use serde_json::{Value, json};
 
 use crate::config::{Config, guid};
-use crate::control::{Command, Plug, Request, Server};
+use crate::control::{Command, Plug, Request, Server, Submit};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
 use crate::needs::confine;
@@ -25,7 +25,7 @@ use crate::plug;
 use crate::screenshot::{self, Picture};
 use crate::signals;
 use crate::status::{Failure, Status};
-use crate::vcpu::Stop;
+use crate::vcpu::{OnStop, Stop};
 use crate::viewers::{Closed, Screen};
 use host::listen::UnixAddress;
 use host::size::Size;
@@ -43,6 +43,20 @@ pub enum Notice {
     Signal(i32),
     /// A request at the control socket.
     Control(Request),
+}
+
+fn events(tell: &Sender<Notice>) -> Events {
+    let tell = tell.clone();
+    Arc::new(move |event| {
+        tell.send(Notice::Device(event)).ok();
+    })
+}
+
+fn on_stop(tell: &Sender<Notice>) -> OnStop {
+    let tell = tell.clone();
+    Arc::new(move |stop| {
+        tell.send(Notice::Stopped(stop)).ok();
+    })
 }
 
 /// How long a guest may take to say how its memory is, before the old news are told.
@@ -69,15 +83,16 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     let control =
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
     let screen = Closed::new(&config)?;
-    let mut machine = match (machine::build(config, tell.clone()), signals::arrived()) {
-        // There is no guest yet that could be asked.
-        (built, Some(status)) => {
-            let why = built.err().map_or(String::new(), |error| format!(": {error:#}"));
-            tracing::info!("ended before the guest ran{why}");
-            return Ok(status);
-        }
-        (built, None) => built?,
-    };
+    let mut machine =
+        match (machine::build(config, events(&tell), on_stop(&tell)), signals::arrived()) {
+            // There is no guest yet that could be asked.
+            (built, Some(status)) => {
+                let why = built.err().map_or(String::new(), |error| format!(": {error:#}"));
+                tracing::info!("ended before the guest ran{why}");
+                return Ok(status);
+            }
+            (built, None) => built?,
+        };
     // All is open, and nobody else runs.
     if let Some(status) = signals.rest() {
         tracing::info!("ended before the guest ran");
@@ -85,8 +100,11 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     }
     let jail = confine(&machine)?;
     signals.go_on()?;
-    parent.map(|parent| parent::watch(parent, tell.clone())).transpose()?;
-    let server = control.map(|bound| Server::new(bound, tell.clone())).transpose()?;
+    let submit: Submit = Arc::new(move |request| tell.send(Notice::Control(request)).is_ok());
+    let quit = submit.clone();
+    let quit = move || quit(Request::unanswered(Command::Quit));
+    parent.map(|parent| parent::watch(parent, quit)).transpose()?;
+    let server = control.map(|bound| Server::new(bound, submit.clone())).transpose()?;
     machine.start()?;
     // A file that is wrong is said first: it is wrong on every host.
     machine.prepare()?;
@@ -97,7 +115,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
         let (size, readonly) = (geometry.size, geometry.read_only);
         tracing::info!(disk = %path, size, readonly, "{}", disk.name());
     }
-    let screen = screen.map(|screen| screen.open(&machine, tell)).transpose()?;
+    let screen = screen.map(|screen| screen.open(&machine, submit)).transpose()?;
     machine.resume();
     let mut life = Life {
         screen,

@@ -4,7 +4,6 @@
 //! for. Everything else of this program is threads.
 
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -13,9 +12,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use crate::config::Config;
-use crate::control::{Command, Request};
+use crate::control::{Command, Request, Submit};
 use crate::machine::Machine;
-use crate::run::Notice;
 use host::listen::Address;
 use screen::rfb::canvas::Canvas;
 use screen::rfb::{self, Outside, Power, Server};
@@ -84,7 +82,7 @@ impl Closed {
     /// # Errors
     ///
     /// When the host has no threads left.
-    pub fn open(self, machine: &Machine, tell: Sender<Notice>) -> anyhow::Result<Screen> {
+    pub fn open(self, machine: &Machine, submit: Submit) -> anyhow::Result<Screen> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(rfb::processors().min(CARRIERS))
             .max_blocking_threads(rfb::encoders() + LOOKERS)
@@ -97,10 +95,10 @@ impl Closed {
         if display.is_none() {
             tracing::warn!("this machine has no display: viewers see an empty picture");
         }
-        let asks = tell.clone();
+        let asks = submit.clone();
         let ask = Arc::new(move |button: Option<Button>| {
             let command = button.map_or(Command::Status, Command::from);
-            Request::ask(command, |request| asks.send(Notice::Control(request)).is_ok())
+            Request::ask(command, |request| asks(request))
         });
         let hub = machine.input().clone();
         let layout = machine.config().keyboard.layout()?;
@@ -110,7 +108,7 @@ impl Closed {
                 Power::Off => Command::PowerButton,
                 Power::Reset => Command::Reset,
             };
-            tell.send(Notice::Control(Request::unanswered(command))).ok();
+            submit(Request::unanswered(command));
         });
         let outside = Outside { hub, layout, clipboard: None, power };
         let server = Server::new(canvas.clone(), outside);

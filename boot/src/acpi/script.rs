@@ -7,7 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::{table, vmgenid};
 use crate::Image;
-use crate::fw_cfg::File;
+use crate::file::File;
 
 /// The fw_cfg file that holds the loader script.
 pub const SCRIPT_FILE: &str = "etc/table-loader";

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use boot::fw_cfg::File;
+use boot::file::File;
 
 use crate::sample::{Sample, samples};
 

@@ -1,7 +1,7 @@
 //! Machines that the tests describe: a small one, one with much that there is, one with a TPM.
 
 use boot::acpi::{self, Cpu, Node, Platform, Tables};
-use boot::fw_cfg::File;
+use boot::file::File;
 use boot::layout::{self, Ram};
 use boot::smbios::{Processors, Smbios};
 

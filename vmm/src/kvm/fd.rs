@@ -16,7 +16,13 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
 
-use super::vm::Slot;
+/// A memory slot.
+#[derive(Clone, Copy)]
+pub(super) struct Slot {
+    pub(super) number: u32,
+    pub(super) flags: u32,
+    pub(super) guest: u64,
+}
 
 /// Gives KVM a piece of our memory, or takes it back when `host` is `None`.
 pub(super) fn set_slot(vm: &VmFd, slot: Slot, host: Option<&MmapRegion>) -> anyhow::Result<()> {

@@ -10,8 +10,7 @@ use kvm_bindings::KVM_MEM_LOG_DIRTY_PAGES;
 use kvm_ioctls::VmFd;
 use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
-use super::fd;
-use super::vm::Slot;
+use super::fd::{self, Slot};
 
 /// I/O APIC and local APICs. A slot would hide them, while in a PC they hide what is behind them.
 const CHIPS: Range<u64> = 0xfec0_0000..0xfef0_0000;

@@ -15,7 +15,7 @@ use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::fd;
+use super::fd::{self, Slot};
 use super::lent::Lent;
 use super::routes::{Irqfd, PINS, Table};
 use crate::ram;
@@ -27,14 +27,6 @@ const TSS: usize = 0xfeff_d000;
 /// The vCPU that exits for a system-management interrupt sees other slots: their numbers carry an
 /// address space in bits 31:16. Only 0 is used until the machine has SMM.
 const NORMAL: u32 = 0;
-
-/// A memory slot.
-#[derive(Clone, Copy)]
-pub(super) struct Slot {
-    pub(super) number: u32,
-    pub(super) flags: u32,
-    pub(super) guest: u64,
-}
 
 /// A virtual machine without processors.
 pub struct Vm {

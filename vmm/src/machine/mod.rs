@@ -12,7 +12,6 @@ mod order;
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
@@ -20,7 +19,7 @@ use boot::layout::Ram;
 use devices::balloon;
 use devices::board::Board;
 use devices::display::bochs;
-use devices::grants::Event;
+use devices::grants::Events;
 use devices::hypervisor::Host;
 use devices::nvme;
 use devices::pci::Address;
@@ -42,11 +41,9 @@ use crate::cpuid::{Model, Topology};
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Vm;
 use crate::msr::Policy;
-use crate::run::Notice;
 use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Processors};
 use crate::{kvm, ram};
-use probe;
 
 pub use self::description::Description;
 use self::direct::Direct;
@@ -204,7 +201,7 @@ impl Plan {
 /// # Errors
 ///
 /// When the host, a file or the configuration does not allow it.
-pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
+pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<Machine> {
     let kvm = kvm::open()?;
     kvm::check(&kvm)?;
     let plan = Plan::new(config, &kvm)?;
@@ -212,18 +209,11 @@ pub fn build(config: Config, tell: Sender<Notice>) -> anyhow::Result<Machine> {
     let ram = ram::map(&plan.config.memory, &ranges.collect::<Vec<_>>())?;
     let vm = Arc::new(Vm::new(&kvm, &ram)?);
 
-    let notices = tell.clone();
-    let events = Arc::new(move |event: Event| {
-        notices.send(Notice::Device(event)).ok();
-    });
     let mut board = Board::new(Memory::new(ram.clone()), vm.clone() as Arc<dyn Host>, events);
     let description = plan.furnish(&mut board)?;
     let direct = direct(&plan.config, description)?;
 
     vm.finish()?;
-    let on_stop: OnStop = Arc::new(move |stop| {
-        tell.send(Notice::Stopped(stop)).ok();
-    });
     let vcpus = (0..).zip(&plan.apic_ids).map(|(index, apic_id)| {
         let cpuid = plan.model.of(index)?;
         Vcpu::new(&kvm, &vm, (index as usize, *apic_id), &cpuid, plan.hyperv)

@@ -4,13 +4,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use host::listen::UnixAddress;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use vmm::control::{Command, Server};
-use vmm::run::Notice;
+use vmm::control::{Command, Request, Server};
 
 /// The machine. It ends with its socket.
 pub(crate) struct Machine {
@@ -23,15 +22,14 @@ impl Machine {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("control");
-        let (tell, notices) = mpsc::channel();
+        let (sender, requests) = mpsc::channel::<Request>();
+        let submit = Arc::new(move |request| sender.send(request).is_ok());
         let bound = UnixAddress::Path(path.clone()).listen().expect("the folder is new");
-        let server = Server::new(bound, tell).expect("a thread");
+        let server = Server::new(bound, submit).expect("a thread");
         std::thread::spawn(move || {
-            while let Ok(notice) = notices.recv() {
-                if let Notice::Control(request) = notice {
-                    let command = json!(request.command);
-                    request.answer(Ok(command));
-                }
+            while let Ok(request) = requests.recv() {
+                let command = json!(request.command);
+                request.answer(Ok(command));
             }
         });
         Self { path, _server: server, _folder: folder }

@@ -361,7 +361,7 @@ fn kill_often(test: &str, config: &Config, rounds: u64) {
     let mut first = 1;
     for round in 0..rounds {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &format!("backend::disk::rehearsal::{test}"), "--nocapture"])
+            .args(["--exact", &format!("disk::rehearsal::{test}"), "--nocapture"])
             .env(VICTIM, &config.path)
             .env("TRANSOM_TEST_FIRST", first.to_string())
             .stdout(Stdio::null())

@@ -992,7 +992,7 @@ mod test {
         bytes[first..first + (1 << 16)].copy_from_slice(&[0, 1].repeat(1 << 15));
         fs::write(&path, bytes).unwrap();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", &format!("backend::disk::qcow2::test::{test}")]);
+        child.args(["--exact", &format!("disk::qcow2::test::{test}")]);
         let ended = child.env(CHILD, &path).output().unwrap();
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stdout));
         assert!(!check(&path).contains("leaked"), "{}", check(&path));
