@@ -22,7 +22,7 @@ pub fn confine(machine: &Machine) -> anyhow::Result<Held> {
     // The jail hides the files that tell it.
     Situation::of_this_host();
     let config = machine.config();
-    jail::enter(&config.jail, needs(config, machine), paths(config, machine))
+    jail::enter(&config.jail, needs(config, machine), &paths(config, machine))
 }
 
 /// Which calls this machine makes besides those that all make.

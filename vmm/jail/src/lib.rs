@@ -124,7 +124,7 @@ pub const STATUS: u8 = 77;
 ///
 /// With `--jail must`, what this host does not let us give up; else what the kernel refuses
 /// although it should not.
-pub fn enter(config: &Config, needs: Needs, paths: Paths) -> anyhow::Result<Held> {
+pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Held> {
     if config.mode == Mode::Off {
         let mut held = Held { mode: Mode::Off, ..Held::default() };
         held.who();
