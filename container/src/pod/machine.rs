@@ -333,8 +333,8 @@ mod test {
     use crate::plan::Plan;
     use crate::settings::environment::Environment;
 
-    /// The machine of an environment, as `vmm` reads it.
-    fn made(words: &[(&str, &str)]) -> anyhow::Result<serde_json::Value> {
+    /// The machine of an environment.
+    fn filled(words: &[(&str, &str)], cable: Option<Cable>) -> anyhow::Result<Config> {
         let root = tempfile::tempdir()?;
         for folder in ["proc", "storage"] {
             std::fs::create_dir_all(root.path().join(folder))?;
@@ -346,24 +346,82 @@ mod test {
         let environment: Environment =
             words.iter().map(|(name, text)| (name.into(), text.into())).collect();
         let plan = Plan::make(&environment, root.path())?;
+        let longer = Disk { longer: Some(3 << 30), ..Disk::new("/b.img".into(), Format::Qcow2) };
+        let more = cable.is_some().then_some(longer);
         let parts = Parts {
             firmware: Some(("/code".into(), "/vars".into())),
             tpm: Some("/run/tpm.sock".into()),
             uuid: Some(Uuid("00112233-4455-8677-8899-aabbccddeeff".into())),
-            disks: vec![Disk::new("/a,b.img".into(), Format::Raw)],
+            disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
             rescue: Some("/start.iso".into()),
             media: vec!["/a,b.iso".into()],
             control: "/run/vmm.sock".into(),
             agent: "/run/agent.sock".into(),
             doors: vec!["unix:/run/screen.sock".into(), "[::]:5900,auth=none".into()],
-            ..Parts::default()
+            cable,
         };
-        let config = config(&plan.said.settings, &plan.sizes, &parts)?;
+        config(&plan.said.settings, &plan.sizes, &parts)
+    }
+
+    /// The machine of an environment, as `vmm` reads it.
+    fn made(words: &[(&str, &str)]) -> anyhow::Result<serde_json::Value> {
+        let config = filled(words, None)?;
         let text = serde_json::to_string(&config)?;
         // What is written to `vmm` is what it reads.
         let read = Config::from_json(&text)?;
         assert_eq!(serde_json::to_value(&read)?, serde_json::to_value(&config)?);
         Ok(serde_json::to_value(&config)?)
+    }
+
+    /// Several machines, byte for byte as `vmm` is given them, but for the number of this process
+    /// and for its user.
+    #[test]
+    fn a_whole_machine_is_what_is_written_down() {
+        let cable = || Cable {
+            to: "fd:7:8".into(),
+            mac: Mac([2, 17, 34, 51, 68, 0xab]),
+            mtu: Some(1400),
+            pairs: 2,
+        };
+        let passt = || Cable {
+            to: "passt:/run/a,b.sock".into(),
+            mac: Mac([2, 17, 34, 51, 68, 0xab]),
+            mtu: None,
+            pairs: 1,
+        };
+        let much = [
+            ("SMP", "8,sockets=2,cores=2,threads=2"),
+            ("RAM_SIZE", "6G"),
+            ("WIDTH", "1920"),
+            ("HEIGHT", "1080"),
+            ("HV", "N"),
+            ("RNG", "N"),
+            ("HPET", "Y"),
+            ("BALLOONING", "Y"),
+            ("DISK_TYPE", "blk"),
+            ("DISK_CACHE", "writeback"),
+            ("DISK_DISCARD", "ignore"),
+            ("SM_BIOS", "type=1,serial=7,product=A,,B,manufacturer=on"),
+            ("ARGUMENTS", "-fw_cfg name=opt/a,string=b -mem-prealloc"),
+            ("KEYBOARD", "de-DE"),
+        ];
+        let drives = "-drive file=/x.img,format=raw,if=virtio -hda /y.img -cdrom /z,,1.iso \
+                      -drive file=/w.qcow2,format=qcow2,if=virtio,readonly=on";
+        let mut told = String::new();
+        for (words, cable) in [
+            (&[][..], None),
+            (&[("DISK_TYPE", "nvme")], Some(cable())),
+            (&much, Some(passt())),
+            (&[("DISK_TYPE", "usb"), ("DISPLAY", "none"), ("LANGUAGE", "fr")], None),
+            (&[("ARGUMENTS", drives), ("VGA", "none")], None),
+        ] {
+            let mut config = filled(words, cable).unwrap();
+            config.die_with = Default::default();
+            config.jail.user = None;
+            told.push_str(&serde_json::to_string_pretty(&config).unwrap());
+            told.push('\n');
+        }
+        assert_eq!(told, include_str!("machines.txt"));
     }
 
     fn kinds(machine: &serde_json::Value) -> Vec<&str> {
