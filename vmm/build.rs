@@ -73,9 +73,10 @@ type Field = (String, String, String);
 fn config(source: &str) -> Result<(String, Vec<Field>)> {
     let mut fields = Vec::new();
     let mut comment = String::new();
-    let (mut own, mut dashes) = (None, false);
+    let (mut own, mut dashes, mut skipped) = (None, false, false);
     for line in source.lines().map(str::trim) {
         dashes |= own.is_none() && line.contains("rename_all = \"kebab-case\"");
+        skipped |= own.is_some() && line == "#[serde(skip)]";
         if let Some(text) = line.strip_prefix("///") {
             comment.push_str(text);
         } else if line.starts_with("pub struct Config") {
@@ -89,7 +90,10 @@ fn config(source: &str) -> Result<(String, Vec<Field>)> {
             let (name, kind) = field.trim_end_matches(',').split_once(": ").context("a field")?;
             let text = std::mem::take(&mut comment).trim().to_owned();
             let name = if dashes { name.replace('_', "-") } else { name.to_owned() };
-            fields.push((name, kind.to_owned(), text));
+            // A skipped field has no text form.
+            if !std::mem::take(&mut skipped) {
+                fields.push((name, kind.to_owned(), text));
+            }
         } else if !line.starts_with("#[") {
             comment.clear();
             dashes &= own.is_some();

@@ -11,7 +11,7 @@ const STRANGERS: &[(&str, &[&str])] = &[
     ("vmm/", &["container"]),
     ("vmm/jail/", &["kvm_ioctls", "kvm_bindings", "devices", "boot", "screen", "vmm"]),
     ("vmm/screen/", &["kvm_ioctls", "kvm_bindings", "devices", "boot", "jail", "vmm"]),
-    ("container/", &["kvm_ioctls", "kvm_bindings", "devices", "boot"]),
+    ("container/", &["kvm_ioctls", "kvm_bindings", "boot"]),
 ];
 
 /// How `boot` could touch the world. It takes bytes and gives bytes.
@@ -29,9 +29,22 @@ const OUTSIDE: &[&str] = &[
 /// The files of `vmm` that see both `devices` and `boot`: what was asked for, and the recipe.
 const BOTH: &[&str] = &["vmm/src/config.rs", "vmm/src/machine/"];
 
-/// What `container` may name of `vmm`. The jail of who watches a machine is there since system
-/// calls and Landlock are known in one place.
-const DOORS: &[&str] = &["vmm::config", "vmm::control"];
+/// The crates that `container` knows a part of, and that part: of `vmm` the configuration and the
+/// control socket, of `devices` the configurations that stand in the machine's.
+const DOORS: &[(&str, &[&str])] = &[
+    ("vmm", &["vmm::config", "vmm::control"]),
+    (
+        "devices",
+        &[
+            "devices::registry",
+            "devices::virtio",
+            "devices::usb",
+            "devices::nvme",
+            "devices::platform",
+            "devices::display",
+        ],
+    ),
+];
 
 /// A path as it is written, with its `use` groups taken apart.
 pub(crate) struct Path {
@@ -193,12 +206,14 @@ pub(crate) fn vcpu_knows_the_bus(tree: &Tree) -> Vec<Finding> {
 }
 
 /// `container` starts `vmm` as a process: it shares the configuration and the control socket.
-pub(crate) fn doors_of_vmm(tree: &Tree) -> Vec<Finding> {
+pub(crate) fn doors(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in tree.sources.iter().filter(|source| source.path.starts_with("container/")) {
         for path in paths(source) {
-            if path.is_in("vmm") && !DOORS.iter().any(|door| path.is_in(door)) {
-                let what = format!("`{}`: container knows {} alone", path.text, DOORS.join(", "));
+            let of = DOORS.iter().find(|(name, _)| path.is_in(name));
+            let Some((_, doors)) = of else { continue };
+            if !doors.iter().any(|door| path.is_in(door)) {
+                let what = format!("`{}`: container knows {} alone", path.text, doors.join(", "));
                 findings.push(source.finding(path.line, what));
             }
         }

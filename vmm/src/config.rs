@@ -26,8 +26,8 @@ pub use self::boot::Order;
 pub use self::display::{Absent, Display};
 use self::meant::meant;
 pub use self::smbios::Smbios;
-use crate::msr::Unknown;
-use crate::parent::Parent;
+pub use crate::msr::Unknown;
+pub use crate::parent::Parent;
 use crate::status::{Failure, Status};
 use host::keyvalue;
 pub use host::keyvalue::edits;
@@ -468,6 +468,20 @@ pub struct Item {
 }
 
 impl Item {
+    /// A file for fw_cfg: its name, and its text or `@` and the path of a file.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot have this name.
+    pub fn new(name: &str, value: String) -> Result<Self, String> {
+        if !name.starts_with("opt/") || name.len() > 55 || !name.is_ascii() {
+            return Err(format!(
+                "`{name}` is not a name for it: take `opt/...`, at most 55 ASCII characters"
+            ));
+        }
+        Ok(Self { name: name.into(), value })
+    }
+
     /// What the guest reads.
     ///
     /// # Errors
@@ -488,12 +502,7 @@ impl TryFrom<String> for Item {
         let Some((name, value)) = text.split_once('=') else {
             return Err(format!("`{text}` has no value: write NAME=TEXT or NAME=@FILE"));
         };
-        if !name.starts_with("opt/") || name.len() > 55 || !name.is_ascii() {
-            return Err(format!(
-                "`{name}` is not a name for it: take `opt/...`, at most 55 ASCII characters"
-            ));
-        }
-        Ok(Self { name: name.into(), value: value.into() })
+        Self::new(name, value.into())
     }
 }
 

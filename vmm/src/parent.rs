@@ -24,6 +24,12 @@ impl TryFrom<String> for Parent {
     }
 }
 
+impl From<Pid> for Parent {
+    fn from(process: Pid) -> Self {
+        Self(Some(process.as_raw_nonzero().get()))
+    }
+}
+
 impl From<Parent> for String {
     fn from(parent: Parent) -> Self {
         parent.0.map_or(Self::new(), |number| number.to_string())

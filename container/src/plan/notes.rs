@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use vmm::config::Config;
+use screen::keys::layout;
 
 use crate::disks::{self, below};
 use crate::firmware;
@@ -75,7 +75,7 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
     notes.extend(unused(Path::new("/"), &MOUNTS, source, root));
     notes.extend(unused(&said.settings.storage.folder, &ON_VOLUME, source, root));
     let layout = said.settings.windows.keyboard.as_ref().map(|it| it.show());
-    if let Some(layout) = layout.filter(|it| Config::default().set("keyboard", it).is_err()) {
+    if let Some(layout) = layout.filter(|it| it.parse::<layout::Name>().is_err()) {
         notes.push(format!(
             "KEYBOARD={layout}: no such layout of viewers is known: the screen takes keys as on \
              one of the United States"

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use host::listen::Address;
+use screen::rfb::listen;
 use screen::web::viewers::Passwords;
 
 use super::room::Room;
@@ -89,12 +91,15 @@ impl Guard {
         Ok(Self::Asks { user: settings.account.user.0.clone(), password, vnc: vnc.transpose()? })
     }
 
-    /// Where the machine shows its screen, in the words of `vmm --vnc`: to us alone, who let in
-    /// whoever comes by a browser or a VNC viewer.
-    pub fn door(settings: &Settings, room: &Room) -> String {
-        let escaped = |text: &str| text.replace(',', ",,");
-        let place = escaped(&room.screen().display().to_string());
-        format!("unix:{place},announced,name={}", escaped(settings.title()))
+    /// Where the machine shows its screen: to us alone, who let in whoever comes by a browser or a
+    /// VNC viewer.
+    pub fn door(settings: &Settings, room: &Room) -> listen::Config {
+        listen::Config {
+            to: Some(Address::Unix(room.screen())),
+            announced: true,
+            name: Some(settings.title().to_owned()),
+            ..listen::Config::default()
+        }
     }
 }
 
@@ -241,6 +246,15 @@ mod test {
         ] {
             assert_eq!(wanted(words), port, "{words:?}");
         }
+    }
+
+    #[test]
+    fn the_machine_shows_its_screen_to_the_pod_alone() {
+        let words = [("APP".into(), "A, B=C".into())].into_iter().collect();
+        let settings = read(&words).unwrap().settings;
+        let door = Guard::door(&settings, &Room::within("/a,b".as_ref()));
+        let words = "unix:/a,,b/screen.sock,announced,name=A,, B=C";
+        assert_eq!(door, host::keyvalue::parse(words, Some("to")).unwrap());
     }
 
     #[test]

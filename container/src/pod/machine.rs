@@ -2,18 +2,30 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
-use vmm::config::Config;
+use anyhow::{Context as _, ensure};
+use devices::display::{Resolution, bochs};
+use devices::platform::tpm;
+use devices::registry::Config as Device;
+use devices::usb::storage;
+use devices::{nvme, virtio};
+use host::disk;
+use host::disk::Direct;
+use host::listen::UnixAddress;
+use host::size::Size;
+use host::stream::Stream;
+use jail::{Folders, Mode, User};
+use screen::keys::layout;
+use screen::rfb::listen;
+use vmm::config::{Absent, Config, Cpus, Hyperv, Item, Memory, Order, Parent, Unknown};
 
 use crate::agent;
 use crate::disks::Disk;
-use crate::settings::Format;
 use crate::settings::settle::Sizes;
 use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
 use crate::settings::words::{Mac, Uuid};
-use crate::settings::{Discard, Settings};
+use crate::settings::{Discard, Format, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
 
@@ -41,15 +53,15 @@ pub struct Parts {
     pub control: PathBuf,
     /// The socket behind the port of the guest's agent.
     pub agent: PathBuf,
-    /// Where the screen is shown, in the words of `--vnc`.
-    pub doors: Vec<String>,
+    /// Where the screen is shown.
+    pub doors: Vec<listen::Config>,
 }
 
 /// The network card, and where its cable ends.
 #[derive(Debug)]
 pub struct Cable {
-    /// The other end, in the words of `virtio-net`.
-    pub to: String,
+    /// The other end.
+    pub to: host::net::Network,
     /// The card's address.
     pub mac: Mac,
     /// The longest packet, where that is not the usual one.
@@ -64,25 +76,25 @@ pub struct Cable {
 ///
 /// When the settings ask for what there is not.
 pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Result<Config> {
-    let mut config = Config::default();
-    config.set("control", &text(&parts.control)?)?;
-    // Whom nobody could ask to shut down any more.
-    config.set("die-with", &std::process::id().to_string())?;
-    for door in &parts.doors {
-        config.set("vnc", door)?;
-    }
-    frame(&mut config, settings, sizes)?;
+    let mut config = Config {
+        control: Some(UnixAddress::Path(text(&parts.control)?)),
+        // Whom nobody could ask to shut down any more.
+        die_with: Parent::from(rustix::process::getpid()),
+        vnc: parts.doors.clone(),
+        ..Config::default()
+    };
+    frame(&mut config, settings, sizes);
     identity(&mut config, settings, parts.uuid.as_ref())?;
     if let Some((code, vars)) = &parts.firmware {
-        config.set("firmware", &text(code)?)?;
-        config.set("vars", &text(vars)?)?;
-        if let Some(tpm) = &parts.tpm {
-            config.set("tpm", &escaped(&text(tpm)?))?;
+        config.firmware = Some(text(code)?);
+        config.vars = Some(text(vars)?);
+        if let Some(path) = &parts.tpm {
+            config.tpm = Some(tpm::Config::new(text(path)?));
         }
         // Windows reads registers that no hypervisor has.
-        config.set("msr", "ignore")?;
+        config.msr = Unknown::Ignore;
     }
-    hands(&mut config, settings)?;
+    hands(&mut config, settings);
     let mut order = Vec::new();
     if let Some(medium) = &parts.rescue {
         order.extend(insert(&mut config, settings.disk.media.is, medium)?);
@@ -94,21 +106,17 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         order.extend(insert(&mut config, settings.disk.media.is, medium)?);
     }
     if let Some(cable) = &parts.cable {
-        let mut words = format!("virtio-net,to={},mac={}", escaped(&cable.to), cable.mac.show());
-        if let Some(mtu) = cable.mtu {
-            words.push_str(&format!(",mtu={mtu}"));
-        }
-        if cable.pairs > 1 {
-            words.push_str(&format!(",pairs={}", cable.pairs));
-        }
-        config.set("device", &words)?;
+        config.device.push(Device::VirtioNet(card(cable)?));
     }
     order.extend(extras(&mut config, settings)?);
     // Last, so that what comes and goes before it moves no other device.
-    let agent = format!("socket:{}", text(&parts.agent)?);
-    config.set("device", &format!("virtio-serial,name={},to={}", agent::PORT, escaped(&agent)))?;
-    if parts.firmware.is_some() && !order.is_empty() {
-        config.set("boot", &order.join(","))?;
+    config.device.push(Device::VirtioSerial(virtio::console::Config {
+        name: Some(agent::PORT.to_owned()),
+        to: Stream::Socket(text(&parts.agent)?),
+        slot: None,
+    }));
+    if parts.firmware.is_some() {
+        config.boot = Order(order);
     }
     confine(&mut config, settings)?;
     config.check()?;
@@ -121,12 +129,8 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
 ///
 /// When the settings ask for what there is not.
 pub fn check(settings: &Settings, sizes: &Sizes, source: &Source) -> anyhow::Result<()> {
-    let mut parts = Parts {
-        control: "/control".into(),
-        agent: "/agent".into(),
-        doors: vec!["unix:/screen".to_owned()],
-        ..Parts::default()
-    };
+    let mut parts =
+        Parts { control: "/control".into(), agent: "/agent".into(), ..Parts::default() };
     if *source != Source::Probe {
         parts.firmware = Some(("/code".into(), "/vars".into()));
         parts.disks.push(Disk::new("/disk".into(), Format::Raw));
@@ -136,106 +140,134 @@ pub fn check(settings: &Settings, sizes: &Sizes, source: &Source) -> anyhow::Res
 }
 
 /// Processors, memory, firmware's words, the display.
-fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) -> anyhow::Result<()> {
-    let cpus = match &settings.processor.topology {
-        Some(it) => {
-            format!("{},sockets={},cores={},threads={}", it.count, it.sockets, it.cores, it.threads)
-        }
-        None => sizes.processors.to_string(),
+fn frame(config: &mut Config, settings: &Settings, sizes: &Sizes) {
+    config.cpus = match &settings.processor.topology {
+        Some(it) => Cpus {
+            count: it.count.into(),
+            sockets: it.sockets.into(),
+            cores: it.cores.into(),
+            threads: it.threads.into(),
+        },
+        None => Cpus { count: sizes.processors, ..Cpus::default() },
     };
-    config.set("cpus", &cpus)?;
     let prealloc = settings.machine.arguments.as_ref().is_some_and(|it| it.prealloc);
-    let mebibytes = sizes.memory >> 20;
-    config.set("memory", &format!("{mebibytes}M{}", if prealloc { ",prealloc" } else { "" }))?;
-    config.set("hyperv", if settings.processor.hyperv { "auto" } else { "off" })?;
+    config.memory = Memory { size: mebibytes(sizes.memory), prealloc, ..Memory::default() };
+    config.hyperv = if settings.processor.hyperv { Hyperv::Auto } else { Hyperv::Off };
     let picture = &settings.screen;
     let dark = picture.adapter.is == Screen::None || picture.display.is == Display::None;
-    let mode = format!("{}x{}", settings.windows.width.0, settings.windows.height.0);
-    config.set("display", if dark { "none" } else { &mode })?;
-    if let Some(keyboard) = &settings.windows.keyboard {
-        // A layout that viewers' symbols cannot be led back to leaves the usual one.
-        config.set("keyboard", &keyboard.show()).ok();
+    config.display = if dark {
+        vmm::config::Display::Absent(Absent::None)
     } else {
-        config.set("keyboard", &settings.windows.language.show()).ok();
-    }
+        let mode = Resolution::nearest(settings.windows.width.0, settings.windows.height.0);
+        vmm::config::Display::Present(bochs::Config { mode, ..bochs::Config::default() })
+    };
+    let windows = &settings.windows;
+    let keyboard = windows.keyboard.as_ref().map(|it| it.show());
+    let keyboard = keyboard.unwrap_or_else(|| windows.language.show());
+    // A layout that viewers' symbols cannot be led back to leaves the usual one.
+    config.keyboard = keyboard.parse::<layout::Name>().unwrap_or_default();
     // We listen in any case: the firmware tells there what it starts.
-    config.set("serial", "stdio")?;
-    Ok(())
+    config.serial = Some(Stream::Stdio);
 }
 
 /// What the machine says of itself.
 fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> anyhow::Result<()> {
     let machine = &settings.machine;
     let said = [machine.smbios.as_ref(), machine.arguments.as_ref().map(|it| &it.smbios)];
-    let mut words = Vec::new();
-    for smbios in said.into_iter().flatten() {
-        for (name, value) in [
-            ("manufacturer", &smbios.manufacturer),
-            ("product", &smbios.product),
-            ("version", &smbios.version),
-            ("serial", &smbios.serial),
-        ] {
-            words.extend(value.iter().map(|value| format!("{name}={}", escaped(value))));
+    let said = || said.into_iter().flatten();
+    let smbios = &mut config.smbios;
+    for (name, field, values) in [
+        ("manufacturer", &mut smbios.manufacturer, said().map(|it| &it.manufacturer).collect()),
+        ("product", &mut smbios.product, said().map(|it| &it.product).collect::<Vec<_>>()),
+        ("version", &mut smbios.version, said().map(|it| &it.version).collect()),
+        ("serial", &mut smbios.serial, said().map(|it| &it.serial).collect()),
+    ] {
+        let mut values = values.into_iter().flatten();
+        if let Some(value) = values.next() {
+            value.clone_into(field);
         }
+        ensure!(values.next().is_none(), "SM_BIOS and ARGUMENTS both give {name}=: give it once");
     }
-    let uuid = said.into_iter().flatten().filter_map(|it| it.uuid.as_ref()).next();
-    let uuid = machine.uuid.as_ref().or(uuid).or(kept);
-    words.extend(uuid.map(|uuid| format!("uuid={}", uuid.0)));
-    if !words.is_empty() {
-        config.set("smbios", &words.join(","))?;
+    let uuid = said().filter_map(|it| it.uuid.as_ref()).next();
+    if let Some(uuid) = machine.uuid.as_ref().or(uuid).or(kept) {
+        uuid.0.clone_into(&mut smbios.uuid);
     }
     Ok(())
 }
 
 /// What people touch.
-fn hands(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
-    let dark = settings.screen.display.is == Display::None;
-    config.set("device", "xhci")?;
-    if !dark {
-        config.set("device", "usb-tablet")?;
-        config.set("device", "usb-keyboard")?;
+fn hands(config: &mut Config, settings: &Settings) {
+    config.device.push(Device::Xhci(Default::default()));
+    if settings.screen.display.is != Display::None {
+        config.device.push(Device::UsbTablet(Default::default()));
+        config.device.push(Device::UsbKeyboard(Default::default()));
     }
-    Ok(())
+}
+
+/// The network card.
+fn card(cable: &Cable) -> anyhow::Result<virtio::net::Config> {
+    Ok(virtio::net::Config {
+        to: cable.to.clone(),
+        mac: Some(cable.mac.show().try_into().map_err(anyhow::Error::msg)?),
+        mtu: cable.mtu,
+        pairs: cable.pairs.max(1),
+        ..virtio::net::Config::default()
+    })
 }
 
 /// A disk at the controller of the settings; its name.
 fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Result<Option<String>> {
     let drives = &settings.disk;
-    let mut words = vec![format!("path={}", escaped(&text(&disk.path)?))];
-    words.push(format!("format={}", form(disk.format)));
-    words.extend(disk.longer.map(|size| format!("size={}M", size >> 20)));
     let direct = drives.cache.is == Cache::Direct;
-    words.push(format!("direct={}", if direct { "auto" } else { "off" }));
-    words.push(format!("discard={}", drives.discard == Discard::Unmap));
-    plug(config, drives.controller.is, &words.join(","))
+    let image = disk::Config {
+        format: Some(form(disk.format)),
+        size: disk.longer.map(mebibytes),
+        direct: if direct { Direct::Auto } else { Direct::Off },
+        discard: drives.discard == Discard::Unmap,
+        ..disk::Config::new(text(&disk.path)?)
+    };
+    plug(config, drives.controller.is, image)
 }
 
-/// A disk of these words at a controller; its name.
-fn plug(config: &mut Config, bus: Bus, words: &str) -> anyhow::Result<Option<String>> {
-    let kind = match bus {
-        Bus::Auto | Bus::Nvme => "nvme",
-        Bus::Scsi => "virtio-scsi",
-        Bus::Blk => "virtio-blk",
+/// A disk at a controller; its name.
+fn plug(config: &mut Config, bus: Bus, image: disk::Config) -> anyhow::Result<Option<String>> {
+    config.device.push(match bus {
+        Bus::Auto | Bus::Nvme => Device::Nvme(nvme::Config(image)),
+        Bus::Scsi => Device::VirtioScsi(virtio::scsi::Config(image)),
+        Bus::Blk => Device::VirtioBlk(virtio::blk::Config(image)),
         Bus::Ahci => {
             let sentence = "DISK_TYPE=ide: the machine has no such controller: say nvme, or scsi \
                             for a Windows that has virtio's drivers";
             return Err(Failure::new(Status::Disk, sentence));
         }
-        Bus::Usb => "usb-storage",
+        Bus::Usb => Device::UsbStorage(stick(image)?),
         Bus::None => return Ok(None),
-    };
-    config.set("device", &format!("{kind},{words}"))?;
+    });
     Ok(newest(config))
+}
+
+/// A disk at USB.
+fn stick(image: disk::Config) -> anyhow::Result<storage::Config> {
+    let disk::Config { path, format, readonly, direct, discard, size, .. } = image;
+    ensure!(
+        size.is_none(),
+        "{}: a disk at USB cannot be made longer: say nvme or scsi",
+        path.display()
+    );
+    let path = Some(path);
+    Ok(storage::Config { path, format, readonly, direct, discard, ..storage::Config::default() })
 }
 
 /// A CD; its name.
 fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option<String>> {
-    let path = escaped(&text(medium)?);
-    let kind = match bus {
-        Bus::None => return Ok(None),
-        Bus::Ahci | Bus::Auto | Bus::Scsi | Bus::Blk | Bus::Nvme | Bus::Usb => "usb-storage",
-    };
-    config.set("device", &format!("{kind},path={path},cdrom=true"))?;
+    if bus == Bus::None {
+        return Ok(None);
+    }
+    config.device.push(Device::UsbStorage(storage::Config {
+        path: Some(text(medium)?),
+        cdrom: Some(true),
+        ..storage::Config::default()
+    }));
     Ok(newest(config))
 }
 
@@ -250,29 +282,35 @@ fn newest(config: &Config) -> Option<String> {
 
 /// What the process of the machine gives up: it becomes another user, and reaches the volume alone.
 fn confine(config: &mut Config, settings: &Settings) -> anyhow::Result<()> {
-    let folder = text(&settings.storage.folder)?;
-    let user = rustix::process::geteuid().is_root().then(|| format!(",user={USER}:{USER}"));
-    config.set("jail", &format!("on{},folders={}", user.unwrap_or_default(), escaped(&folder)))
+    let user = User { user: USER, group: USER };
+    config.jail = jail::Config {
+        mode: Mode::On,
+        user: rustix::process::geteuid().is_root().then_some(user),
+        folders: Some(Folders(vec![text(&settings.storage.folder)?])),
+        ..jail::Config::default()
+    };
+    Ok(())
 }
 
 /// What else there is; the names of what can be booted.
 fn extras(config: &mut Config, settings: &Settings) -> anyhow::Result<Vec<String>> {
     if settings.machine.rng {
-        config.set("device", "virtio-rng")?;
+        config.device.push(Device::VirtioRng(Default::default()));
     }
     if settings.balloon.on {
-        config.set("device", "virtio-balloon")?;
+        config.device.push(Device::VirtioBalloon(Default::default()));
     }
     if settings.machine.hpet {
-        config.set("device", "hpet")?;
+        config.device.push(Device::Hpet(Default::default()));
     }
     let Some(arguments) = &settings.machine.arguments else { return Ok(Vec::new()) };
     for (name, content) in &arguments.files {
         let value = match content {
             Content::Text(text) => text.clone(),
-            Content::File(path) => format!("@{}", text(path)?),
+            Content::File(path) => format!("@{}", text(path)?.display()),
         };
-        config.set("fw-cfg", &format!("{name}={value}"))?;
+        let item = Item::new(name, value).map_err(anyhow::Error::msg);
+        config.fw_cfg.push(item.context("ARGUMENTS: -fw_cfg")?);
     }
     let mut order = Vec::new();
     for drive in &arguments.drives {
@@ -292,28 +330,30 @@ fn further(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>>
         let sentence = format!("ARGUMENTS: {}: {sentence}", drive.path.display());
         return Err(Failure::new(Status::Disk, sentence));
     }
-    let mut words = vec![format!("path={}", escaped(&text(&drive.path)?))];
-    words.extend(drive.format.map(|format| format!("format={}", form(format))));
-    words.push(format!("readonly={}", drive.readonly));
-    plug(config, drive.bus, &words.join(","))
+    let image = disk::Config {
+        format: drive.format.map(form),
+        readonly: drive.readonly,
+        ..disk::Config::new(text(&drive.path)?)
+    };
+    plug(config, drive.bus, image)
 }
 
-fn form(format: Format) -> &'static str {
+fn form(format: Format) -> disk::Format {
     match format {
-        Format::Raw => "raw",
-        Format::Qcow2 => "qcow2",
+        Format::Raw => disk::Format::Raw,
+        Format::Qcow2 => disk::Format::Qcow2,
     }
 }
 
-/// A path in the words of the configuration.
-fn text(path: &Path) -> anyhow::Result<String> {
-    let text = path.to_str().with_context(|| format!("{} is not text", path.display()))?;
-    Ok(text.to_owned())
+/// A number of bytes, rounded down to whole MiB.
+fn mebibytes(bytes: u64) -> Size {
+    Size(bytes >> 20 << 20)
 }
 
-/// A value among keys: a comma of its own is doubled.
-fn escaped(text: &str) -> String {
-    text.replace(',', ",,")
+/// A path for the configuration. JSON carries no other than text.
+fn text(path: &Path) -> anyhow::Result<PathBuf> {
+    ensure!(path.to_str().is_some(), "{} is not text", path.display());
+    Ok(path.to_owned())
 }
 
 /// Media that are on the volume or mounted, besides that which is booted.
@@ -329,6 +369,9 @@ pub fn rescue(root: &Path, volume: &Path) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod test {
+    use host::listen::Address;
+    use host::net::Network;
+
     use super::*;
     use crate::plan::Plan;
     use crate::settings::environment::Environment;
@@ -357,7 +400,17 @@ mod test {
             media: vec!["/a,b.iso".into()],
             control: "/run/vmm.sock".into(),
             agent: "/run/agent.sock".into(),
-            doors: vec!["unix:/run/screen.sock".into(), "[::]:5900,auth=none".into()],
+            doors: vec![
+                listen::Config {
+                    to: Some(Address::Unix("/run/screen.sock".into())),
+                    ..listen::Config::default()
+                },
+                listen::Config {
+                    to: Some(Address::Tcp("[::]:5900".into())),
+                    auth: listen::Auth::None,
+                    ..listen::Config::default()
+                },
+            ],
             cable,
         };
         config(&plan.said.settings, &plan.sizes, &parts)
@@ -378,13 +431,13 @@ mod test {
     #[test]
     fn a_whole_machine_is_what_is_written_down() {
         let cable = || Cable {
-            to: "fd:7:8".into(),
+            to: Network::Fd(vec![7, 8]),
             mac: Mac([2, 17, 34, 51, 68, 0xab]),
             mtu: Some(1400),
             pairs: 2,
         };
         let passt = || Cable {
-            to: "passt:/run/a,b.sock".into(),
+            to: Network::Passt("/run/a,b.sock".into()),
             mac: Mac([2, 17, 34, 51, 68, 0xab]),
             mtu: None,
             pairs: 1,

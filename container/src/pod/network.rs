@@ -119,7 +119,7 @@ impl Network {
         Ok(match self {
             Self::None => None,
             Self::User(user) => Some(Cable {
-                to: format!("passt:{}", user.socket().display()),
+                to: host::net::Network::Passt(user.socket().to_owned()),
                 mac: guest_mac(settings, &name())?,
                 mtu: Some(user.mtu()),
                 pairs: 1,
@@ -186,10 +186,10 @@ async fn alone<T>(shared: Arc<T>, served: JoinHandle<()>) -> Option<T> {
     Arc::into_inner(shared)
 }
 
-/// Queues in the words of `virtio-net`, and how many pairs they are.
-fn inherited(queues: &[OwnedFd]) -> (String, u16) {
-    let numbers = queues.iter().map(|queue| format!(":{}", queue.as_raw_fd()));
-    (format!("fd{}", numbers.collect::<String>()), u16::try_from(queues.len()).unwrap_or(u16::MAX))
+/// Queues as the other end of a cable, and how many pairs they are.
+fn inherited(queues: &[OwnedFd]) -> (host::net::Network, u16) {
+    let numbers = queues.iter().map(|queue| queue.as_raw_fd()).collect();
+    (host::net::Network::Fd(numbers), u16::try_from(queues.len()).unwrap_or(u16::MAX))
 }
 
 /// Pairs of queues for so many processors.

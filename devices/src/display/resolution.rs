@@ -24,7 +24,8 @@ impl Resolution {
     }
 
     /// The nearest that there may be.
-    pub(super) fn nearest(width: u32, height: u32) -> Self {
+    #[must_use]
+    pub fn nearest(width: u32, height: u32) -> Self {
         let within = |it: u32, [least, most]: [u16; 2]| {
             u16::try_from(it).unwrap_or(u16::MAX).clamp(least, most)
         };

@@ -36,7 +36,15 @@ pub struct Config {
     pub path: PathBuf,
     /// The machine is only looked at: nobody need be there.
     #[serde(skip)]
-    pub(crate) absent: bool,
+    pub absent: bool,
+}
+
+impl Config {
+    /// The TPM whose control socket is at this path.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), absent: false }
+    }
 }
 
 /// Where PCs have it (PTP 6.2): locality 0.

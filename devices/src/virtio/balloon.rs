@@ -40,25 +40,25 @@ use host::size::Size;
 
 /// `--device virtio-balloon,size=1G`
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
     /// Its PCI slot; the first that is free if there is none given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
     /// Memory that the guest shall have at first, until `vmm ctl balloon` says otherwise; all of it
     /// if there is none given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
     /// A guest that runs out of memory takes back what it needs.
-    #[serde(default = "yes")]
     pub deflate_on_oom: bool,
     /// The guest reports what it does not use, and the host has it until it is used.
-    #[serde(default = "yes")]
     pub reporting: bool,
 }
 
-fn yes() -> bool {
-    true
+impl Default for Config {
+    fn default() -> Self {
+        Self { slot: None, size: None, deflate_on_oom: true, reporting: true }
+    }
 }
 
 /// Features (5.5.3).

@@ -38,57 +38,67 @@ use host::size::Size;
 /// `--device usb-storage,path=win11.iso`: a disk or a CD-ROM drive at the first USB port that is
 /// free.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The file or block device. A CD-ROM drive, or a disk that is removable, can do without.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// A CD-ROM drive, which only reads. Without it, a file whose name ends in .iso is in one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cdrom: Option<bool>,
     /// A disk that can be taken out, as `eject` does; a CD always can.
-    #[serde(default)]
     pub removable: bool,
     /// `high` (USB 2) or `super` (USB 3), which is what it is if nothing is said.
-    #[serde(default)]
     pub speed: Rate,
     /// As for other disks: `raw` or `qcow2`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<Format>,
     /// The guest cannot write; several machines may read one disk so.
-    #[serde(default)]
     pub readonly: bool,
     /// Around the host's page cache: `on`, `off`, or `auto`, which is on where the file system can.
-    #[serde(default)]
     pub direct: Direct,
     /// Bytes of a disk's sectors: 512 or 4096. Those of a CD have 2048.
-    #[serde(default)]
     pub sector: Sector,
     /// Requests per second, at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
     /// Bytes per second, at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
     /// What the guest discards is given back to the host.
-    #[serde(default = "yes")]
     pub discard: bool,
     /// Writes stay in memory and are gone with the machine. The file is only read.
-    #[serde(default)]
     pub overlay: bool,
     /// A qcow2 image's backing file may be anywhere; without it, in the image's own folder only.
-    #[serde(default)]
     pub backing: bool,
     /// Its serial number: at most 20 ASCII characters. Made of the file's name if not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     /// What is found at the path.
     #[serde(skip)]
-    pub(crate) file: Expected,
+    pub file: Expected,
 }
 
-fn yes() -> bool {
-    true
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            path: None,
+            cdrom: None,
+            removable: false,
+            speed: Rate::default(),
+            format: None,
+            readonly: false,
+            direct: Direct::default(),
+            sector: Sector::default(),
+            iops: None,
+            bandwidth: None,
+            discard: true,
+            overlay: false,
+            backing: false,
+            serial: None,
+            file: Expected::Any,
+        }
+    }
 }
 
 /// How fast it talks.

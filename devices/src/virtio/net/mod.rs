@@ -37,37 +37,48 @@ use host::net::vhost::{self, Choice, Vhost};
 use host::net::{self, Network, Offloads, Port, Side};
 
 /// `--device virtio-net,to=tap:vm0`
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The other end of the cable: `tap:NAME`, `macvtap:PATH`, `passt:SOCKET`, `fd:N` (with more
     /// pairs of queues `fd:N:N...`) or `none`.
-    #[serde(default)]
     pub to: Network,
     /// Its address. Without one it is a macvtap's, or made of `to` and the slot: always the same,
     /// but also that of the same words on another host. Give one where such guests meet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
     /// Pairs of queues, 1 to 16: as many processors can send and receive at once.
-    #[serde(default = "one")]
     pub pairs: u16,
     /// The longest packet, which the guest is told; else that of the tap.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// Leave checksums and the cutting of large packets to the other end, and to the guest, where
     /// the other end can do that.
-    #[serde(default = "yes")]
     pub offloads: bool,
     /// Let the kernel serve a tap's rings (vhost-net): `auto`, which is where `/dev/vhost-net` can
     /// be opened, `on` or `off`. Which it is now, `status` says: so many pairs of queues.
-    #[serde(default)]
     pub vhost: Choice,
     /// Its PCI slot; the first that is free if there is none given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<Address>,
     /// In the kernel's place, a test's: what it does is as this seed says.
     #[serde(skip)]
-    pub(crate) rehearsed: Option<u64>,
+    pub rehearsed: Option<u64>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            to: Network::None,
+            mac: None,
+            pairs: 1,
+            mtu: None,
+            offloads: true,
+            vhost: Choice::default(),
+            slot: None,
+            rehearsed: None,
+        }
+    }
 }
 
 impl Config {
@@ -76,14 +87,6 @@ impl Config {
     pub fn rehearse(self, seed: u64) -> Self {
         Self { rehearsed: Some(seed), ..self }
     }
-}
-
-fn one() -> u16 {
-    1
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// A MAC address of a single host: `52:54:00:12:34:56`.
