@@ -5,6 +5,7 @@ mod boot;
 mod built;
 mod display;
 pub mod guid;
+mod item;
 mod meant;
 mod served;
 mod smbios;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::boot::Order;
 pub use self::display::{Absent, Display};
+pub use self::item::Item;
 use self::meant::meant;
 pub use self::smbios::Smbios;
 pub use crate::msr::Unknown;
@@ -316,16 +318,6 @@ flat_words! {
     jail::Config: Some("mode"), "a word or an object";
 }
 
-impl Word for Vec<Item> {
-    const REPEATS: bool = true;
-    const ELSE: &'static str = "a list of NAME=VALUE";
-
-    fn put(&mut self, text: &str) -> anyhow::Result<()> {
-        self.push(Item::try_from(text.to_owned()).map_err(anyhow::Error::msg)?);
-        Ok(())
-    }
-}
-
 impl Word for Seconds {
     const ELSE: &'static str = "a number of seconds";
 
@@ -456,60 +448,6 @@ pub enum Hyperv {
     On,
     /// Never.
     Off,
-}
-
-/// A file for fw_cfg.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Item {
-    /// `opt/...`
-    pub name: String,
-    value: String,
-}
-
-impl Item {
-    /// A file for fw_cfg: its name, and its text or `@` and the path of a file.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot have this name.
-    pub fn new(name: &str, value: String) -> Result<Self, String> {
-        if !name.starts_with("opt/") || name.len() > 55 || !name.is_ascii() {
-            return Err(format!(
-                "`{name}` is not a name for it: take `opt/...`, at most 55 ASCII characters"
-            ));
-        }
-        Ok(Self { name: name.into(), value })
-    }
-
-    /// What the guest reads.
-    ///
-    /// # Errors
-    ///
-    /// When it is a file that cannot be read.
-    pub fn bytes(&self) -> anyhow::Result<Vec<u8>> {
-        match self.value.strip_prefix('@') {
-            Some(path) => fs::read(path).with_context(|| format!("--fw-cfg {}: {path}", self.name)),
-            None => Ok(self.value.clone().into_bytes()),
-        }
-    }
-}
-
-impl TryFrom<String> for Item {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let Some((name, value)) = text.split_once('=') else {
-            return Err(format!("`{text}` has no value: write NAME=TEXT or NAME=@FILE"));
-        };
-        Self::new(name, value.into())
-    }
-}
-
-impl From<Item> for String {
-    fn from(item: Item) -> Self {
-        format!("{}={}", item.name, item.value)
-    }
 }
 
 impl Config {
