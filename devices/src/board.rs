@@ -15,6 +15,7 @@ use crate::hypervisor::Host;
 use crate::line::{Line, Wire};
 use crate::pci;
 use crate::power::Buttons;
+use crate::registry;
 use crate::resources::Resources;
 use crate::usb;
 use host::disk::Disks;
@@ -94,13 +95,15 @@ impl Board {
 
     /// `serial`, and `serial.2` for the second.
     fn name(&self, kind: &str) -> String {
-        let mut name = kind.to_owned();
+        let taken = |name: &String| self.seats.iter().any(|other| other.seat.name == *name);
         let mut count = 1;
-        while self.seats.iter().any(|other| other.seat.name == name) {
+        loop {
+            let name = registry::name(kind, count);
+            if !taken(&name) {
+                return name;
+            }
             count += 1;
-            name = format!("{kind}.{count}");
         }
-        name
     }
 
     /// The address spaces, for the processors.

@@ -85,6 +85,13 @@ registry! {
     "xhci" Xhci: crate::usb::xhci::Config,
 }
 
+/// The name of the device of this kind that is built as the `count`th, from 1: `serial`, then
+/// `serial.2`.
+#[must_use]
+pub fn name(kind: &str, count: usize) -> String {
+    if count < 2 { kind.to_owned() } else { format!("{kind}.{count}") }
+}
+
 /// The most queues of a disk that nobody chose: more serve no guest better.
 const QUEUES: u16 = 16;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use devices::display::{Resolution, bochs};
 use devices::platform::tpm;
-use devices::registry::Config as Device;
+use devices::registry::{self, Config as Device};
 use devices::usb::storage;
 use devices::{nvme, virtio};
 use host::disk;
@@ -274,10 +274,8 @@ fn insert(config: &mut Config, bus: Bus, medium: &Path) -> anyhow::Result<Option
 /// What `vmm` calls the device that was added last: its kind, and which of them it is.
 fn newest(config: &Config) -> Option<String> {
     let kind = config.device.last()?.kind();
-    Some(match config.device.iter().filter(|it| it.kind() == kind).count() {
-        1 => kind.to_owned(),
-        count => format!("{kind}.{count}"),
-    })
+    let count = config.device.iter().filter(|it| it.kind() == kind).count();
+    Some(registry::name(kind, count))
 }
 
 /// What the process of the machine gives up: it becomes another user, and reaches the volume alone.
