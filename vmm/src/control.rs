@@ -212,7 +212,7 @@ impl Command {
             let Some(key) = keys.get(at) else {
                 bail!("{argument} is too much: write `{}`", usage.call());
             };
-            text.push_str(&format!(",{key}={}", argument.replace(',', ",,")));
+            text.push_str(&format!(",{key}={}", keyvalue::escaped(argument)));
             next = at + 1;
         }
         ensure!(

@@ -8,6 +8,7 @@ use axum::extract::{FromRequest, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use host::keyvalue;
 use screen::web::stage::{Button, Layout, text};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -186,7 +187,7 @@ pub(super) async fn usb(State(front): Shared, Said(usb): Said<Usb>) -> Response 
     lend(&front, &path, |lent, only| {
         let cd = lent.kind == Kind::Cd;
         let (cdrom, readonly) = (cdrom.unwrap_or(cd), readonly || cd);
-        let path = lent.path.display().to_string().replace(',', ",,");
+        let path = keyvalue::escaped(&lent.path.display().to_string());
         let device = format!("usb-storage,path={path},readonly={readonly},cdrom={cdrom}");
         Command::Attach { device, only: Some(only) }
     })

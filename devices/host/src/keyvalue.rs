@@ -43,6 +43,12 @@ pub fn parse<T: DeserializeOwned>(text: &str, first: Option<&'static str>) -> an
     attempt(&read).map_err(explain)
 }
 
+/// A value as it is written after `KEY=`: each of its commas is doubled.
+#[must_use]
+pub fn escaped(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
 /// Names the word that is refused, unless the sentence does.
 fn blame(word: &Word, refusal: Refusal) -> anyhow::Error {
     let key = matches!(refusal.kind, Kind::Key);
@@ -608,6 +614,13 @@ mod test {
         ] {
             let error = refusal(text);
             assert!(error.starts_with(sentence), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_escaped_reads_back() {
+        for value in ["a", ",", "a,b,,c", ",,,", "a=b,limit=5"] {
+            assert_eq!(split(&escaped(value)), [value]);
         }
     }
 
