@@ -9,8 +9,10 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use host::size::Size;
+
 use crate::files;
-use crate::settings::value::{MIB, Size, Value as _};
+use crate::settings::value::{MIB, Value as _};
 use crate::status::{Failure, Status};
 
 const SECTOR_BYTES: usize = 2048;

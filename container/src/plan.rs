@@ -6,6 +6,7 @@ mod notes;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use host::size::Size;
 use serde_json::{Map, Value, json};
 
 use crate::disks::{self, Disk, Found, below};
@@ -17,7 +18,7 @@ use crate::settings::environment::{self, Environment, Said};
 use crate::settings::host::Host;
 use crate::settings::list;
 use crate::settings::settle::{Sizes, settle};
-use crate::settings::value::{self, MIB, Size, Value as _};
+use crate::settings::value::{self, MIB, Value as _};
 use crate::settings::version::Version;
 use crate::source::Source;
 use crate::status::{self, Failure, Status};

@@ -22,6 +22,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ::host::size::Size;
 use screen::web::stage::{Layout, LayoutName};
 
 use self::language::{Culture, Keyboard, Language};
@@ -33,7 +34,7 @@ use self::translate::{
     Words,
 };
 use self::trust::{Origins, Proxies};
-use self::value::{Cores, Disk, Port, Ram, Secret, Size, Value, Within, choices, switch};
+use self::value::{Cores, Disk, Port, Ram, Secret, Value, Within, choices, switch};
 use self::version::Version;
 use self::words::{
     Domain, Edition, FileName, HostName, Interface, Mac, Mask, Ports, ProductKey, UserName, Uuid,

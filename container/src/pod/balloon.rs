@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use host::size::Size;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use vmm::control::Command;
@@ -15,7 +16,7 @@ use vmm::control::Command;
 use super::asked;
 use crate::settings::balloon::{Balloon as Settings, Debug, Least};
 use crate::settings::host::Load;
-use crate::settings::value::{MIB, Size, Value as _};
+use crate::settings::value::{MIB, Value as _};
 
 /// What a control group shall have left: beyond its limit the kernel ends the machine.
 const MARGIN: u64 = 128 * MIB;

@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{self, AtomicBool};
 
+use ::host::size::Size;
 use anyhow::Context as _;
 use rustix::fs::{FallocateFlags, fallocate};
 use vmm::config::guid;
@@ -17,7 +18,7 @@ use crate::files;
 use crate::firmware::MODE;
 use crate::settings::host;
 use crate::settings::translate::Bus;
-use crate::settings::value::{Size, Value as _};
+use crate::settings::value::Value as _;
 use crate::settings::words::Uuid;
 use crate::settings::{Boot, Format, Settings};
 use crate::source::Source;

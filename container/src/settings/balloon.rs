@@ -1,8 +1,9 @@
 //! How the balloon is steered.
 
 use anyhow::{Context, ensure};
+use host::size::Size;
 
-use super::value::{Decimal, Size, Value, Within, choices, plain_decimal};
+use super::value::{Decimal, Value, Within, choices, plain_decimal};
 
 /// How the balloon is steered.
 #[derive(Clone, Debug, Default, PartialEq)]

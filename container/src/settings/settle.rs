@@ -1,10 +1,12 @@
 //! From settings and host to sizes: what `half` and `max` are here, what must be at least, and what
 //! does not go together. A function of its arguments alone.
 
+use host::size::Size;
+
 use super::environment::Said;
 use super::host::Host;
 use super::translate::Bus;
-use super::value::{GIB, MIB, Secret, Share, Size, Value};
+use super::value::{GIB, MIB, Secret, Share, Value};
 use super::version::Version;
 use super::{Settings, Way};
 use crate::status::{self, Failure, Status};

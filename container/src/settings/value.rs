@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
+use host::size::Size;
 
 /// A value that a text of the environment stands for.
 pub trait Value: Sized {
@@ -237,45 +238,43 @@ macro_rules! choices {
 }
 pub(crate) use choices;
 
-/// A size in bytes: `512M`, `1.5G`, `8GB`, or a number of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Size(pub u64);
-
-/// Bytes of a kibibyte, and so on: sizes are binary whatever they are called, as in QEMU.
+/// Bytes of a mebibyte.
 pub const MIB: u64 = 1 << 20;
 /// Bytes of a gibibyte.
 pub const GIB: u64 = 1 << 30;
 
-impl Size {
-    /// Reads a size whose bare numbers are of the unit that `bare` says.
-    fn with_unit(text: &str, bare: impl Fn(f64) -> u64) -> anyhow::Result<Self> {
-        let upper = text.to_ascii_uppercase().replace(' ', "");
-        let end = upper.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(upper.len());
-        let (number, unit) = upper.split_at(end);
-        let number = plain_decimal(number).context("give a size, like 512M or 8G")?;
-        let scale = match unit {
-            "" => bare(number),
-            "B" => 1,
-            "K" | "KB" | "KIB" => 1 << 10,
-            "M" | "MB" | "MIB" => MIB,
-            "G" | "GB" | "GIB" => GIB,
-            "T" | "TB" | "TIB" => 1 << 40,
-            _ => bail!("its unit is not known: give a size, like 512M or 8G"),
-        };
-        #[expect(clippy::cast_precision_loss, reason = "units are powers of two")]
-        let bytes = number * scale as f64;
-        ensure!(bytes <= 1e18, "no host has that much: give a size, like 512M or 8G");
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1e18")]
-        Ok(Self(bytes as u64))
-    }
+/// Reads a size as the reference image does. It accepts fractions, spaces and `GB`, which the parser
+/// of [`Size`] itself refuses. All units are binary. `bare` gives the unit of a number without one.
+fn size_with_unit(text: &str, bare: impl Fn(f64) -> u64) -> anyhow::Result<Size> {
+    let upper = text.to_ascii_uppercase().replace(' ', "");
+    let end = upper.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(upper.len());
+    let (number, unit) = upper.split_at(end);
+    let number = plain_decimal(number).context("give a size, like 512M or 8G")?;
+    let scale = match unit {
+        "" => bare(number),
+        "B" => 1,
+        "K" | "KB" | "KIB" => 1 << 10,
+        "M" | "MB" | "MIB" => MIB,
+        "G" | "GB" | "GIB" => GIB,
+        "T" | "TB" | "TIB" => 1 << 40,
+        _ => bail!("its unit is not known: give a size, like 512M or 8G"),
+    };
+    #[expect(clippy::cast_precision_loss, reason = "units are powers of two")]
+    let bytes = number * scale as f64;
+    ensure!(bytes <= 1e18, "no host has that much: give a size, like 512M or 8G");
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1e18")]
+    Ok(Size(bytes as u64))
 }
 
+/// A size in bytes: `512M`, `1.5G`, `8GB`, or a number of bytes.
 impl Value for Size {
     const ACCEPTS: &'static str = "size";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        Self::with_unit(text, |_| 1)
+        size_with_unit(text, |_| 1)
     }
+    /// Unlike `Display`: with a unit in any case, since the text may be a setting whose bare numbers
+    /// are gibibytes, and with the units alone that `read` accepts.
     fn show(&self) -> String {
         for (unit, letter) in [(1 << 40, "T"), (GIB, "G"), (MIB, "M"), (1 << 10, "K")] {
             if self.0 != 0 && self.0.is_multiple_of(unit) {
@@ -352,9 +351,9 @@ macro_rules! shares {
 shares! {
     Cores "number, half, max" Within::read, "give a whole number, half or max";
     Ram "size, half, max" |text| {
-        Size::with_unit(text, |number| if number < 130.0 { GIB } else { MIB })
+        size_with_unit(text, |number| if number < 130.0 { GIB } else { MIB })
     }, "give a size with its unit, like 8G or 4096M, or half, or max";
-    Disk "size, half, max" |text| Size::with_unit(text, |_| GIB),
+    Disk "size, half, max" |text| size_with_unit(text, |_| GIB),
         "give a size with its unit, like 64G, or half, or max";
 }
 
