@@ -22,6 +22,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ::host::mac::Mac;
 use ::host::size::Size;
 use screen::web::stage::{Layout, LayoutName};
 
@@ -37,7 +38,7 @@ use self::trust::{Origins, Proxies};
 use self::value::{Cores, Disk, Port, Ram, Secret, Value, Within, choices, switch};
 use self::version::Version;
 use self::words::{
-    Domain, Edition, FileName, HostName, Interface, Mac, Mask, Ports, ProductKey, UserName, Uuid,
+    Domain, Edition, FileName, HostName, Interface, Mask, Ports, ProductKey, UserName, Uuid,
     Workgroup, Zone,
 };
 

@@ -8,6 +8,8 @@ use std::net::Ipv4Addr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use host::mac::Mac;
+
 use crate::log::Few;
 
 /// So often a minute it is logged that the guest refuses its address: it may do so at any rate.
@@ -65,7 +67,7 @@ mod option {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The address of its card. Others get no answer.
-    pub mac: [u8; 6],
+    pub mac: Mac,
     /// Its own address.
     pub address: Ipv4Addr,
     /// Bits of its network.
@@ -137,7 +139,7 @@ struct Request<'a> {
     flags: [u8; 2],
     /// The address that the guest has and uses.
     current: Ipv4Addr,
-    mac: [u8; 6],
+    mac: Mac,
     wanted: Option<Ipv4Addr>,
     server: Option<Ipv4Addr>,
     longest: u16,
@@ -157,7 +159,7 @@ impl<'a> Request<'a> {
             transaction: header[4..8].try_into().ok()?,
             flags: header[10..12].try_into().ok()?,
             current: address(&header[12..16])?,
-            mac: header[28..34].try_into().ok()?,
+            mac: Mac(header[28..34].try_into().ok()?),
             wanted: None,
             server: None,
             longest: PACKET,
@@ -216,7 +218,7 @@ fn write(config: &Config, request: &Request<'_>, kind: u8) -> Vec<u8> {
             message[16..20].copy_from_slice(&config.address.octets());
         }
     }
-    message[28..34].copy_from_slice(&request.mac);
+    message[28..34].copy_from_slice(&request.mac.0);
     message.extend(COOKIE);
     let longest = usize::from(request.longest.clamp(PACKET, 1500)) - BEFORE;
     let mut options = Options { message, longest };
@@ -311,7 +313,7 @@ impl Options {
 mod test {
     use super::*;
 
-    const MAC: [u8; 6] = [2, 1, 2, 3, 4, 5];
+    const MAC: Mac = Mac([2, 1, 2, 3, 4, 5]);
 
     fn config() -> Config {
         Config {
@@ -332,7 +334,7 @@ mod test {
         message[..3].copy_from_slice(&[1, 1, 6]);
         message[4..8].copy_from_slice(b"abcd");
         message[12..16].copy_from_slice(&current);
-        message[28..34].copy_from_slice(&MAC);
+        message[28..34].copy_from_slice(&MAC.0);
         message.extend(COOKIE);
         for (code, value) in options {
             message.extend([*code, u8::try_from(value.len()).unwrap()]);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use futures_util::TryStreamExt;
+use host::mac::Mac;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags};
 use rtnetlink::packet_route::link::{
@@ -21,7 +22,6 @@ use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteType};
 use rtnetlink::{Handle, LinkMacVtap, LinkUnspec, RouteMessageBuilder};
 use tokio::time::sleep;
 
-use crate::settings::words::Mac;
 use crate::status::{Failure, Status};
 
 /// A block of addresses.

@@ -17,6 +17,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
+use host::mac::Mac;
 use rtnetlink::packet_route::link::InfoKind;
 
 use self::arp::Ear;
@@ -25,7 +26,6 @@ use crate::net::link::{self, Link, Links, Pod};
 use crate::net::{nat, right};
 use crate::settings::Settings;
 use crate::settings::value::Value as _;
-use crate::settings::words::Mac;
 use crate::status::{Failure, Status};
 
 /// What is asked besides the settings.

@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
+use host::mac::Mac;
 use rustix::io::FdFlags;
 
 pub use self::choice::guest_mac;
@@ -38,7 +39,6 @@ use crate::net::relay::Relay;
 use crate::net::resolv::{File, Resolv};
 use crate::net::right;
 use crate::settings::Settings;
-use crate::settings::words::Mac;
 use crate::status::{Failure, Status};
 
 /// The longest packet of Ethernet, which needs no words.
@@ -273,7 +273,7 @@ impl Choice {
     fn config(&self, relay: &Relay) -> Config {
         let search = relay.resolv().search.clone();
         Config {
-            mac: self.mac.0,
+            mac: self.mac,
             address: self.subnet.guest,
             mask: self.subnet.mask,
             gateway: self.subnet.gateway,

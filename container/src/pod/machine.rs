@@ -11,6 +11,7 @@ use devices::{nvme, virtio};
 use host::disk;
 use host::disk::Direct;
 use host::listen::UnixAddress;
+use host::mac::Mac;
 use host::size::Size;
 use host::stream::Stream;
 use jail::{Folders, Mode, User};
@@ -24,7 +25,7 @@ use crate::settings::settle::Sizes;
 use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
-use crate::settings::words::{Mac, Uuid};
+use crate::settings::words::Uuid;
 use crate::settings::{Discard, Format, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -208,7 +209,7 @@ fn hands(config: &mut Config, settings: &Settings) {
 fn card(cable: &Cable) -> anyhow::Result<virtio::net::Config> {
     Ok(virtio::net::Config {
         to: cable.to.clone(),
-        mac: Some(cable.mac.show().try_into().map_err(anyhow::Error::msg)?),
+        mac: Some(cable.mac),
         mtu: cable.mtu,
         pairs: cable.pairs.max(1),
         ..virtio::net::Config::default()

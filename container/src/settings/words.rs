@@ -3,13 +3,11 @@
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, bail, ensure};
+use host::mac::Mac;
 
 use super::value::{Value, quote};
 
-/// The address of a network card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mac(pub [u8; 6]);
-
+/// Three spellings: with colons, with hyphens, or the digits alone.
 impl Value for Mac {
     const ACCEPTS: &'static str = "MAC address";
 
@@ -23,18 +21,13 @@ impl Value for Mac {
             17 => text.split(':').collect(),
             _ => bail!(reason),
         };
-        let byte = |pair: &str| {
-            let hex = pair.len() == 2 && pair.bytes().all(|digit| digit.is_ascii_hexdigit());
-            u8::from_str_radix(pair, 16).ok().filter(|_| hex)
-        };
-        let bytes: Option<Vec<u8>> = pairs.into_iter().map(byte).collect();
-        let bytes: [u8; 6] = bytes.and_then(|all| all.try_into().ok()).context(reason)?;
-        ensure!(bytes[0] & 1 == 0, "it is a multicast address: make its first byte even");
-        ensure!(bytes != [0; 6], "no card has the address 0: {reason}");
-        Ok(Self(bytes))
+        let mac = Self::from_pairs(pairs).context(reason)?;
+        ensure!(!mac.is_multicast(), "it is a multicast address: make its first byte even");
+        ensure!(!mac.is_zero(), "no card has the address 0: {reason}");
+        Ok(mac)
     }
     fn show(&self) -> String {
-        self.0.map(|byte| format!("{byte:02X}")).join(":")
+        self.to_string().to_ascii_uppercase()
     }
 }
 

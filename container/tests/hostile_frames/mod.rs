@@ -16,6 +16,7 @@ use container::net::user::segment::{ACK, FIN, PSH, RST, SYN, Segment, Seq};
 use container::net::user::tcp::buffer::Budget;
 use container::net::user::tcp::{Stage, Start, Tcp};
 use container::settings::Settings;
+use host::mac::Mac;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
@@ -137,8 +138,8 @@ fn icmp(bytes: &mut Bytes<'_>) -> [u8; 8] {
 fn frame(bytes: &mut Bytes<'_>, lan: &Lan) -> Vec<u8> {
     let kind = bytes.byte();
     let mut frame = Vec::new();
-    let guest = [2, 0, 0, 0, 0, 0x77];
-    let cards = (guest, if kind & 0x80 == 0 { lan.mac } else { [0xff; 6] });
+    let guest = Mac([2, 0, 0, 0, 0, 0x77]);
+    let cards = (guest, if kind & 0x80 == 0 { lan.mac } else { Mac::BROADCAST });
     let addresses = addresses(bytes, lan, kind);
     let ends = Ends { cards, addresses };
     let protocol = [TCP, UDP, ICMP, ICMPV6][usize::from(kind & 3)];

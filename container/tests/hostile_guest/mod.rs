@@ -6,6 +6,7 @@ use container::net::dhcp;
 use container::net::dns::{self, Local, Query, Way};
 use container::net::hosts::Hosts;
 use container::net::resolv::Resolv;
+use host::mac::Mac;
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
@@ -14,7 +15,7 @@ const SEARCH: &str = "search win.svc.cluster.local svc.cluster.local\noptions nd
 /// Sends a message of a client, whose card is right whatever else is.
 pub(crate) fn dhcp(message: &[u8]) {
     let config = dhcp::Config {
-        mac: [2, 0, 0, 0, 0, 1],
+        mac: Mac([2, 0, 0, 0, 0, 1]),
         address: GUEST,
         mask: 24,
         gateway: GATEWAY,
@@ -28,7 +29,7 @@ pub(crate) fn dhcp(message: &[u8]) {
         start.copy_from_slice(&[1, 1, 6]);
     }
     if let Some(card) = message.get_mut(28..34) {
-        card.copy_from_slice(&config.mac);
+        card.copy_from_slice(&config.mac.0);
     }
     let Some(answer) = dhcp::answer(&config, &message) else { return };
     assert!([GUEST, Ipv4Addr::BROADCAST].contains(&answer.to));

@@ -21,6 +21,7 @@ use container::net::user::router::Router;
 use container::net::user::segment::{ACK, PSH, RST, SYN, Segment, Seq};
 use container::net::user::{User, link};
 use container::settings::Settings;
+use host::mac::Mac;
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Builder;
@@ -29,7 +30,7 @@ use tokio::task::{LocalSet, spawn_local};
 use super::world::{SOON, World};
 use super::{HOST, MIB, apart, memory, serve};
 
-const CARD: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
+const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const WORLD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);

@@ -11,6 +11,7 @@ pub mod input;
 pub mod keyvalue;
 pub mod listen;
 pub mod lock;
+pub mod mac;
 pub mod memory;
 pub mod net;
 pub mod pci;

@@ -8,11 +8,11 @@ use container::net::user::neighbours::{Question, advertise, answer};
 use container::net::user::packet::{
     ARP, ArpRequest, Draft, Ends, Frame, ICMPV6, IPV6, Packet, write_frame,
 };
-use container::settings::words::Mac;
+use host::mac::Mac;
 use host::testutil::noise::Noise;
 
-const CARD: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
-const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
+const OURS: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 const PREFIX: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x77, 0, 0, 0, 0, 0);
 /// How a frame begins on the link: with its length.
@@ -21,7 +21,7 @@ const LENGTH: usize = 4;
 /// An ARP packet, as both networks hear it. No address is taken that is nobody's, and an answer is
 /// one that can be read.
 pub(crate) fn hear_arp(bytes: &[u8]) {
-    if let Some(address) = arp::said(bytes, Mac(CARD)) {
+    if let Some(address) = arp::said(bytes, CARD) {
         assert!(!address.is_loopback() && !address.is_multicast() && !address.is_unspecified());
         assert!(bytes.len() >= 18 && bytes[14..18] == address.octets(), "it is what was said");
     }
@@ -39,7 +39,7 @@ pub(crate) fn hear_arp(bytes: &[u8]) {
 pub(crate) fn arp(noise: &mut Noise) -> Vec<u8> {
     let address = noise.of(&[[10, 0, 2, 15], [0; 4], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4]]);
     let kind = [0, 1, 8, 0, 6, 4, 0, noise.of(&[1, 1, 2, 3])];
-    let mut packet = [&kind[..], &CARD, &address, &[0; 6], &[10, 0, 2, 2]].concat();
+    let mut packet = [&kind[..], &CARD.0, &address, &[0; 6], &[10, 0, 2, 2]].concat();
     change(noise, &mut packet);
     packet
 }
@@ -77,7 +77,7 @@ pub(crate) fn neighbour(noise: &mut Noise) -> Vec<u8> {
     let mut message = vec![kind, 0, 0, 0, 0, 0, 0, 0];
     message.extend(GATEWAY.octets());
     message.extend([1, 1]);
-    message.extend(CARD);
+    message.extend(CARD.0);
     let from = noise.of(&[GATEWAY, PREFIX, Ipv6Addr::UNSPECIFIED, Ipv6Addr::LOCALHOST]);
     let to = noise.of(&[GATEWAY, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2)]);
     let ends = Ends { cards: (CARD, OURS), addresses: (from.into(), to.into()) };

@@ -9,12 +9,12 @@ use std::net::Ipv4Addr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use host::mac::Mac;
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::log::Few;
-use crate::settings::words::Mac;
 
 /// The address that was heard last.
 pub type Heard = watch::Receiver<Option<Ipv4Addr>>;

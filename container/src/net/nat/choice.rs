@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use anyhow::Context;
+use host::mac::Mac;
 
 use crate::files;
 use crate::net::link::{Block, Pod};
@@ -14,7 +15,7 @@ use crate::net::resolv::Resolv;
 use crate::settings::Settings;
 use crate::settings::value::Value as _;
 use crate::settings::version::Version;
-use crate::settings::words::{Mac, Ports, Protocol};
+use crate::settings::words::{Ports, Protocol};
 use crate::status::{Failure, Status};
 
 /// The pod's address in the networks of old installations, which know it by number.

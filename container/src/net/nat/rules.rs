@@ -12,12 +12,12 @@ use std::process::{Child, Command, Stdio};
 use std::{env, thread};
 
 use anyhow::{Context, bail};
+use host::mac::Mac;
 use jail::watch::{self, Rights};
 
 use super::choice::{Kept, OLD_GATEWAY, Subnet};
 use super::six::{MASK, Prefix};
 use crate::settings::value::Value as _;
-use crate::settings::words::Mac;
 use crate::status::{Failure, Status};
 
 /// What the rules are about.

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use host::mac::Mac;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with, sockopt};
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
@@ -18,7 +19,6 @@ use crate::net::link::{Link, Links, Pod};
 use crate::net::user::lan::LanV6;
 use crate::net::user::neighbours::{ALL_NODES, advertise};
 use crate::settings::value::Value as _;
-use crate::settings::words::Mac;
 
 /// Bits of the network.
 pub(super) const MASK: u8 = 64;
@@ -85,7 +85,7 @@ impl Router {
         }
         let socket = listen(tap, index)?;
         let lan = LanV6 { prefix: prefix.0, gateway: ROUTER };
-        let message = advertise(&lan, mac.0, mtu).draft().header.to_vec();
+        let message = advertise(&lan, mac, mtu).draft().header.to_vec();
         let mut router = Self { socket, message, index, changed: Vec::new() };
         router.forward(uplink)?;
         Ok(router)

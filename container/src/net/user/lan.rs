@@ -8,8 +8,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use anyhow::ensure;
+use host::mac::Mac;
 
-use super::packet::Mac;
 use crate::net::link::default_gateway;
 use crate::settings::Network;
 use crate::settings::words::Mask;
@@ -26,7 +26,7 @@ const LARGEST: u8 = 8;
 /// Those of MASK's default.
 const USUAL: u8 = 24;
 /// Our card, for a guest that is not told otherwise.
-pub const GATEWAY_MAC: Mac = [0x02, 0x54, 0x52, 0x4e, 0x53, 0x01];
+pub const GATEWAY_MAC: Mac = Mac([0x02, 0x54, 0x52, 0x4e, 0x53, 0x01]);
 
 /// The link's addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +142,7 @@ impl Lan {
 
 /// The address that a card gives itself (RFC 4291, appendix A).
 fn link_local(mac: Mac) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac.map(u16::from);
+    let [a, b, c, d, e, f] = mac.0.map(u16::from);
     Ipv6Addr::new(0xfe80, 0, 0, 0, ((a ^ 2) << 8) | b, (c << 8) | 0xff, 0xfe00 | d, (e << 8) | f)
 }
 

@@ -2,14 +2,16 @@
 
 use std::net::Ipv6Addr;
 
+use host::mac::Mac;
+
 use super::icmp;
 use super::lan::LanV6;
-use super::packet::{Draft, ICMPV6, Mac, Packet};
+use super::packet::{Draft, ICMPV6, Packet};
 
 /// All hosts on the link, and their cards (RFC 2464, 7).
 pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// The address of the frame.
-pub const ALL_NODES_CARD: Mac = [0x33, 0x33, 0, 0, 0, 1];
+pub const ALL_NODES_CARD: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 
 /// Types of messages.
 const ROUTER_SOLICITATION: u8 = 133;
@@ -74,7 +76,7 @@ pub fn answer(wanted: Ipv6Addr, mac: Mac) -> Message {
     let mut bytes = vec![NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, 0xe0, 0, 0, 0];
     bytes.extend(wanted.octets());
     bytes.extend([2, 1]);
-    bytes.extend(mac);
+    bytes.extend(mac.0);
     Message(bytes)
 }
 
@@ -85,7 +87,7 @@ pub fn advertise(lan: &LanV6, mac: Mac, mtu: u16) -> Message {
     bytes.extend(ROUTER_LIFETIME.to_be_bytes());
     bytes.extend([0; 8]);
     bytes.extend([1, 1]);
-    bytes.extend(mac);
+    bytes.extend(mac.0);
     bytes.extend([5, 1, 0, 0]);
     bytes.extend(u32::from(mtu).to_be_bytes());
     // The guest makes its address of it, but its other hosts are behind us: they are outside.

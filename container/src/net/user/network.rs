@@ -10,11 +10,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use host::mac::Mac;
+
 use super::icmp::{self, Why};
 use super::lan::Lan;
 use super::link::Link;
 use super::neighbours;
-use super::packet::{ARP, ArpRequest, BROADCAST, Draft, Ends, Frame, Mac, Packet, write_frame};
+use super::packet::{ARP, ArpRequest, Draft, Ends, Frame, Packet, write_frame};
 use crate::net::relay::Relay;
 
 /// For how long an address that was found out not to be the pod's is not.
@@ -63,7 +65,7 @@ impl Network {
             lan,
             link: Link::default(),
             relay,
-            card: Cell::new(BROADCAST),
+            card: Cell::new(Mac::BROADCAST),
             guest_v6: Cell::new(None),
             said: RefCell::default(),
             last: Cell::new(None),
@@ -149,8 +151,8 @@ impl Network {
     /// Reads a frame of the guest, if it is for us or for all; its card is known from then on.
     pub fn take<'a>(&self, bytes: &'a [u8]) -> Option<Frame<'a>> {
         let frame = Frame::read(bytes)?;
-        let for_many = frame.to[0] & 1 != 0;
-        if frame.from[0] & 1 != 0 || !(for_many || frame.to == self.lan.mac) {
+        let for_many = frame.to.is_multicast();
+        if frame.from.is_multicast() || !(for_many || frame.to == self.lan.mac) {
             return None;
         }
         self.card.set(frame.from);

@@ -6,13 +6,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use host::mac::Mac;
+
 use super::checksum;
-
-/// The address of a card.
-pub type Mac = [u8; 6];
-
-/// Every card.
-pub const BROADCAST: Mac = [0xff; 6];
 
 /// IEEE 802: kinds of frames.
 pub const ARP: u16 = 0x0806;
@@ -65,7 +61,7 @@ impl<'a> Frame<'a> {
         let [to @ .., _, _, _, _, _, _, _, _] = header;
         let [_, _, _, _, _, _, from @ .., _, _] = header;
         let kind = u16::from_be_bytes([header[12], header[13]]);
-        Some(Self { to: *to, from: *from, kind, payload })
+        Some(Self { to: Mac(*to), from: Mac(*from), kind, payload })
     }
 }
 
@@ -91,7 +87,7 @@ impl ArpRequest {
         if bytes[..6] != ARP_KINDS || bytes[6..8] != [0, 1] {
             return None;
         }
-        let mac = bytes[8..].first_chunk().copied()?;
+        let mac = bytes[8..].first_chunk().copied().map(Mac)?;
         let from = bytes[14..].first_chunk().copied()?;
         let wanted = bytes[24..].first_chunk().copied()?;
         Some(Self { mac, from: Ipv4Addr::from(from), wanted: Ipv4Addr::from(wanted) })
@@ -102,9 +98,9 @@ impl ArpRequest {
     pub fn answer(&self, mac: Mac) -> Vec<u8> {
         let mut answer = ARP_KINDS.to_vec();
         answer.extend([0, 2]);
-        answer.extend(mac);
+        answer.extend(mac.0);
         answer.extend(self.wanted.octets());
-        answer.extend(self.mac);
+        answer.extend(self.mac.0);
         answer.extend(self.from.octets());
         answer
     }
@@ -334,8 +330,8 @@ pub fn write_frame(out: &mut Vec<u8>, cards: (Mac, Mac), kind: u16, payload: &[u
 fn start(out: &mut Vec<u8>, (from, to): (Mac, Mac), kind: u16, length: usize) {
     let length = u32::try_from(ETHERNET + length).expect("a packet has at most 64 KiB");
     out.extend(length.to_be_bytes());
-    out.extend(to);
-    out.extend(from);
+    out.extend(to.0);
+    out.extend(from.0);
     out.extend(kind.to_be_bytes());
 }
 

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use self::inherited::Inherited;
 use self::link::Link;
+use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
 
 /// Bytes of the header before each frame.
@@ -146,7 +147,7 @@ pub trait Side: Send + Sync {
     /// Whether frames for the guest may come by this port.
     fn attach(&self, port: usize, on: bool);
     /// The address that the guest must have for frames to reach it, where that is so.
-    fn mac(&self) -> Option<[u8; 6]> {
+    fn mac(&self) -> Option<Mac> {
         None
     }
     /// Whether it is there at all, and its MTU.

@@ -24,6 +24,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 use super::link::Link;
 pub use super::packet::hear;
 use super::{FRAME, HEADER, Offloads, Port, RUNT, Side, Stop, Wait, Wish};
+use crate::mac::Mac;
 use crate::memory::{Memory, NoMemory, Piece};
 
 /// Most entries of a vector (UIO_MAXIOV), of which one is ours.
@@ -233,7 +234,7 @@ pub(super) fn is_name(name: &str) -> bool {
 pub struct Tap {
     queues: Vec<Arc<Queue>>,
     offloads: Offloads,
-    mac: Option<[u8; 6]>,
+    mac: Option<Mac>,
     link: Arc<Link>,
     /// What the kernel refuses is said once: a guest can ask for ever.
     told: Once,
@@ -438,10 +439,10 @@ fn is_macvtap(queue: BorrowedFd<'_>) -> bool {
 }
 
 /// The interface's own address.
-fn address(queue: BorrowedFd<'_>) -> Option<[u8; 6]> {
+fn address(queue: BorrowedFd<'_>) -> Option<Mac> {
     let mut asked = Request::default();
     request(queue, SIOCGIFHWADDR, &mut asked).ok()?;
-    asked.value[2..8].try_into().ok()
+    asked.value[2..8].try_into().ok().map(Mac)
 }
 
 impl Side for Tap {
@@ -491,7 +492,7 @@ impl Side for Tap {
         }
     }
 
-    fn mac(&self) -> Option<[u8; 6]> {
+    fn mac(&self) -> Option<Mac> {
         self.mac
     }
 
@@ -803,7 +804,7 @@ mod test {
                 return;
             }
             let tap = Tap::open_device(Path::new(&device), Wish { pairs: 2, mtu: None }).unwrap();
-            assert_eq!((tap.mac(), tap.ports().len()), (Some(GUEST), 2));
+            assert_eq!((tap.mac(), tap.ports().len()), (Some(Mac(GUEST)), 2));
         });
     }
 
