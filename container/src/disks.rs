@@ -2,12 +2,12 @@
 //! files on the volumes, in the order of the reference image. Plan and machine look here, so that
 //! they mean the same disk.
 
-pub mod qcow2;
-
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+
+use host::disk::qcow2;
 
 use crate::files;
 use crate::settings::{Format, Settings};
@@ -273,7 +273,7 @@ mod test {
     fn of_two_formats_the_written_one_is_the_disk() {
         let (root, mut settings) = root(&[("storage/data.img", &[0; 4096])]);
         let image = File::create_new(root.path().join("storage/data.qcow2")).unwrap();
-        qcow2::write(&image, 1 << 30).unwrap();
+        qcow2::create(&image, 1 << 30).unwrap();
         let name = |end: &str| Some((format!("storage/data.{end}"), true));
         assert_eq!(found(0, &settings, &root), name("img"));
         settings.storage.format = Some(Format::Qcow2);

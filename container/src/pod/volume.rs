@@ -8,12 +8,13 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{self, AtomicBool};
 
+use ::host::disk::qcow2;
 use ::host::size::Size;
 use anyhow::Context as _;
 use rustix::fs::{FallocateFlags, fallocate};
 use vmm::config::guid;
 
-use crate::disks::{self, Disk, qcow2};
+use crate::disks::{self, Disk};
 use crate::files;
 use crate::firmware::MODE;
 use crate::settings::host;
@@ -356,7 +357,7 @@ pub fn more(
 fn create(disk: &Disk, size: u64) -> io::Result<()> {
     files::make(&disk.path, |file| match disk.format {
         Format::Raw => file.set_len(size),
-        Format::Qcow2 => qcow2::write(file, size),
+        Format::Qcow2 => qcow2::create(file, size),
     })
 }
 

@@ -14,7 +14,7 @@ mod limit;
 mod medium;
 mod overlay;
 mod patience;
-mod qcow2;
+pub mod qcow2;
 mod raw;
 #[cfg(test)]
 mod rehearsal;

@@ -8,7 +8,11 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail, ensure};
 
-/// `backing_file_offset`, and the rest by their offsets.
+use super::super::format::QCOW2;
+
+/// The fields by their offsets.
+const VERSION: usize = 4;
+/// `backing_file_offset`.
 const BACKING: usize = 8;
 const BACKING_SIZE: usize = 16;
 const CLUSTER_BITS: usize = 20;
@@ -91,9 +95,28 @@ impl Header {
         Self::parse(&head)
     }
 
+    /// The header of an image of version 3 without extensions and backing file.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut head = vec![0; VERSION_3];
+        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
+        let number = |number: usize| u32::try_from(number).expect("tables have limits");
+        put(0, QCOW2);
+        put(VERSION, &self.version.to_be_bytes());
+        put(CLUSTER_BITS, &self.cluster_bits.to_be_bytes());
+        put(SIZE, &self.size.to_be_bytes());
+        put(L1_SIZE, &number(self.l1_entries).to_be_bytes());
+        put(L1_OFFSET, &self.l1_offset.to_be_bytes());
+        put(REFTABLE, &self.reftable_offset.to_be_bytes());
+        let clusters = number(self.reftable_entries * 8) >> self.cluster_bits;
+        put(REFTABLE_CLUSTERS, &clusters.to_be_bytes());
+        put(REFCOUNT_ORDER, &self.refcount_order.to_be_bytes());
+        put(LENGTH, &number(VERSION_3).to_be_bytes());
+        head
+    }
+
     pub(super) fn parse(head: &[u8]) -> anyhow::Result<Self> {
         ensure!(head.len() >= 72, "its header is cut off after {} bytes", head.len());
-        let version = number32(head, 4);
+        let version = number32(head, VERSION);
         ensure!(matches!(version, 2 | 3), "version {version} of qcow2 is not known here");
         let cluster_bits = number32(head, CLUSTER_BITS);
         ensure!((9..=21).contains(&cluster_bits), "clusters of 2^{cluster_bits} bytes");

@@ -12,6 +12,7 @@
 //! before the refcount of the table that it refers to. A process that is killed then leaves an
 //! image that `qemu-img check` calls corrupt, and the next start may hand that cluster out again.
 
+mod empty;
 mod entry;
 mod header;
 mod mend;
@@ -31,6 +32,8 @@ use super::{Config, Direct, Geometry};
 use entry::{COMPRESSED, COPIED, ZERO, packed_at};
 use header::Header;
 use tables::{Tables, damaged};
+
+pub use empty::{create, is_written, size};
 
 /// A chain is no longer: it may be a ring.
 const MOST_BACKING: usize = 32;

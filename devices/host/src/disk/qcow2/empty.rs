@@ -1,0 +1,126 @@
+//! Empty images: creates one, and reports the size of an image and whether anything is in it.
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+
+use super::super::format::QCOW2;
+use super::header::Header;
+
+/// Bytes of a cluster, as a power of two: QEMU's own choice.
+const BITS: u32 = 16;
+const CLUSTER: u64 = 1 << BITS;
+/// Bytes of an entry of tables, and of a refcount.
+const ENTRY: u64 = 8;
+const COUNT: u64 = 2;
+
+/// Writes an image of this size, of version 3, without a backing file.
+///
+/// # Errors
+///
+/// When it cannot be written, or is too large for one.
+pub fn create(file: &File, size: u64) -> io::Result<()> {
+    let wrong = || io::Error::new(ErrorKind::InvalidInput, "no qcow2 image is as large");
+    // The size that one table of the second level maps.
+    let reach = CLUSTER / ENTRY * CLUSTER;
+    let entries = size.div_ceil(reach);
+    // The header, the table of refcounts, one block of them, which counts far more clusters than
+    // there are tables, and the table of the first level.
+    let clusters = 3 + (entries * ENTRY).div_ceil(CLUSTER);
+    if clusters > CLUSTER / COUNT || size == 0 {
+        return Err(wrong());
+    }
+    let number = |number: u64| usize::try_from(number).map_err(|_| wrong());
+    let header = Header {
+        version: 3,
+        cluster_bits: BITS,
+        size,
+        l1_entries: number(entries)?,
+        l1_offset: 3 * CLUSTER,
+        reftable_offset: CLUSTER,
+        reftable_entries: number(CLUSTER / ENTRY)?,
+        snapshots: 0,
+        incompatible: 0,
+        autoclear: 0,
+        refcount_order: 4,
+        backing: None,
+        backing_format: None,
+        extended: false,
+    };
+    file.set_len(clusters * CLUSTER)?;
+    file.write_all_at(&header.bytes(), 0)?;
+    file.write_all_at(&(2 * CLUSTER).to_be_bytes(), CLUSTER)?;
+    let counts: Vec<u8> = (0..clusters).flat_map(|_| 1_u16.to_be_bytes()).collect();
+    file.write_all_at(&counts, 2 * CLUSTER)
+}
+
+fn read(file: &File) -> io::Result<Header> {
+    let wrong = |error: String| io::Error::new(ErrorKind::InvalidData, error);
+    let mut magic = [0; QCOW2.len()];
+    file.read_exact_at(&mut magic, 0)?;
+    if magic != QCOW2 {
+        return Err(wrong("this is no qcow2 image".into()));
+    }
+    Header::read(file).map_err(|error| wrong(format!("{error:#}")))
+}
+
+/// The size of the disk in an image, and whether [`Image::grow`](super::super::Image::grow) can
+/// make it longer: it has no backing file, and its clusters are not smaller than QEMU's own choice.
+///
+/// # Errors
+///
+/// When the file is no such image.
+pub fn size(file: &File) -> io::Result<(u64, bool)> {
+    let header = read(file)?;
+    Ok((header.size, header.backing.is_none() && header.cluster_bits >= BITS))
+}
+
+/// Whether anything is in an image: a cluster of its own, or a backing file.
+///
+/// # Errors
+///
+/// When the file is no such image.
+pub fn is_written(file: &File) -> io::Result<bool> {
+    let header = read(file)?;
+    let mut l1 = vec![0; header.l1_entries * size_of::<u64>()];
+    file.read_exact_at(&mut l1, header.l1_offset)?;
+    Ok(header.backing.is_some() || l1.iter().any(|byte| *byte != 0))
+}
+
+#[cfg(test)]
+mod test {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn qemu_finds_no_fault_in_an_image() {
+        for size in [512_u64, 64 << 30, 4 << 40] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            create(file.as_file(), size).unwrap();
+            let header = read(file.as_file()).unwrap();
+            assert_eq!(Header::parse(&header.bytes()).unwrap(), header);
+            header.check(true).unwrap();
+            let path = file.path();
+            let mut check = Command::new("qemu-img");
+            check.args(["check", "-f", "qcow2"]).arg(path);
+            assert!(check.output().unwrap().status.success(), "{size}");
+            let info = Command::new("qemu-img").args(["info", "--output=json"]).arg(path).output();
+            let info: serde_json::Value = serde_json::from_slice(&info.unwrap().stdout).unwrap();
+            assert_eq!(
+                (&info["format"], info["virtual-size"].as_u64()),
+                (&"qcow2".into(), Some(size))
+            );
+            assert_eq!(super::size(file.as_file()).unwrap(), (size, true));
+            assert!(!is_written(file.as_file()).unwrap());
+            let mut io = Command::new("qemu-io");
+            io.args(["-f", "qcow2", "-c", "write 0 512"]).arg(path);
+            assert!(io.output().unwrap().status.success(), "{size}");
+            assert!(is_written(file.as_file()).unwrap());
+        }
+        let file = tempfile::tempfile().unwrap();
+        assert!(create(&file, u64::MAX).is_err() && create(&file, 0).is_err());
+        assert!(size(&file).is_err() && is_written(&file).is_err());
+        file.write_all_at(&[0; 64], 0).unwrap();
+        assert!(size(&file).is_err());
+    }
+}
