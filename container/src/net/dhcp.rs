@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use host::mac::Mac;
 
+use super::dns;
 use crate::log::Few;
 
 /// So often a minute it is logged that the guest refuses its address: it may do so at any rate.
@@ -255,25 +256,13 @@ fn tell(config: &Config, lease: bool, options: &mut Options) {
         options.add(option::DOMAIN, domain.as_bytes());
     }
     let mut list = Vec::new();
-    for domain in config.search.iter().filter_map(|domain| labels(domain)) {
+    let labels = |domain: &String| dns::labels(domain.trim_end_matches('.'));
+    for domain in config.search.iter().filter_map(labels) {
         if options.fits(list.len() + domain.len()) {
             list.extend(domain);
         }
     }
     options.add(option::SEARCH, &list);
-}
-
-/// A domain as DNS writes it (RFC 1035, 3.1), if it is one.
-fn labels(domain: &str) -> Option<Vec<u8>> {
-    let domain = domain.trim_end_matches('.');
-    let mut bytes = Vec::with_capacity(domain.len() + 2);
-    for label in domain.split('.') {
-        let length = u8::try_from(label.len()).ok().filter(|it| (1..=63).contains(it))?;
-        bytes.push(length);
-        bytes.extend(label.as_bytes());
-    }
-    bytes.push(0);
-    (bytes.len() <= 255).then_some(bytes)
 }
 
 /// A message that grows, but not beyond what the guest takes.

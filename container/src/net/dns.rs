@@ -221,8 +221,8 @@ pub enum Way {
     Stream,
 }
 
-/// A name as a message has it.
-fn labels(name: &str) -> Option<Vec<u8>> {
+/// Encodes a name for a message (RFC 1035, 3.1). Empty labels are invalid, also one at the end.
+pub(super) fn labels(name: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(name.len() + 2);
     for label in name.split('.') {
         bytes.push(u8::try_from(label.len()).ok().filter(|length| (1..=63).contains(length))?);
