@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use ::host::mac::Mac;
 use ::host::size::Size;
+use ::host::uuid::Uuid;
 use screen::web::stage::{Layout, LayoutName};
 
 use self::language::{Culture, Keyboard, Language};
@@ -38,8 +39,8 @@ use self::trust::{Origins, Proxies};
 use self::value::{Cores, Disk, Port, Ram, Secret, Value, Within, choices, switch};
 use self::version::Version;
 use self::words::{
-    Domain, Edition, FileName, HostName, Interface, Mask, Ports, ProductKey, UserName, Uuid,
-    Workgroup, Zone,
+    Domain, Edition, FileName, HostName, Interface, Mask, Ports, ProductKey, UserName, Workgroup,
+    Zone,
 };
 
 /// Where VNC viewers look (RFC 6143 9).

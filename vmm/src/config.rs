@@ -4,7 +4,7 @@
 mod boot;
 mod built;
 mod display;
-pub mod guid;
+pub(crate) mod guid;
 mod item;
 mod meant;
 mod served;
@@ -14,6 +14,7 @@ use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::str::FromStr as _;
 
 use anyhow::{Context, bail};
 use devices::platform::tpm;
@@ -35,6 +36,7 @@ use host::keyvalue;
 pub use host::keyvalue::edits;
 use host::listen::UnixAddress;
 use host::size::Size;
+use host::uuid::Uuid;
 use screen::keys::layout;
 use screen::rfb::listen;
 use screen::web;
@@ -512,7 +514,8 @@ impl Config {
             [("smbios uuid=", Some(&self.smbios.uuid)), ("vmgenid ", self.vmgenid.as_ref())]
         {
             if let Some(uuid) = uuid.filter(|uuid| !uuid.is_empty()) {
-                guid::read(uuid).map_err(|error| usage(anyhow::anyhow!("--{option}{error:#}")))?;
+                Uuid::from_str(uuid)
+                    .map_err(|error| usage(anyhow::anyhow!("--{option}{error:#}")))?;
             }
         }
         let conflict = match self {

@@ -1,6 +1,7 @@
 //! The life of a machine: from power-on to the exit status.
 
 use std::collections::BTreeMap;
+use std::str::FromStr as _;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
@@ -15,7 +16,7 @@ use host::input::Position;
 use host::net::link::Link;
 use serde_json::{Value, json};
 
-use crate::config::{Config, guid};
+use crate::config::Config;
 use crate::control::{Command, Plug, Request, Server, Submit};
 use crate::kvm::{self, Situation};
 use crate::machine::{self, Machine};
@@ -29,6 +30,7 @@ use crate::vcpu::{OnStop, Stop};
 use crate::viewers::{Closed, Screen};
 use host::listen::UnixAddress;
 use host::size::Size;
+use host::uuid::Uuid;
 use jail::Held;
 use screen::keys::layout::Stroke;
 use screen::keys::{Combination, text};
@@ -447,7 +449,7 @@ impl Life {
 
     /// Changes the VM Generation ID, and shows it.
     fn renew(&self, id: Option<&str>) -> anyhow::Result<Value> {
-        self.machine.renew(id.map_or_else(guid::random, guid::read)?)?;
+        self.machine.renew(id.map_or_else(Uuid::random, Uuid::from_str)?)?;
         Ok(json!({ "vmgenid": self.machine.generation().show() }))
     }
 

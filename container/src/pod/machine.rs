@@ -14,6 +14,7 @@ use host::listen::UnixAddress;
 use host::mac::Mac;
 use host::size::Size;
 use host::stream::Stream;
+use host::uuid::Uuid;
 use jail::{Folders, Mode, User};
 use screen::keys::layout;
 use screen::rfb::listen;
@@ -25,7 +26,6 @@ use crate::settings::settle::Sizes;
 use crate::settings::translate::arguments::{Content, Drive};
 use crate::settings::translate::{Bus, Cache, Display, Screen};
 use crate::settings::value::Value as _;
-use crate::settings::words::Uuid;
 use crate::settings::{Discard, Format, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -191,7 +191,7 @@ fn identity(config: &mut Config, settings: &Settings, kept: Option<&Uuid>) -> an
     }
     let uuid = said().filter_map(|it| it.uuid.as_ref()).next();
     if let Some(uuid) = machine.uuid.as_ref().or(uuid).or(kept) {
-        uuid.0.clone_into(&mut smbios.uuid);
+        smbios.uuid = uuid.to_string();
     }
     Ok(())
 }
@@ -393,7 +393,7 @@ mod test {
         let parts = Parts {
             firmware: Some(("/code".into(), "/vars".into())),
             tpm: Some("/run/tpm.sock".into()),
-            uuid: Some(Uuid("00112233-4455-8677-8899-aabbccddeeff".into())),
+            uuid: "00112233-4455-8677-8899-aabbccddeeff".parse().ok(),
             disks: [Disk::new("/a,b.img".into(), Format::Raw)].into_iter().chain(more).collect(),
             rescue: Some("/start.iso".into()),
             media: vec!["/a,b.iso".into()],

@@ -10,9 +10,9 @@ use std::sync::atomic::{self, AtomicBool};
 
 use ::host::disk::qcow2;
 use ::host::size::Size;
+use ::host::uuid::Uuid;
 use anyhow::Context as _;
 use rustix::fs::{FallocateFlags, fallocate};
-use vmm::config::guid;
 
 use crate::disks::{self, Disk};
 use crate::files;
@@ -20,7 +20,6 @@ use crate::firmware::MODE;
 use crate::settings::host;
 use crate::settings::translate::Bus;
 use crate::settings::value::Value as _;
-use crate::settings::words::Uuid;
 use crate::settings::{Boot, Format, Settings};
 use crate::source::Source;
 use crate::status::{Failure, Status};
@@ -95,12 +94,12 @@ impl Volume {
                 .with_context(|| format!("{}: set UUID, or remove the file", path.display()))?;
             return Ok(Some(uuid));
         }
-        let new = guid::show(guid::random()?);
+        let new = Uuid::random()?;
         if let Err(error) = self.write("uuid", &format!("{new}\n")) {
             tracing::warn!("the machine has no UUID of its own yet: {error:#}");
             return Ok(None);
         }
-        Ok(Some(Uuid(new)))
+        Ok(Some(new))
     }
 
     /// The boot mode goes on when nothing is said of it any more; the usual one is not written

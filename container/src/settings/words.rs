@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, bail, ensure};
 use host::mac::Mac;
+use host::uuid::Uuid;
 
 use super::value::{Value, quote};
 
@@ -319,22 +320,18 @@ impl Value for Edition {
     }
 }
 
-/// A UUID.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Uuid(pub String);
-
+/// The hyphens must be there.
 impl Value for Uuid {
     const ACCEPTS: &'static str = "UUID";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let lengths: Vec<usize> = text.split('-').map(str::len).collect();
         let plain = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        let fits = plain && lengths == [8, 4, 4, 4, 12];
-        ensure!(fits, "give a UUID, like 123e4567-e89b-12d3-a456-426614174000");
-        Ok(Self(text.to_ascii_lowercase()))
+        let id = text.parse().ok().filter(|_| plain && lengths == [8, 4, 4, 4, 12]);
+        id.context("give a UUID, like 123e4567-e89b-12d3-a456-426614174000")
     }
     fn show(&self) -> String {
-        self.0.clone()
+        self.to_string()
     }
 }
 

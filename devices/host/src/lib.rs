@@ -19,3 +19,4 @@ pub mod size;
 pub mod stream;
 pub mod swtpm;
 pub mod testutil;
+pub mod uuid;

@@ -30,7 +30,6 @@ mod prp;
 mod queues;
 mod server;
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once};
 
@@ -48,6 +47,7 @@ use crate::worker::Worker;
 use host::disk::{Drive, Image};
 use host::fnv;
 use host::memory::Memory;
+use host::uuid::Uuid;
 
 /// What Red Hat lends to emulated NVMe controllers. Drivers match the class.
 const ID: Id = Id {
@@ -136,19 +136,6 @@ impl Config {
         let window = slot.bar(0).clone();
         let device = Nvme { shared: Arc::new(shared), window, drive, worker: None };
         Ok(slot.carry(Box::new(device)))
-    }
-}
-
-/// A universally unique identifier, of version 8: made by us.
-struct Uuid([u8; 16]);
-
-impl fmt::Display for Uuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
-            write!(f, "{dash}{byte:02x}")?;
-        }
-        Ok(())
     }
 }
 
@@ -284,12 +271,10 @@ impl Shared {
         self.bells.uses_messages()
     }
 
+    /// Of version 8: made by us.
     fn uuid(&self) -> Uuid {
         let lanes = [1, 2].map(|lane| fnv::hash(self.serial.as_bytes(), lane).to_be_bytes());
-        let mut bytes: [u8; 16] = std::array::from_fn(|at| lanes[at / 8][at % 8]);
-        bytes[6] = bytes[6] & 0xf | 0x80;
-        bytes[8] = bytes[8] & 0x3f | 0x80;
-        Uuid(bytes)
+        Uuid::stamped(std::array::from_fn(|at| lanes[at / 8][at % 8]), 8)
     }
 
     fn is_fatal(&self) -> bool {

@@ -2,6 +2,7 @@
 //! tables that say so.
 
 use std::ops::Range;
+use std::str::FromStr as _;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -12,9 +13,9 @@ use devices::board::Board;
 use devices::bus::Window;
 use devices::device::Kind;
 use devices::grants::Claim;
+use host::uuid::Uuid;
 
 use super::{Generation, Plan};
-use crate::config::guid;
 
 /// The machine as ACPI and SMBIOS tell it. Windows move, so it is asked anew each time.
 pub struct Description {
@@ -125,7 +126,7 @@ pub(super) fn smbios(plan: &Plan) -> anyhow::Result<Smbios> {
         product: told.product.clone(),
         version: told.version.clone(),
         serial: told.serial.clone(),
-        uuid: guid::read(&told.uuid)?,
+        uuid: Uuid::from_str(&told.uuid)?.0,
         processors: Processors {
             sockets: u16::try_from(cpus.sockets)?,
             cores: u16::try_from(cpus.cores)?,

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::str::FromStr as _;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, bail};
@@ -11,11 +12,12 @@ use boot::fw_cfg::{self as files, Files};
 use devices::board::Board;
 use devices::grants::Claim;
 use devices::platform::fw_cfg::{self, Content, File};
+use host::uuid::Uuid;
 
 use super::Generation;
 use super::description::Description;
 use super::{Plan, order};
-use crate::config::{Config, guid};
+use crate::config::Config;
 
 /// Room for the ACPI files: their sizes are told before their contents are known, and what is left
 /// over reads as zeros, which loaders skip.
@@ -46,7 +48,8 @@ impl Source {
         description: Arc<OnceLock<Description>>,
     ) -> anyhow::Result<Self> {
         let cpus = plan.apic_ids.len();
-        let mut keys = files::numbers(cpus, guid::read(&plan.config.smbios.uuid)?, false)?;
+        let uuid = Uuid::from_str(&plan.config.smbios.uuid)?;
+        let mut keys = files::numbers(cpus, uuid.0, false)?;
         keys.extend(kernel(&plan.config)?);
         let smbios = super::description::smbios(plan)?;
         let map = e820::for_firmware(plan.ram);

@@ -7,8 +7,7 @@ use boot::acpi::{self, vmgenid};
 use devices::platform::fw_cfg::{Content, File};
 use devices::power::Buttons;
 use host::memory::Memory;
-
-use crate::config::guid;
+use host::uuid::Uuid;
 
 /// The ID, shared by the firmware's files, by direct boot and by `vmm ctl vmgenid`.
 pub struct Generation {
@@ -16,26 +15,25 @@ pub struct Generation {
 }
 
 struct State {
-    /// A GUID as it is written: its bytes in the order of its digits.
-    id: [u8; 16],
+    id: Uuid,
     /// Where the guest has it; 0 until firmware has said so.
     address: u64,
 }
 
 impl Generation {
     /// An ID that no guest has yet.
-    pub(super) fn new(id: [u8; 16]) -> Self {
+    pub(super) fn new(id: Uuid) -> Self {
         Self { state: Mutex::new(State { id, address: 0 }) }
     }
 
     /// The ID, as it is written.
     pub fn show(&self) -> String {
-        guid::show(self.state().id)
+        self.state().id.to_string()
     }
 
     /// The ID as it is in the guest's memory.
     pub(super) fn bytes(&self) -> [u8; 16] {
-        guid::in_memory(self.state().id)
+        self.state().id.in_memory()
     }
 
     /// A directly started guest has it where direct boot put it.
@@ -59,10 +57,10 @@ impl Generation {
     /// # Errors
     ///
     /// When the guest said that it is where no RAM is.
-    pub fn change(&self, id: [u8; 16], memory: &Memory, buttons: &Buttons) -> anyhow::Result<()> {
+    pub fn change(&self, id: Uuid, memory: &Memory, buttons: &Buttons) -> anyhow::Result<()> {
         let mut state = self.state();
         if state.address != 0 {
-            let placed = memory.write(state.address, &guid::in_memory(id));
+            let placed = memory.write(state.address, &id.in_memory());
             placed.ok().with_context(|| {
                 format!("the guest has its VM Generation ID at {:#x}: no RAM", state.address)
             })?;

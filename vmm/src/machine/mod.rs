@@ -12,6 +12,7 @@ mod order;
 
 use std::fs::File;
 use std::path::Path;
+use std::str::FromStr as _;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
@@ -33,6 +34,7 @@ use host::input::Hub;
 use host::memory::Memory;
 use host::net::link::Links;
 use host::stream::Stream;
+use host::uuid::Uuid;
 use kvm_ioctls::Kvm;
 use vm_memory::GuestMemoryMmap;
 
@@ -231,14 +233,14 @@ fn identify(config: &mut Config) -> anyhow::Result<Generation> {
     if config.smbios.uuid.is_empty() {
         let first = config.disk.first().map(|disk| &*disk.path);
         let first = first.or_else(|| config.device.iter().find_map(registry::Config::image));
-        config.smbios.uuid = guid::show(first.map_or([0; 16], guid::of_disk));
+        config.smbios.uuid = first.map_or(Uuid::default(), guid::of_disk).to_string();
     }
     let own = config.vmgenid.as_deref().filter(|id| !id.is_empty());
     let id = own.map_or_else(
-        || guid::read(&config.smbios.uuid).map(|uuid| guid::derived("generation", &uuid)),
-        guid::read,
+        || config.smbios.uuid.parse().map(|uuid: Uuid| guid::derived("generation", &uuid.0)),
+        Uuid::from_str,
     )?;
-    config.vmgenid = Some(guid::show(id));
+    config.vmgenid = Some(id.to_string());
     Ok(Generation::new(id))
 }
 
@@ -375,7 +377,7 @@ impl Machine {
     /// # Errors
     ///
     /// When the guest has it where no RAM is.
-    pub fn renew(&self, id: [u8; 16]) -> anyhow::Result<()> {
+    pub fn renew(&self, id: Uuid) -> anyhow::Result<()> {
         let memory = Memory::new(self.ram.clone());
         self.generation.change(id, &memory, self.board.buttons())
     }

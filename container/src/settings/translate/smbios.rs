@@ -1,10 +1,10 @@
 //! `SM_BIOS` and `-smbios`: what the machine says of itself.
 
 use anyhow::{bail, ensure};
+use host::uuid::Uuid;
 
 use super::options::Options;
 use crate::settings::value::{Value, quote};
-use crate::settings::words::Uuid;
 
 /// What the machine says of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
