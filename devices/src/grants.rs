@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -14,11 +15,13 @@ use crate::pci;
 use crate::power::Buttons;
 use crate::resources::Resources;
 use crate::usb;
-use host::disk::{Disks, Full, OnFull};
+use host::disk::{Disks, FileId, Full, OnFull};
 use host::display::Screens;
 use host::input::Hub;
 use host::memory::Memory;
+use host::net::Network;
 use host::net::link::Links;
+use host::stream::Stream;
 
 /// Everything that a machine grants to one device at build time.
 pub trait Grants: Resources {
@@ -46,6 +49,42 @@ pub trait Build: Serialize + DeserializeOwned {
     ///
     /// When something that it needs is not to be had.
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>>;
+
+    /// Chooses what suits a machine with this many processors, where the user chose nothing.
+    fn suit(&mut self, _processors: u16) {}
+
+    /// Whether the device can be plugged into a running machine.
+    fn is_usb(&self) -> bool {
+        false
+    }
+
+    /// The part of the host that the device uses and the machine must know of.
+    fn host_side(&self) -> HostSide<'_> {
+        HostSide::None
+    }
+
+    /// Has the device open this file alone, whatever lies at its path. False if the device has no
+    /// file or cannot be plugged in.
+    fn expect(&mut self, _file: FileId) -> bool {
+        false
+    }
+
+    /// Removes what changes the host: `vmm inspect` truncates no log, takes no lock and makes no
+    /// socket.
+    fn leave_host_alone(&mut self) {}
+}
+
+/// The part of the host that a device uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostSide<'a> {
+    /// None that the machine must know of.
+    None,
+    /// The image of a disk that stays in the machine.
+    Image(&'a Path),
+    /// The network that the device is connected to.
+    Network(&'a Network),
+    /// Where its bytes go to and come from.
+    Stream(&'a Stream),
 }
 
 /// One thing that was granted to one device.

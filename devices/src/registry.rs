@@ -1,11 +1,13 @@
 //! The list of devices. Adding one is adding its file, and its line here.
 
-use anyhow::bail;
+use std::path::Path;
+
+use anyhow::ensure;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::device::Device;
-use crate::grants::{Build, Grants};
-use host::disk::{Expected, FileId};
+use crate::grants::{Build, Grants, HostSide};
+use host::disk::FileId;
 use host::net::Network;
 use host::stream::Stream;
 
@@ -56,6 +58,40 @@ macro_rules! registry {
             pub fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
                 match self { $(Self::$kind(config) => config.build(grants)),* }
             }
+
+            /// Chooses what suits a machine with this many processors, where the user chose
+            /// nothing.
+            pub fn suit(&mut self, processors: u16) {
+                match self { $(Self::$kind(config) => config.suit(processors)),* }
+            }
+
+            /// Whether it can be plugged into a running machine.
+            #[must_use]
+            pub fn is_usb(&self) -> bool {
+                match self { $(Self::$kind(config) => config.is_usb()),* }
+            }
+
+            /// The part of the host that it uses.
+            fn host_side(&self) -> HostSide<'_> {
+                match self { $(Self::$kind(config) => config.host_side()),* }
+            }
+
+            /// Has it open this file alone, whatever lies at its path.
+            ///
+            /// # Errors
+            ///
+            /// When it has no file or cannot be plugged in.
+            pub fn expect(&mut self, file: FileId) -> anyhow::Result<()> {
+                let expects = match self { $(Self::$kind(config) => config.expect(file)),* };
+                ensure!(expects, "`{}` has no file", self.kind());
+                Ok(())
+            }
+
+            /// Removes what changes the host: `vmm inspect` truncates no log, takes no lock and
+            /// makes no socket.
+            pub fn leave_host_alone(&mut self) {
+                match self { $(Self::$kind(config) => config.leave_host_alone()),* }
+            }
         }
     };
 }
@@ -92,83 +128,109 @@ pub fn name(kind: &str, count: usize) -> String {
     if count < 2 { kind.to_owned() } else { format!("{kind}.{count}") }
 }
 
-/// The most queues of a disk that nobody chose: more serve no guest better.
-const QUEUES: u16 = 16;
-
 impl Config {
-    /// Chooses what a machine with so many processors wants, where it was not said.
-    pub fn suit(&mut self, processors: u16) {
-        if let Self::Nvme(crate::nvme::Config(disk))
-        | Self::VirtioBlk(crate::virtio::blk::Config(disk))
-        | Self::VirtioScsi(crate::virtio::scsi::Config(disk)) = self
-        {
-            disk.queues.get_or_insert(processors.clamp(1, QUEUES));
-        }
-    }
-
-    /// Whether it can be plugged into a machine that runs.
-    #[must_use]
-    pub fn is_usb(&self) -> bool {
-        matches!(self, Self::UsbKeyboard(_) | Self::UsbStorage(_) | Self::UsbTablet(_))
-    }
-
     /// The image of a disk that stays in the machine.
     #[must_use]
-    pub fn image(&self) -> Option<&std::path::Path> {
-        match self {
-            Self::Nvme(crate::nvme::Config(disk))
-            | Self::VirtioBlk(crate::virtio::blk::Config(disk))
-            | Self::VirtioScsi(crate::virtio::scsi::Config(disk)) => Some(&disk.path),
-            _ => None,
-        }
+    pub fn image(&self) -> Option<&Path> {
+        if let HostSide::Image(path) = self.host_side() { Some(path) } else { None }
     }
 
     /// The network that it is connected to.
     #[must_use]
     pub fn network(&self) -> Option<&Network> {
-        match self {
-            Self::VirtioNet(net) => Some(&net.to),
-            _ => None,
-        }
+        if let HostSide::Network(network) = self.host_side() { Some(network) } else { None }
     }
 
     /// Where its bytes go to and come from.
     #[must_use]
     pub fn stream(&self) -> Option<&Stream> {
-        match self {
-            Self::Serial(serial) => Some(&serial.to),
-            Self::VirtioSerial(serial) => Some(&serial.to),
-            Self::Debugcon(debugcon) => Some(&debugcon.to),
-            _ => None,
-        }
+        if let HostSide::Stream(stream) = self.host_side() { Some(stream) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod test {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A device of this kind, with what it needs.
+    fn device(kind: &str) -> Config {
+        let needed = match kind {
+            "nvme" | "virtio-blk" | "virtio-scsi" | "usb-storage" | "tpm" => {
+                json!({ "path": "/a" })
+            }
+            "flash" => json!({ "code": "/a" }),
+            "serial" | "virtio-serial" | "debugcon" => json!({ "to": "socket:/a" }),
+            "virtio-net" => json!({ "to": "tap:a" }),
+            _ => json!({}),
+        };
+        Config::of_kind(kind, needed).unwrap().unwrap()
     }
 
-    /// Whatever lies at its path, only this file is opened.
-    ///
-    /// # Errors
-    ///
-    /// When it has none that can be plugged in.
-    pub fn expect(&mut self, file: FileId) -> anyhow::Result<()> {
-        let Self::UsbStorage(disk) = self else { bail!("`{}` has no file", self.kind()) };
-        disk.file = Expected::Only(file);
-        Ok(())
+    fn of(which: impl Fn(&mut Config) -> bool) -> Vec<&'static str> {
+        KINDS.iter().copied().filter(|kind| which(&mut device(kind))).collect()
     }
 
-    /// Takes away what changes the host: a machine that is only looked at truncates no log, takes
-    /// no lock and makes no socket.
-    pub fn leave_host_alone(&mut self) {
-        match self {
-            Self::Serial(serial) => serial.to = Stream::None,
-            Self::VirtioSerial(serial) => serial.to = Stream::None,
-            Self::Debugcon(debugcon) => debugcon.to = Stream::None,
-            Self::Flash(flash) => flash.readonly = true,
-            Self::Nvme(disk) => disk.0.file = Expected::Nothing,
-            Self::VirtioNet(net) => net.to = Network::None,
-            Self::VirtioBlk(disk) => disk.0.file = Expected::Nothing,
-            Self::VirtioScsi(disk) => disk.0.file = Expected::Nothing,
-            Self::UsbStorage(disk) => disk.file = Expected::Nothing,
-            Self::Tpm(tpm) => tpm.absent = true,
-            _ => {}
+    #[test]
+    fn each_kind_says_what_it_uses_of_the_host() {
+        let disks = ["nvme", "virtio-blk", "virtio-scsi"];
+        assert_eq!(of(|it| it.image() == Some(Path::new("/a"))), disks);
+        assert_eq!(of(|it| it.image().is_some()), disks);
+        assert_eq!(of(|it| it.network().is_some()), ["virtio-net"]);
+        assert_eq!(of(|it| it.stream().is_some()), ["debugcon", "serial", "virtio-serial"]);
+        assert_eq!(of(|it| it.is_usb()), ["usb-keyboard", "usb-storage", "usb-tablet"]);
+        let file = FileId { device: 7, inode: 12 };
+        assert_eq!(of(|it| it.expect(file).is_ok()), ["usb-storage"]);
+        let error = device("nvme").expect(file).unwrap_err();
+        assert_eq!(error.to_string(), "`nvme` has no file");
+    }
+
+    #[test]
+    fn a_machine_that_is_only_looked_at_leaves_the_host_alone() {
+        let changed = of(|it| {
+            let before = format!("{it:?}");
+            it.leave_host_alone();
+            before != format!("{it:?}")
+        });
+        let all = [
+            "debugcon",
+            "flash",
+            "nvme",
+            "serial",
+            "tpm",
+            "usb-storage",
+            "virtio-blk",
+            "virtio-net",
+            "virtio-scsi",
+            "virtio-serial",
+        ];
+        assert_eq!(changed, all);
+        let mut console = device("virtio-serial");
+        console.leave_host_alone();
+        assert_eq!(console.stream(), Some(&Stream::None));
+    }
+
+    #[test]
+    fn disks_have_a_queue_for_each_processor_unless_the_user_chose() {
+        let queues = |mut device: Config, processors| {
+            device.suit(processors);
+            serde_json::to_value(device).unwrap()["queues"].clone()
+        };
+        for (processors, count) in [(0, 1), (1, 1), (6, 6), (16, 16), (400, 16)] {
+            for kind in KINDS {
+                let disk = device(kind).image().is_some();
+                let wanted = if disk { Value::from(count) } else { Value::Null };
+                assert_eq!(queues(device(kind), processors), wanted, "{kind}");
+            }
         }
+        let chosen = Config::of_kind("nvme", json!({ "path": "/a", "queues": 3 }));
+        assert_eq!(queues(chosen.unwrap().unwrap(), 8), 3);
+    }
+
+    #[test]
+    fn the_second_of_a_kind_has_a_number() {
+        let names: Vec<_> = (1..4).map(|count| name("nvme", count)).collect();
+        assert_eq!(names, ["nvme", "nvme.2", "nvme.3"]);
     }
 }

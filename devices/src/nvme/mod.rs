@@ -41,10 +41,10 @@ use self::health::{Counter, Health};
 use self::queues::{Doorbells, ENTRIES};
 use crate::bus::Window;
 use crate::device::{Access, Device, Region, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use crate::pci::{Bar, Id, Identity, Interrupt};
 use crate::worker::Worker;
-use host::disk::{Drive, Image};
+use host::disk::{Drive, Expected, Image};
 use host::fnv;
 use host::memory::Memory;
 use host::uuid::Uuid;
@@ -101,6 +101,18 @@ impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         let image = self.0.open(grants.shared().on_full())?;
         self.attach(image, grants)
+    }
+
+    fn suit(&mut self, processors: u16) {
+        self.0.suit(processors);
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        HostSide::Image(&self.0.path)
+    }
+
+    fn leave_host_alone(&mut self) {
+        self.0.file = Expected::Nothing;
     }
 }
 

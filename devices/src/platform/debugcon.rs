@@ -11,7 +11,7 @@ use std::io::Write;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Access, Device, Kind, Region, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use host::stream::{self, Stream};
 
 /// `--device debugcon,to=file:/tmp/firmware.log`
@@ -38,6 +38,14 @@ impl Build for Config {
         let port = u64::from(self.port);
         grants.claim(Kind::Port, port..port + 1)?;
         Ok(Box::new(Debugcon { output: stream::output(&self.to)? }))
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        HostSide::Stream(&self.to)
+    }
+
+    fn leave_host_alone(&mut self) {
+        self.to = Stream::None;
     }
 }
 

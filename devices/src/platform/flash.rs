@@ -96,6 +96,10 @@ impl Build for Config {
         };
         Ok(Box::new(Flash { code, vars }))
     }
+
+    fn leave_host_alone(&mut self) {
+        self.readonly = true;
+    }
 }
 
 impl Config {

@@ -12,7 +12,7 @@ use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, SerialState};
 
 use crate::device::{Access, Device, Kind, Region, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use crate::line::Line;
 use host::stream::{self, Reader, Stream};
 
@@ -49,6 +49,14 @@ impl Build for Config {
         let output = Output(Arc::new(Mutex::new(out)));
         let uart = new_uart(&SerialState::default(), &line, &output)?;
         Ok(Box::new(Serial { uart: Arc::new(Mutex::new(uart)), line, output, input, reader: None }))
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        HostSide::Stream(&self.to)
+    }
+
+    fn leave_host_alone(&mut self) {
+        self.to = Stream::None;
     }
 }
 

@@ -115,6 +115,10 @@ impl Build for Config {
             worker: None,
         }))
     }
+
+    fn leave_host_alone(&mut self) {
+        self.absent = true;
+    }
 }
 
 /// At power-on the TPM is idle, and no locality has it.

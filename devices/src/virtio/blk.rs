@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Chain, Identity, Queue, Signal, Virtio, on_pci};
 use crate::device::{Device, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use crate::poller::{Poller, Serve};
-use host::disk::{Channel, Done, Drive, Fault, Operation, Request, wait};
+use host::disk::{Channel, Done, Drive, Expected, Fault, Operation, Request, wait};
 use host::memory::{Memory, Piece};
 
 /// `--device virtio-blk,path=disk.img`: a disk. Fast, but Windows needs a driver for it.
@@ -32,6 +32,18 @@ impl Build for Config {
         let drive = disk.drive(disk.open(grants.shared().on_full())?, grants.name())?;
         grants.shared().disks.add(&drive);
         on_pci(Blk::new(drive, disk.queues())?, disk.slot, grants)
+    }
+
+    fn suit(&mut self, processors: u16) {
+        self.0.suit(processors);
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        HostSide::Image(&self.0.path)
+    }
+
+    fn leave_host_alone(&mut self) {
+        self.0.file = Expected::Nothing;
     }
 }
 

@@ -27,7 +27,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Chain, Identity, Queue, Virtio, length, next, on_pci};
 use crate::device::{Device, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use crate::pci::Address;
 use host::channel::{Channel, is_later};
 use host::memory::Piece;
@@ -92,6 +92,14 @@ impl Build for Config {
             thread: None,
         };
         on_pci(device, self.slot, grants)
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        HostSide::Stream(&self.to)
+    }
+
+    fn leave_host_alone(&mut self) {
+        self.to = Stream::None;
     }
 }
 

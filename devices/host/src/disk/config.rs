@@ -128,6 +128,8 @@ pub enum Expected {
 
 /// Queues where nobody says how many processors there are.
 const QUEUES: u16 = 4;
+/// More queues than this, unless the user chose them, serve no guest better.
+const MAX_SUITABLE_QUEUES: u16 = 16;
 /// Characters of a serial number.
 const SERIAL: usize = 20;
 
@@ -209,6 +211,11 @@ impl Config {
             serial: None,
             file: Expected::Any,
         }
+    }
+
+    /// Chooses as many queues as this many processors can use, unless the user chose.
+    pub fn suit(&mut self, processors: u16) {
+        self.queues.get_or_insert(processors.clamp(1, MAX_SUITABLE_QUEUES));
     }
 
     /// Opens the disk for a controller; `full` is called when its volume is full, and when there

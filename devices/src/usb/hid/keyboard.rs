@@ -22,6 +22,10 @@ impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         build::<Keyboard>(grants, "USB keyboard", (1, 1))
     }
+
+    fn is_usb(&self) -> bool {
+        true
+    }
 }
 
 /// Keys of a report beside Ctrl, Shift, Alt and the logo keys.

@@ -23,6 +23,10 @@ impl Build for Config {
     fn build(self, grants: &mut dyn Grants) -> anyhow::Result<Box<dyn Device>> {
         build::<Tablet>(grants, "USB tablet", (0, 0))
     }
+
+    fn is_usb(&self) -> bool {
+        true
+    }
 }
 
 /// States of the buttons that are kept apart.

@@ -233,6 +233,19 @@ impl Build for Config {
         let hub = grants.shared().usb.clone();
         seat(hub, grants.name(), self.descriptors(&serial), function, leave)
     }
+
+    fn is_usb(&self) -> bool {
+        true
+    }
+
+    fn expect(&mut self, file: FileId) -> bool {
+        self.file = Expected::Only(file);
+        true
+    }
+
+    fn leave_host_alone(&mut self) {
+        self.file = Expected::Nothing;
+    }
 }
 
 /// Opens a medium.

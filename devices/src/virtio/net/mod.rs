@@ -27,7 +27,7 @@ use self::pair::Pair;
 use self::sleep::{Orders, Sleep};
 use super::{Identity, Queue, Virtio, on_pci};
 use crate::device::{Device, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use crate::pci::Address;
 use host::mac::Mac;
 use host::memory::{Memory, Piece};
@@ -154,6 +154,14 @@ impl Build for Config {
             Some(seed) => crate::testutil::vhost::rehearsed(seed, pairs, &memory.share())?,
         };
         on_pci(Net::new(&self, &side, kernel)?, self.slot, grants)
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        HostSide::Network(&self.to)
+    }
+
+    fn leave_host_alone(&mut self) {
+        self.to = Network::None;
     }
 }
 

@@ -25,10 +25,10 @@ use self::request::{Locked, Server};
 use self::target::Target;
 use super::{Identity, Queue, Virtio, on_pci};
 use crate::device::{Device, Saved};
-use crate::grants::{Build, Grants};
+use crate::grants::{Build, Grants, HostSide};
 use crate::poller::Poller;
 use crate::scsi::Conditions;
-use host::disk::Drive;
+use host::disk::{Drive, Expected};
 
 /// `--device virtio-scsi,path=disk.img`: a disk behind a SCSI controller, as QEMU's
 /// `virtio-scsi-pci` with `scsi-hd`. Windows needs a driver for it.
@@ -42,6 +42,18 @@ impl Build for Config {
         let drive = disk.drive(disk.open(grants.shared().on_full())?, grants.name())?;
         grants.shared().disks.add(&drive);
         on_pci(Scsi::new(drive, disk.queues())?, disk.slot, grants)
+    }
+
+    fn suit(&mut self, processors: u16) {
+        self.0.suit(processors);
+    }
+
+    fn host_side(&self) -> HostSide<'_> {
+        HostSide::Image(&self.0.path)
+    }
+
+    fn leave_host_alone(&mut self) {
+        self.0.file = Expected::Nothing;
     }
 }
 
