@@ -17,8 +17,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Relative to this package.
+/// Relative to this package: the devices, and the host's side of them.
 const DEVICES: &str = "../devices/src";
+const HOST: &str = "../devices/host/src";
 
 /// One line of the registry: `"edu" Edu: crate::pci::edu::Config,`.
 fn registered(line: &str) -> Option<(&str, &str)> {
@@ -30,8 +31,9 @@ fn registered(line: &str) -> Option<(&str, &str)> {
 /// Writes `fields.rs`: for each kind of device, what its `Config` and that one's fields are for.
 fn collect_fields() -> Result<()> {
     let package = PathBuf::from(env::var("CARGO_MANIFEST_DIR").context("not started by cargo")?);
-    let devices = package.join(DEVICES);
+    let [devices, host] = [DEVICES, HOST].map(|folder| package.join(folder));
     println!("cargo::rerun-if-changed={}", devices.display());
+    println!("cargo::rerun-if-changed={}", host.display());
     let registry = fs::read_to_string(devices.join("registry.rs")).context("registry.rs")?;
     let mut list = String::from("&[\n");
     let mut count = 0;
@@ -39,7 +41,7 @@ fn collect_fields() -> Result<()> {
         let source = module(&devices, path)?;
         let (text, mut fields) = config(&source).with_context(|| path.to_owned())?;
         if let Some(shared) = wrapped(&source) {
-            fields = config(&module(&devices, shared)?).with_context(|| shared.to_owned())?.1;
+            fields = config(&module(&host, shared)?).with_context(|| shared.to_owned())?.1;
         }
         writeln!(list, "    ({kind:?}, {text:?}, &{fields:?}),")?;
         count += 1;
@@ -59,10 +61,9 @@ fn module(devices: &Path, path: &str) -> Result<String> {
     fs::read_to_string(&*place).with_context(|| place.display().to_string())
 }
 
-/// The module whose `Config` this one is under another name.
+/// The module of `host` whose `Config` this one is under another name.
 fn wrapped(source: &str) -> Option<&str> {
-    let line =
-        source.lines().find_map(|line| line.strip_prefix("pub struct Config(pub crate::"))?;
+    let line = source.lines().find_map(|line| line.strip_prefix("pub struct Config(pub host::"))?;
     line.strip_suffix("::Config);")
 }
 

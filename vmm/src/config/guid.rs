@@ -7,14 +7,14 @@ use ring::digest::{SHA256, digest};
 
 /// The UUID of a machine that was given none: the same as long as its first disk lies in the same
 /// place of the same host.
-pub fn of_disk(disk: &Path) -> Uuid {
+pub(crate) fn of_disk(disk: &Path) -> Uuid {
     let host = std::fs::read("/etc/machine-id").unwrap_or_default();
     let place = std::fs::canonicalize(disk).unwrap_or_else(|_| disk.to_owned());
     derived("machine", &[&host[..], place.as_os_str().as_encoded_bytes()].concat())
 }
 
 /// A UUID for one purpose, derived from a seed (RFC 9562, version 8).
-pub fn derived(purpose: &str, seed: &[u8]) -> Uuid {
+pub(crate) fn derived(purpose: &str, seed: &[u8]) -> Uuid {
     let hash = digest(&SHA256, &[b"transom ", purpose.as_bytes(), &[0][..], seed].concat());
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash.as_ref()[..16]);
