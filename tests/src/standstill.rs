@@ -56,8 +56,8 @@ fn timer_interrupts() -> String {
     line.unwrap_or_default().split_whitespace().take_while(|it| it.parse::<u64>().is_ok()).collect()
 }
 
-/// The lines of `/proc/timer_list` that say what time it is, when the local APICs of guests are due,
-/// and when each processor is woken.
+/// The lines of `/proc/timer_list` that say what time it is, when the local APICs of guests are
+/// due, and when each processor is woken.
 fn guest_timers(list: &str) -> Vec<String> {
     let lines: Vec<_> = list.lines().map(str::trim).collect();
     let due = |pair: &[&str]| match pair {

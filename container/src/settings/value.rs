@@ -243,7 +243,7 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes of a gibibyte.
 pub const GIB: u64 = 1 << 30;
 
-/// Reads a size as the reference image does. It accepts fractions, spaces and `GB`, which the parser
+/// Reads a size as the reference image does. It takes fractions, spaces and `GB`, which the parser
 /// of [`Size`] itself refuses. All units are binary. `bare` gives the unit of a number without one.
 fn size_with_unit(text: &str, bare: impl Fn(f64) -> u64) -> anyhow::Result<Size> {
     let upper = text.to_ascii_uppercase().replace(' ', "");
@@ -273,7 +273,7 @@ impl Value for Size {
     fn read(text: &str) -> anyhow::Result<Self> {
         size_with_unit(text, |_| 1)
     }
-    /// Unlike `Display`: with a unit in any case, since the text may be a setting whose bare numbers
+    /// Unlike `Display`: always with a unit, since the text may be a setting whose bare numbers
     /// are gibibytes, and with the units alone that `read` accepts.
     fn show(&self) -> String {
         for (unit, letter) in [(1 << 40, "T"), (GIB, "G"), (MIB, "M"), (1 << 10, "K")] {
