@@ -1,4 +1,4 @@
-//! The files of the viewer, as the build packed them: our page, and noVNC as it was published.
+//! The viewer's files as packed by the build: our page, and unmodified noVNC.
 
 use std::io::Read as _;
 
@@ -12,12 +12,12 @@ use flate2::read::GzDecoder;
 
 include!(concat!(env!("OUT_DIR"), "/web/viewer.rs"));
 
-/// For as long as browsers like: the place of a file that changed is another.
+/// The path contains a hash of the content, so a changed file has another path.
 const FOR_EVER: &str = "public, max-age=31536000, immutable";
-/// Pages tell of the person who looks at them.
+/// Pages contain details about the user.
 const NOT_AT_ALL: &str = "no-store";
 
-/// A file by the path after `files/`.
+/// Serves a file by the path after `files/`.
 pub(super) fn file(path: &str, headers: &HeaderMap) -> Option<Response> {
     let name = path.strip_prefix(PLACE.strip_prefix("files/")?)?.strip_prefix('/')?;
     let mut response = packed(name, headers)?;
@@ -25,7 +25,7 @@ pub(super) fn file(path: &str, headers: &HeaderMap) -> Option<Response> {
     Some(response)
 }
 
-/// A page.
+/// Serves a page with its placeholders filled in.
 pub(super) fn page(status: StatusCode, name: &str, fill: &[(&str, &str)]) -> Response {
     let mut text = unpacked(find(name).unwrap_or_default());
     for (mark, value) in fill {
@@ -64,14 +64,14 @@ fn packed(name: &str, headers: &HeaderMap) -> Option<Response> {
     Some(response)
 }
 
-/// The text of a file; what the build packed is whole.
+/// Decompresses a file. The build wrote it, so it is valid.
 fn unpacked(bytes: &[u8]) -> String {
     let mut text = String::new();
     GzDecoder::new(bytes).read_to_string(&mut text).ok();
     text
 }
 
-/// A text within a page.
+/// Escapes a text for HTML.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for letter in text.chars() {

@@ -1,12 +1,13 @@
-//! Who asks, and whether they may.
+//! Authentication and authorization of requests: names, origins, passwords and sessions.
 //!
-//! Threats: a page from elsewhere can make a browser ask us anything, with the cookies that it has
-//! for us. So a request that changes something has an `Origin` that is ours; or it is no browser's:
-//! browsers send `Origin` with everything but plain reading, and no page can hide that. And such a
-//! page can have its own name lead to our address (DNS rebinding): its origin then is what it calls
-//! us. It has no cookie then; but where no password is needed, every request has to call us by a
-//! name that nobody else could have ([`Gate::named`]), for reading, too. What a proxy says of
-//! others counts when `proxy` names it, or it comes by a Unix socket.
+//! Threats: a foreign page can make a browser send us any request, with the cookies that the
+//! browser holds for us. A request that changes something must therefore carry an `Origin` of ours,
+//! or must not come from a browser: browsers send `Origin` with everything but plain reads, and no
+//! page can hide it. A foreign page can also point its own name at our address (DNS rebinding). Its
+//! origin then equals the name it uses for us. It has no cookie for that name, but where no
+//! password is needed, every request, reads included, must use a name that nobody else could own
+//! ([`Gate::named`]). The headers of a proxy count only if `proxy` lists its address, or if it
+//! connects by a Unix socket.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -20,51 +21,51 @@ use super::known::{Origins, Proxies};
 use super::sessions::{Session, Sessions, random};
 use crate::rfb::security::{Denied, Door, Doors, Passwords, Right};
 
-/// Fetch Metadata 2.2: where the page that asks is from, as browsers see it.
+/// The request's relation to the page that made it, as the browser sees it (Fetch Metadata 2.2).
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What names end with that are of no use outside of a network (RFC 6761, 6762, 8375, clusters).
+/// Suffixes of names that have no meaning outside of one network (RFC 6761, 6762, 8375, clusters).
 const OWN: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa", ".svc", ".test"];
 
-/// How somebody is connected.
+/// How a client is connected.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
-    /// The other end; none for a Unix socket.
+    /// The address of the peer, or `None` for a Unix socket.
     pub address: Option<IpAddr>,
-    /// It is TLS.
+    /// Whether this connection uses TLS.
     pub tls: bool,
 }
 
-/// What holds for everybody.
+/// Access rules, the same for all clients.
 #[derive(Default)]
 pub struct Rules {
-    /// Who may come in.
+    /// The passwords, if any.
     pub passwords: Passwords,
-    /// `auth=none` was said: everybody may.
+    /// `auth=none` is set: clients need no password.
     pub open: bool,
-    /// Nobody may touch.
+    /// All clients are view-only.
     pub view_only: bool,
-    /// Nobody minds what browsers call us.
+    /// Accepts any host name, so DNS rebinding is not prevented.
     pub any_name: bool,
-    /// What browsers call us, besides what they ask for.
+    /// Origins that are ours in addition to the one that the request addresses.
     pub origins: Origins,
-    /// Who may say for whom it asks.
+    /// Trusted proxies: peers whose `X-Forwarded-*` headers are believed.
     pub proxies: Proxies,
-    /// What the window is called.
+    /// The title of the window.
     pub name: String,
-    /// How these rules are set.
+    /// The names of the options for these rules, used in messages.
     pub words: Words,
 }
 
-/// How options are called where they are set, for those who read why they are refused.
+/// The names of options as the user sets them, for messages that suggest a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
-    /// Where we listen, if that is not `--web` and the place.
+    /// The option for the listening address, unless it is `--web` with the address.
     pub to: Option<String>,
-    /// What browsers call us.
+    /// The option for additional origins.
     pub origin: &'static str,
-    /// A password is asked for.
+    /// The option for the password.
     pub password: &'static str,
-    /// Nobody reads along.
+    /// The options for TLS.
     pub tls: &'static str,
 }
 
@@ -79,53 +80,48 @@ impl Default for Words {
     }
 }
 
-/// Somebody who asks.
+/// The client that sent a request.
 pub(super) struct Asker {
-    /// For people.
+    /// The address, for logs.
     pub(super) peer: String,
-    /// Where guesses are counted.
+    /// The source that wrong passwords are counted for.
     pub(super) door: Door,
-    /// What they call us: one name or address, perhaps with a port. None where they call us
-    /// something else, or by more than one name, of which others may believe another.
+    /// The host that the request addresses: one name or address, with an optional port. `None` if
+    /// the header is invalid or repeated: another reader might pick the other value.
     host: Option<String>,
-    /// Their way to us is TLS; not known behind some proxies.
+    /// Whether the client uses TLS, which is unknown behind some proxies.
     pub(super) secure: Option<bool>,
-    /// A browser asked for that name by TLS: whoever answered has a certificate for it.
+    /// A browser asked for this name by TLS, so the server that answers has a certificate for it.
     certified: bool,
 }
 
 impl Asker {
-    /// What they call us, in one way.
     fn host(&self) -> &str {
         self.host.as_deref().unwrap_or_default()
     }
 }
 
-/// Somebody who may come in.
 pub(super) struct Guest {
-    /// What they may do.
     pub(super) right: Right,
-    /// How they are known, if that can end.
+    /// The session, for clients that can log out.
     pub(super) session: Option<Arc<Session>>,
 }
 
-/// Why somebody may not.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// They have shown no password.
+    /// No password and no valid cookie was sent.
     Unknown,
-    /// It was wrong.
+    /// The password was wrong.
     Wrong,
-    /// Too often: nobody is heard for so many seconds.
+    /// Too many wrong passwords: all are refused for this number of seconds.
     Later(u64),
-    /// They come from somewhere else; the sentence says what can be done.
+    /// The request has a foreign origin or host name. The sentence says what can be done.
     Elsewhere(String),
-    /// What they call us is not one name.
+    /// The host is missing, invalid or ambiguous.
     Unnamed,
 }
 
 impl Refusal {
-    /// The status of the answer.
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::Unknown | Self::Wrong => StatusCode::UNAUTHORIZED,
@@ -135,7 +131,7 @@ impl Refusal {
         }
     }
 
-    /// What people read.
+    /// The message that the user reads.
     pub(super) fn sentence(&self) -> String {
         match self {
             Self::Unknown => "Please log in.".into(),
@@ -149,11 +145,10 @@ impl Refusal {
     }
 }
 
-/// See the module.
 pub(super) struct Gate {
     rules: Rules,
     sessions: Sessions,
-    /// Who knows this has asked by TLS before; without randomness nobody does.
+    /// The value of the cookie that proves an earlier request by TLS. `None` without randomness.
     proof: Option<String>,
 }
 
@@ -162,17 +157,17 @@ impl Gate {
         Self { rules, sessions: Sessions::default(), proof: random().ok() }
     }
 
-    /// Whether there is anything to say at the door.
+    /// Whether clients need a password.
     pub(super) fn asks(&self) -> bool {
         self.rules.passwords.are_needed()
     }
 
-    /// Whether a name is asked for, too.
+    /// Whether clients need a user name, too.
     pub(super) fn asks_name(&self) -> bool {
         self.rules.passwords.user.is_some()
     }
 
-    /// Who asks.
+    /// Identifies the client from its connection and its headers.
     pub(super) fn asker(&self, line: Line, headers: &HeaderMap) -> Asker {
         let said = |name: &str| last(headers, name);
         let proxy = match line.address {
@@ -185,8 +180,9 @@ impl Gate {
         let host = host.map(|host| told("x-forwarded-host").unwrap_or(host));
         let scheme = told("x-forwarded-proto").map(|it| it.eq_ignore_ascii_case("https"));
         let secure = if line.tls { Some(true) } else { scheme };
-        // Browsers say `Sec-Fetch-Site` (Fetch Metadata) by TLS alone, but for names of this host,
-        // and scripts cannot. An `Origin` says how the page came, and not how it asks.
+        // Browsers send `Sec-Fetch-Site` (Fetch Metadata) only by TLS and to names of this host,
+        // and scripts cannot set it. An `Origin` tells how the page was loaded, not how this
+        // request is sent.
         let certified = secure == Some(true) || headers.contains_key(SEC_FETCH_SITE);
         let asker = Asker {
             peer: address.map_or("local".into(), |it: IpAddr| it.to_canonical().to_string()),
@@ -198,9 +194,9 @@ impl Gate {
         Asker { certified: asker.certified || self.is_proven(&asker, headers), ..asker }
     }
 
-    /// The cookie that proves at a WebSocket that its page came by TLS, where that is a question:
-    /// not all browsers say `Sec-Fetch-Site` there. It is `Secure`, so that what has the same name
-    /// and no TLS never has it.
+    /// The cookie that proves to the WebSocket that its page came by TLS. It is set only where this
+    /// is in doubt: not all browsers send `Sec-Fetch-Site` with a WebSocket. It is `Secure`, so a
+    /// page of the same name without TLS never gets it.
     pub(super) fn proof(&self, asker: &Asker) -> Option<String> {
         let doubted = !self.asks() && asker.secure.is_none() && asker.certified;
         let proof = self.proof.as_ref().filter(|_| doubted)?;
@@ -213,12 +209,12 @@ impl Gate {
         both.is_some_and(|(proof, said)| proof.as_bytes().ct_eq(said.as_bytes()).into())
     }
 
-    /// Whether the page that asks is ours.
+    /// Refuses requests from foreign pages.
     pub(super) fn same_origin(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut origins = headers.get_all(header::ORIGIN).iter();
         let origin = match (origins.next(), origins.next()) {
             (Some(origin), None) => origin.to_str().unwrap_or_default().to_ascii_lowercase(),
-            // No browser asks so for a page, and nothing is sent along unasked.
+            // Browsers never add this header by themselves, and no page can make them send it.
             (None, None) if headers.contains_key(header::AUTHORIZATION) => return Ok(()),
             _ => String::new(),
         };
@@ -251,9 +247,9 @@ impl Gate {
         }))
     }
 
-    /// Whether what changes something may be asked for: by a page of ours, or by a program that is
-    /// no browser. Even a browser that sent no `Origin` could not send JSON to another place: that
-    /// is asked for beforehand (CORS), and never answered here.
+    /// Refuses changes unless they come from a page of ours, or from a program that is no browser.
+    /// Even a browser that omits `Origin` cannot send JSON to another site: it asks first (CORS),
+    /// and we never answer that.
     pub(super) fn may_act(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
         let browsers = [header::ORIGIN, header::COOKIE, header::REFERER, SEC_FETCH_SITE];
         let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
@@ -265,9 +261,9 @@ impl Gate {
         self.same_origin(asker, headers)
     }
 
-    /// Refuses names that anybody could have given us, where no password is asked for. Where an
-    /// owner said that everybody may come in, more names are ours: one without a dot, one of a
-    /// network at home or of a cluster, and one that a browser asked for by TLS.
+    /// Refuses names that a stranger could own, where no password is needed. With `auth=none`, more
+    /// names are accepted: names without a dot, names of home networks and clusters, and names that
+    /// a browser asked for by TLS.
     pub(super) fn named(&self, asker: &Asker) -> Result<(), Refusal> {
         let host = asker.host.as_deref().ok_or(Refusal::Unnamed)?;
         let name = name_of(host);
@@ -287,7 +283,7 @@ impl Gate {
         )))
     }
 
-    /// Whether nobody else can be called so, or an owner has said it.
+    /// Whether no stranger can own this name, or the configuration lists it.
     fn is_known(&self, name: &str) -> bool {
         name == "localhost"
             || name.ends_with(".localhost")
@@ -295,7 +291,7 @@ impl Gate {
             || self.rules.origins.hosts().any(|host| name_of(host) == name)
     }
 
-    /// Whether somebody may come in, and to do what.
+    /// Decides whether the client is admitted, and with which rights.
     pub(super) fn admit(
         &self,
         asker: &Asker,
@@ -320,7 +316,7 @@ impl Gate {
         Guest { right, session }
     }
 
-    /// Judges a password; a right one starts a session, whose cookie this is.
+    /// Checks a password. On success, starts a session and returns its cookie.
     pub(super) fn log_in(
         &self,
         asker: &Asker,
@@ -337,7 +333,7 @@ impl Gate {
         Ok(Self::written(asker, &cookie))
     }
 
-    /// Ends a session; the answer is the cookie that takes the cookie away.
+    /// Ends a session. Returns the header value that makes the browser delete the cookie.
     pub(super) fn log_out(&self, asker: &Asker, headers: &HeaderMap) -> String {
         if let Some(cookie) = Self::cookie(asker, headers) {
             self.sessions.end(cookie);
@@ -363,8 +359,8 @@ impl Gate {
         })
     }
 
-    /// A cookie has no path: browsers then send it to the folder that set it, whatever proxies
-    /// call that. Ports share their cookies, so the name tells them apart.
+    /// The cookie has no path: browsers then send it to the folder that set it, whatever a proxy
+    /// calls that folder. Cookies are shared between ports, so the name contains the port.
     fn written(asker: &Asker, value: &str) -> String {
         let secure = if asker.secure == Some(true) { "; Secure" } else { "" };
         format!("{}={value}; HttpOnly; SameSite=Strict{secure}", cookie_name(asker))
@@ -392,8 +388,8 @@ fn cookie_name(asker: &Asker) -> String {
     format!("transom{digits}")
 }
 
-/// Whether this is a name or an address, perhaps with a port (RFC 9110 7.2), as browsers write it.
-/// Programs may call us nothing.
+/// Whether this is a name or an address with an optional port (RFC 9110 7.2), as browsers write it.
+/// An empty host is allowed, as programs may omit it.
 fn is_plain(host: &str) -> bool {
     let name = name_of(host);
     match name.strip_prefix('[') {
@@ -402,7 +398,6 @@ fn is_plain(host: &str) -> bool {
     }
 }
 
-/// A host without its port.
 fn name_of(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -410,13 +405,13 @@ fn name_of(host: &str) -> &str {
     }
 }
 
-/// A host without the port that its scheme has anyway.
+/// Removes the default port of the scheme from a host.
 fn plain<'a>(scheme: &str, host: &'a str) -> &'a str {
     let port = if scheme == "https" { ":443" } else { ":80" };
     host.strip_suffix(port).unwrap_or(host)
 }
 
-/// What a header says that may be there once; nothing where it is not there.
+/// The value of a header that must not be repeated. Empty if the header is absent.
 fn only(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -426,13 +421,13 @@ fn only(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     }
 }
 
-/// What the nearest one said: the last of a list.
+/// The value that the nearest proxy added: the last of the list.
 fn last(headers: &HeaderMap, name: &str) -> Option<String> {
     let value = headers.get_all(name).iter().next_back()?.to_str().ok()?;
     value.rsplit(',').next().map(|it| it.trim().to_owned()).filter(|it| !it.is_empty())
 }
 
-/// A name and a password of RFC 7617.
+/// The user name and the password of Basic authentication (RFC 7617).
 fn basic(headers: &HeaderMap) -> Option<(Vec<u8>, Vec<u8>)> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, text) = value.split_once(' ')?;
@@ -571,11 +566,11 @@ mod test {
             assert!(says.contains(host), "{says}");
             let origin = format!("http://{host}");
             assert_eq!(reads(&[("host", host), ("origin", &origin)]), Err(refused));
-            // What a script can write is not believed, unless a proxy is that we trust.
+            // Headers that a script can set are believed only from a trusted proxy.
             let told = [("host", host), ("x-forwarded-proto", "https")];
             assert!(reads(&told).is_err(), "{host}");
             assert_eq!(from("10.0.0.1", &told), Ok(()), "{host}");
-            // A page of theirs may have come by TLS, from another place.
+            // A foreign page may have come by TLS, but from another server.
             assert!(reads(&[("host", host), ("origin", &format!("https://{host}"))]).is_err());
             // TLS ends at a proxy that has a certificate for that name.
             assert_eq!(reads(&[("host", host), ("sec-fetch-site", "none")]), Ok(()), "{host}");

@@ -1,8 +1,8 @@
-//! What browsers speak where they come from: TLS if there is a certificate, and HTTP.
+//! Accepts connections from browsers: TLS if a certificate is configured, and HTTP.
 //!
-//! Threats: nobody is known here. There are [`MOST`] connections at once, of which those that wait
-//! for a request give way to new ones (`places`); a request's head is small and comes at once, and
-//! a connection ends after a while unless it became a WebSocket, of which the server has few
+//! Threats: clients are not authenticated here. At most [`MAX_CONNECTIONS`] are open, and idle ones
+//! give way to new ones (`places`). The head of a request is small and must arrive in time. A
+//! connection ends after a while unless it becomes a WebSocket, and the server limits those
 //! ([`crate::rfb::MOST`]).
 
 use std::net::IpAddr;
@@ -32,21 +32,18 @@ use crate::rfb::security::Door;
 use crate::rfb::{self, tls};
 use host::listen::Socket;
 
-/// Connections at once.
 const MOST: usize = 256;
-/// Of them, from one address, unless it is a proxy's or of this host: browsers open six.
+/// From one address, unless it is a proxy or this host. Browsers open six.
 const EACH: usize = 64;
-/// TLS is agreed on within.
 const AGREE: Duration = Duration::from_secs(10);
-/// A request's head comes within.
 const HEAD: Duration = Duration::from_secs(10);
-/// And is no longer: cookies of other ports come along.
+/// Large enough for cookies, which browsers send to all ports of a host.
 const LONGEST_HEAD: usize = 32 << 10;
-/// So long a connection is used again, and then it may say its last.
+/// Connections are kept alive for this long. Then pending responses have [`CLOSE_TIMEOUT`] left.
 const LIFE: Duration = Duration::from_secs(120);
 const LAST: Duration = Duration::from_secs(10);
 
-/// A socket that listens, and the rules that hold there.
+/// A listening socket with its access rules.
 pub struct Listener {
     socket: Socket,
     tls: Option<tls::Files>,
@@ -54,7 +51,7 @@ pub struct Listener {
     farewell: Farewell,
 }
 
-/// What connections share.
+/// State shared between connections.
 struct Inside {
     router: Router,
     tls: Option<tls::Files>,
@@ -63,11 +60,11 @@ struct Inside {
 }
 
 impl Listener {
-    /// Listens, and reads passwords and certificates. Nobody is let in yet.
+    /// Opens the socket, and reads passwords and certificates. Connections are accepted by `run`.
     ///
     /// # Errors
     ///
-    /// One sentence: what is in use, what is wrong with a file, or what would let everybody in.
+    /// When the address is in use, a file is invalid, or the port would be open to everybody.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
         Self::open(config).with_context(|| called(config))
     }
@@ -110,17 +107,17 @@ impl Listener {
         Ok(Self { socket, tls, rules, farewell: Farewell::default() })
     }
 
-    /// To be said before the end.
+    /// The handle that closes all WebSockets before the process ends.
     pub fn farewell(&self) -> Farewell {
         self.farewell.clone()
     }
 
-    /// What the window is called.
+    /// The title of the window.
     pub fn name(&self) -> &str {
         &self.rules.name
     }
 
-    /// Where we listen, with the port that was found.
+    /// The URL for clients, with the port that was allocated.
     pub fn place(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match &self.socket {
@@ -131,11 +128,11 @@ impl Listener {
         }
     }
 
-    /// Lets browsers in, for as long as it is polled.
+    /// Accepts connections for as long as it is polled.
     ///
     /// # Errors
     ///
-    /// When the runtime cannot take the socket.
+    /// When the runtime cannot take over the socket.
     pub async fn run(self, stage: Arc<dyn Stage>, more: More) -> anyhow::Result<()> {
         let proxies = self.rules.proxies.clone();
         let router = routes::router(stage, self.rules, self.farewell, more);
@@ -148,7 +145,7 @@ impl Listener {
                 loop {
                     match socket.accept().await {
                         Ok((stream, peer)) => {
-                            // A key's echo is one small packet.
+                            // The echo of a key press is one small packet.
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
                             tokio::spawn(inside.clone().tcp(stream, peer.ip()));
@@ -195,7 +192,7 @@ impl Inside {
         until_lost(&place, self.connection(Box::new(Meter::new(stream)), None, &place)).await;
     }
 
-    /// One connection until it ends, or is a WebSocket.
+    /// Serves one connection until it ends or becomes a WebSocket.
     async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>, place: &Place) {
         let (stream, tls): (rfb::Wire, bool) = match &self.tls {
             Some(files) => match timeout(AGREE, files.acceptor().accept(stream)).await {
@@ -227,7 +224,7 @@ impl Inside {
     }
 }
 
-/// Serves a connection for as long as it has its place.
+/// Serves a connection until it ends or loses its place.
 async fn until_lost(place: &Place, serve: impl Future<Output = ()>) {
     tokio::select! {
         () = serve => {}
@@ -235,7 +232,7 @@ async fn until_lost(place: &Place, serve: impl Future<Output = ()>) {
     }
 }
 
-/// The option that says where we listen.
+/// The option that sets the listening address, for messages.
 fn called(config: &Config) -> String {
     match (&config.words.to, &config.to) {
         (Some(option), _) => option.clone(),
@@ -244,14 +241,14 @@ fn called(config: &Config) -> String {
     }
 }
 
-/// Whether somebody begins with a method of HTTP where TLS is wanted.
+/// Whether the client sends plain HTTP to a TLS port.
 async fn speaks_http(stream: &net::TcpStream) -> bool {
     let mut first = [0];
     let count = stream.peek(&mut first).await;
     count.is_ok_and(|count| count == 1) && first[0].is_ascii_uppercase()
 }
 
-/// Tells a browser that was given the wrong address.
+/// Answers plain HTTP on a TLS port with an error that names the right scheme.
 async fn explain(stream: &mut net::TcpStream) -> std::io::Result<()> {
     let text = "This port speaks TLS: the address begins with https://\n";
     let answer = format!(
@@ -259,7 +256,7 @@ async fn explain(stream: &mut net::TcpStream) -> std::io::Result<()> {
          Connection: close\r\n\r\n{text}",
         text.len()
     );
-    // What we did not read would make the kernel throw our answer away.
+    // Closing with unread input makes the kernel send a reset, which discards our answer.
     let _rest = stream.read(&mut [0; 4096]).await?;
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await

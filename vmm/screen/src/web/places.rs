@@ -1,9 +1,9 @@
-//! Places for connections. One that waits for a request gives way to a new one, so that whoever
-//! opens many and says nothing keeps nobody out; where all are busy, a few are left for questions
-//! of health.
+//! Slots for connections. An idle connection gives way to a new one, so a client that opens many
+//! and sends nothing keeps nobody out. If all slots are busy, a few spare ones still answer health
+//! checks.
 //!
-//! Threats: somebody who opens connections ([`Crowd`]). A place is busy from the end of a request
-//! until its answer was sent: what is begun and never ended is no reason to stay.
+//! Threats: a client that opens many connections ([`Crowd`]). A slot is busy from the end of a
+//! request until its answer is sent: a request that never ends does not keep the slot.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -16,34 +16,32 @@ use hyper::body::{Body as Content, Frame, SizeHint};
 use crate::rfb::crowd::{self, Busy, Crowd};
 use crate::rfb::security::Door;
 
-/// Places besides, where questions of health are answered and nothing else, and of them for one
-/// address.
+/// Spare slots, in total and per address. They answer health checks only.
 const SPARE: usize = 16;
 const SPARE_EACH: usize = 4;
 
-/// Marks requests that come by such a place.
+/// Marks requests on a spare slot.
 #[derive(Clone, Copy)]
 pub(super) struct Spare;
 
-/// See the module.
 pub(super) struct Places {
     all: Crowd,
     spare: Crowd,
 }
 
-/// A connection in its place.
+/// A connection's slot.
 pub(super) struct Place {
     place: Arc<crowd::Place>,
     spare: bool,
 }
 
 impl Places {
-    /// This many places, and how many of them one address has.
+    /// Limits connections in total and per address.
     pub(super) fn new(most: usize, each: usize) -> Self {
         Self { all: Crowd::new(most, each), spare: Crowd::of_equals(SPARE, SPARE_EACH) }
     }
 
-    /// Takes a place, perhaps that of a connection that waits for a request.
+    /// Takes a slot, which may evict a connection that waits for a request.
     pub(super) fn enter(&self, door: Door) -> Option<Place> {
         let place = self.all.wait(door);
         let spare = place.is_none();
@@ -53,13 +51,13 @@ impl Places {
 }
 
 impl Place {
-    /// Waits until the place is somebody else's.
+    /// Waits until the slot is given to another connection.
     pub(super) async fn lost(&self) {
         self.place.lost().await;
     }
 
-    /// A request begins, which marks its place when it has ended; what it keeps until it is
-    /// answered.
+    /// Begins a request. Its slot becomes busy when the request is read to its end. Keep the second
+    /// value until the answer is sent.
     pub(super) fn request<B>(&self, request: Request<B>) -> (Request<Body>, Asked)
     where
         B: Content<Data = Bytes, Error: Into<axum::BoxError>> + Send + Unpin + 'static,
@@ -77,18 +75,18 @@ impl Place {
     }
 }
 
-/// A request that is not answered wholly; its place is busy once it has come to its end.
+/// A request in progress. It holds its slot busy from its end until it is dropped.
 #[derive(Clone, Default)]
 pub(super) struct Asked(Arc<OnceLock<Busy>>);
 
 impl Asked {
-    /// The answer, which keeps its place until it is sent.
+    /// Wraps the answer, so that the slot stays busy until it is sent.
     pub(super) fn until_sent(self, response: Response<Body>) -> Response<Body> {
         response.map(|body| Body::new(Answer { body, _asked: self }))
     }
 }
 
-/// What is said with a request.
+/// The body of a request. It marks the slot busy at its end.
 struct Question<B> {
     body: B,
     place: Arc<crowd::Place>,
@@ -156,7 +154,7 @@ mod test {
         Door::of(text.parse().unwrap())
     }
 
-    /// Whether nobody has taken it away.
+    /// Whether the slot is not evicted.
     fn stays(place: &Place) -> bool {
         let lost = std::pin::pin!(place.lost());
         let mut context = Context::from_waker(std::task::Waker::noop());
@@ -181,7 +179,7 @@ mod test {
         let fourth = enter("10.0.0.1");
         assert_eq!(mine.iter().map(stays).collect::<Vec<_>>(), [true, false, true]);
         let (_, last) = fourth.request(plain(""));
-        // All that it may have are busy: what it is told then is how we are.
+        // All slots of this address are busy: it gets spare ones, for health checks only.
         let spares: Vec<_> = (0..SPARE_EACH).map(|_| enter("10.0.0.1")).collect();
         assert!(spares.iter().all(|it| it.spare) && !fourth.spare);
         assert!(places.enter(door("10.0.0.1")).is_none());

@@ -1,4 +1,4 @@
-//! What is asked for, and the answers. A router, which others may nest below a path of theirs.
+//! The routes and their answers. The router can be nested below any path.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,18 +30,16 @@ use crate::rfb::complaints::Complaints;
 use crate::rfb::crowd::Crowd;
 use crate::rfb::security::Right;
 
-/// A name and a password are shorter.
 const LONGEST_FORM: usize = 4096;
-/// And so is whatever else is said with a request.
 const LONGEST: usize = 64 << 10;
-/// It is on its way for no longer.
+/// The time limit for the body of a request.
 const SAYING: Duration = Duration::from_secs(10);
 
-/// Of as many as see the screen at once, those from one address.
+/// The maximum number of viewers from one address.
 const NEIGHBOURS: usize = 16;
 
-/// Said with every answer. Scripts and styles are files of ours, nothing is embedded elsewhere, and
-/// nothing that is no script is taken for one. noVNC draws cursors and pictures as `data:`.
+/// Sent with every answer. Scripts and styles come from our files only, foreign pages cannot embed
+/// ours, and browsers do not guess content types. noVNC draws cursors and pictures as `data:`.
 const HEADERS: [(HeaderName, &str); 6] = [
     (
         HeaderName::from_static("content-security-policy"),
@@ -51,17 +49,17 @@ const HEADERS: [(HeaderName, &str); 6] = [
     ),
     (HeaderName::from_static("x-content-type-options"), "nosniff"),
     (HeaderName::from_static("x-frame-options"), "SAMEORIGIN"),
-    // To ourselves, so that forms say where they are from.
+    // Same-origin requests keep the referrer, so that forms send their origin.
     (HeaderName::from_static("referrer-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// What the answers are made of.
+/// State shared between all routes.
 struct Web {
     gate: Gate,
     complaints: Complaints,
-    /// Who sees the screen, or is about to.
+    /// Connected viewers, and those about to connect.
     viewers: Crowd,
     stage: Arc<dyn Stage>,
     farewell: Farewell,
@@ -70,7 +68,7 @@ struct Web {
 type Shared = State<Arc<Web>>;
 type Wire = Extension<Line>;
 
-/// All of it. Each request must carry a [`Line`] as its extension.
+/// Builds the router. Each request must carry a [`Line`] as its extension.
 pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
     let (gate, complaints) = (Gate::new(rules), Complaints::default());
     let viewers = Crowd::new(MOST, NEIGHBOURS);
@@ -83,7 +81,7 @@ pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: Mor
         .route("/machine/{button}", post(press))
         .route_layer(guard.clone())
         .with_state(web.clone());
-    // Where there are none it would panic.
+    // `route_layer` panics on a router without routes.
     let inside = more.inside;
     let inside = if inside.has_routes() { inside.route_layer(guard) } else { inside };
     Router::new()
@@ -103,14 +101,14 @@ pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: Mor
         .layer(map_response(safe))
 }
 
-/// What `vmm` itself serves besides.
+/// The health check of `vmm` itself.
 pub fn health() -> More {
     let health = Router::new().route("/healthz", get(|| async { "ok\n" }));
     More { health, ..More::default() }
 }
 
-/// Answers nothing under a name that anybody could have given us, and nothing where there are only
-/// places left for questions of health.
+/// Refuses host names that a stranger could own, and everything on spare slots, which are for
+/// health checks.
 async fn named(
     State(web): Shared,
     Extension(line): Wire,
@@ -126,8 +124,9 @@ async fn named(
     }
 }
 
-/// Tells by which door somebody comes, who may be anybody. Pages of others open no WebSocket, which
-/// browsers, unlike all else, would let them read; programs that are no pages say no origin.
+/// Passes on the [`Door`](super::stage::Door) of a client, which need not be authenticated. Refuses
+/// WebSockets of foreign pages: unlike other answers, browsers would let them read those. Programs
+/// that are not pages send no origin.
 async fn tell(
     State(web): Shared,
     Extension(line): Wire,
@@ -146,7 +145,7 @@ async fn tell(
     next.run(request).await
 }
 
-/// All that is said with a request, if it is said in time, or the status of the answer.
+/// Reads the body of a request. An error is the status of the answer.
 async fn heard(body: Body, most: usize) -> Result<Bytes, StatusCode> {
     match timeout(SAYING, to_bytes(body, most)).await {
         Ok(Ok(said)) => Ok(said),
@@ -155,8 +154,8 @@ async fn heard(body: Body, most: usize) -> Result<Bytes, StatusCode> {
     }
 }
 
-/// Lets in those who may, with what changes something from pages of ours alone, once all of it is
-/// there.
+/// Admits authenticated clients, after their whole body is read. Changes are accepted from our own
+/// pages only.
 async fn guard(
     State(web): Shared,
     Extension(line): Wire,
@@ -194,7 +193,7 @@ async fn safe(mut response: Response) -> Response {
     response
 }
 
-/// A refusal for programs, and for people who see it all the same.
+/// The answer to a refused request, as plain text for programs and people.
 fn refuse(refusal: &Refusal) -> Response {
     let sentence = format!("{}\n", refusal.sentence());
     let mut response = (refusal.status(), sentence).into_response();
@@ -208,13 +207,13 @@ fn delay(refusal: &Refusal, response: &mut Response) {
     }
 }
 
-/// The answer for one too many, who may come again.
+/// The answer when a limit is reached. The client may retry.
 fn crowded(sentence: &'static str) -> Response {
     let again = [(RETRY_AFTER, "10")];
     (StatusCode::SERVICE_UNAVAILABLE, again, sentence).into_response()
 }
 
-/// Elsewhere; the place is relative, so that it is right below any path.
+/// A redirect. The target is relative, so it works below any path.
 fn see(place: &'static str) -> Response {
     (StatusCode::SEE_OTHER, [(LOCATION, place)]).into_response()
 }
@@ -251,7 +250,7 @@ fn form(web: &Web, status: StatusCode, said: &str, user: &[u8]) -> Response {
     let hint = web.stage.about().login;
     let fill = [("{NAMED}", name), ("{SAID}", said), ("{HINT}", hint)];
     let focus = [("{FOCUS_NAME}", first), ("{FOCUS_PASSWORD}", second)];
-    // What somebody typed comes last: no mark in it is one.
+    // The user's input is filled in last, so placeholders in it are not replaced.
     let fill: Vec<_> = fill.into_iter().chain(focus).chain([("{USER}", &*user)]).collect();
     let fill = &fill[..];
     files::page(status, "login.html", fill)
@@ -275,7 +274,7 @@ async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> 
     match web.gate.log_in(&asker, &user, &password, web.stage.doors()) {
         Ok(cookie) => with_cookie(see("./"), &cookie),
         Err(refusal) => {
-            // Which of both is wrong is nobody's business.
+            // The message does not tell which of the two is wrong.
             let said = match refusal {
                 Refusal::Wrong if web.gate.asks_name() => "That name or password is wrong.".into(),
                 _ => refusal.sentence(),
@@ -287,7 +286,6 @@ async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> 
     }
 }
 
-/// A field of a form (`application/x-www-form-urlencoded`).
 fn field(text: &str, name: &str) -> Vec<u8> {
     let mut pairs = text.split('&').filter_map(|it| it.split_once('='));
     let value = pairs.find(|(key, _)| *key == name).map_or("", |it| it.1);
@@ -313,7 +311,7 @@ async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) 
     with_cookie(see("login"), &cookie)
 }
 
-/// What the page needs to know before it begins.
+/// The settings that the page reads before it connects.
 async fn session(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
     let asker = web.gate.asker(line, &headers);
     match web.gate.admit(&asker, &headers, web.stage.doors()) {
@@ -342,12 +340,10 @@ fn as_json(value: &Value) -> Response {
     ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
-/// How the machine is.
 async fn machine(State(web): Shared) -> Response {
     pressed(web, None).await
 }
 
-/// A button of the machine.
 async fn press(State(web): Shared, Path(button): Path<String>) -> Response {
     match serde_json::from_value::<Button>(Value::String(button)) {
         Ok(button) => pressed(web, Some(button)).await,
@@ -380,7 +376,7 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
             return refuse(&refusal);
         }
     };
-    // What it costs to show the screen is bounded before anything of it is there.
+    // The number of viewers is limited before anything is allocated for the screen.
     let Some(place) = web.viewers.enter(asker.door) else {
         return crowded("Too many look already.\n");
     };

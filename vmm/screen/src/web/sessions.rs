@@ -1,4 +1,4 @@
-//! Who has shown a password, and is known by a cookie since.
+//! Sessions: clients that have shown a password, identified by a cookie.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,28 +11,24 @@ use tokio::sync::Semaphore;
 
 use crate::rfb::security::Right;
 
-/// So many people at once.
 const MOST: usize = 1024;
-/// Whoever was not there for so long says the password again.
+/// A session that is unused for this long ends.
 const FORGET: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// One of them.
 pub(super) struct Session {
-    /// What they may do.
     pub(super) right: Right,
-    /// Closed when they log out, with whatever they have open, and for all who look later.
+    /// Closed when the session ends. This ends all connections of the session, now and later.
     over: Semaphore,
 }
 
 impl Session {
-    /// Waits until it is over.
     pub(super) async fn over(&self) {
-        // There never is a permit.
+        // The semaphore never has a permit, so this returns only when it is closed.
         self.over.acquire().await.map_or_else(|_| (), drop);
     }
 }
 
-/// 256 random bits.
+/// Returns 256 random bits in hexadecimal.
 pub(super) fn random() -> anyhow::Result<String> {
     let mut bytes = [0; 32];
     let count = getrandom(&mut bytes, GetRandomFlags::empty()).context("randomness")?;
@@ -43,13 +39,13 @@ pub(super) fn random() -> anyhow::Result<String> {
     }))
 }
 
-/// All of them, by their cookies: 256 random bits each, so that the time that a search takes
-/// tells nothing.
+/// All sessions by cookie. Cookies have 256 random bits, so the time of a search reveals nothing.
 #[derive(Default)]
 pub(super) struct Sessions(Mutex<HashMap<String, (Arc<Session>, Instant)>>);
 
 impl Sessions {
-    /// A new one. Where all places are taken, it has that of the one who was away longest.
+    /// Starts a session. If the maximum is reached, it replaces the one that was unused for
+    /// longest.
     pub(super) fn start(&self, right: Right) -> anyhow::Result<String> {
         let cookie = random()?;
         let mut all = self.0.lock().expect("no session panicked");
@@ -64,7 +60,6 @@ impl Sessions {
         Ok(cookie)
     }
 
-    /// The one of a cookie.
     pub(super) fn find(&self, cookie: &str) -> Option<Arc<Session>> {
         let mut all = self.0.lock().expect("no session panicked");
         let (session, used) = all.get_mut(cookie).filter(|(_, used)| used.elapsed() < FORGET)?;
@@ -72,7 +67,6 @@ impl Sessions {
         Some(session.clone())
     }
 
-    /// It is over.
     pub(super) fn end(&self, cookie: &str) {
         let ended = self.0.lock().expect("no session panicked").remove(cookie);
         ended.inspect(|(session, _)| session.over.close());
@@ -100,7 +94,7 @@ mod test {
         assert!(sessions.find(&first).is_some() && sessions.find(&last).is_some());
         let session = sessions.find(&first).unwrap();
         sessions.end(&first);
-        // Even for somebody who only now begins to wait.
+        // This holds for a caller that begins to wait only now, too.
         let over = std::pin::pin!(session.over());
         assert!(
             over.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()

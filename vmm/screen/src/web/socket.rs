@@ -1,8 +1,9 @@
-//! A WebSocket as the line of one client (RFC 6455): frames that are binary, one after another,
-//! are its bytes.
+//! A WebSocket as the byte stream of one client (RFC 6455): the payloads of its binary frames, one
+//! after another.
 //!
-//! Threats: a frame is at most [`LONGEST`] bytes, and text is refused. Who says nothing at all for
-//! a while, not even the answers that browsers give by themselves, is gone.
+//! Threats: a message is at most [`MAX_MESSAGE_BYTES`] long, and text is refused. A client that
+//! sends nothing for [`MAX_SILENCE`], not even the pongs that browsers send by themselves, is
+//! disconnected.
 
 use std::io;
 use std::pin::Pin;
@@ -26,24 +27,23 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-/// What a client may say at once: more than the longest text of a clipboard.
+/// More than the longest text of a clipboard.
 const LONGEST: usize = 2 << 20;
-/// What goes into one frame.
 const FRAME: usize = 64 << 10;
-/// Often enough for proxies, which close what is silent, mostly after a minute.
+/// Proxies close idle connections, mostly after a minute.
 const BEAT: Duration = Duration::from_secs(25);
-/// After so long without an answer nobody is there.
+/// A client that is silent for longer is disconnected.
 const SILENCE: Duration = Duration::from_secs(100);
-/// The name for plain bytes that clients of the kind know.
+/// The WebSocket subprotocol for plain bytes that VNC clients use.
 const PROTOCOL: &str = "binary";
-/// Why there is nothing more to see.
+/// The reason in the close frame.
 const OFF: &str = "The machine is off.";
 
-/// The headers that accept a WebSocket.
+/// Builds the response headers that accept a WebSocket.
 ///
 /// # Errors
 ///
-/// What is wrong with the request.
+/// The status and a sentence if the request is invalid.
 pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'static str)> {
     let has = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|it| it.to_str().ok());
@@ -75,7 +75,7 @@ pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'st
     Ok(out)
 }
 
-/// What is said to all before nobody is here any more.
+/// Closes all WebSockets before the process ends.
 #[derive(Clone)]
 pub struct Farewell(Arc<watch::Sender<bool>>);
 
@@ -86,13 +86,13 @@ impl Default for Farewell {
 }
 
 impl Farewell {
-    /// Says it, and waits until all have heard it.
+    /// Tells all clients that the machine is off, and waits until their connections are closed.
     pub async fn say(&self) {
         self.0.send_replace(true);
         self.0.closed().await;
     }
 
-    /// Ready when it is said. It is waited for whoever keeps what comes of this.
+    /// Waits for [`Farewell::say`], which in turn waits until the result is dropped.
     fn heard(&self) -> Heard {
         let mut said = self.0.subscribe();
         Box::pin(async move {
@@ -104,18 +104,16 @@ impl Farewell {
 
 type Heard = Pin<Box<dyn Future<Output = watch::Receiver<bool>> + Send>>;
 
-/// See [`Farewell`].
 enum End {
-    /// It may be said yet.
+    /// [`Farewell::say`] was not called yet.
     Awaited(Heard),
-    /// It was, and this is the proof that we are still here.
+    /// It was called, and waits until this receiver is dropped.
     Here { _proof: watch::Receiver<bool> },
 }
 
-/// The line.
 pub(super) struct Line {
     socket: WebSocketStream<TokioIo<Upgraded>>,
-    /// What came and was not read yet.
+    /// Bytes that were received but not read yet.
     rest: Bytes,
     beat: Interval,
     heard: Instant,
@@ -123,7 +121,6 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// On a connection that has been upgraded.
     pub(super) async fn new(upgraded: Upgraded, farewell: &Farewell) -> Self {
         let config = WebSocketConfig::default()
             .max_message_size(Some(LONGEST))
@@ -139,14 +136,14 @@ impl Line {
         Self { socket, rest: Bytes::new(), beat, heard: Instant::now(), end }
     }
 
-    /// Ready when all that is left is to close: the browser is told why.
+    /// Ready after the farewell, once the close frame with its reason is flushed.
     fn part(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let End::Awaited(heard) = &mut self.end {
             let said = ready!(heard.as_mut().poll(cx));
             self.end = End::Here { _proof: said };
             let reason = CloseFrame { code: CloseCode::Away, reason: OFF.into() };
             let mut socket = Pin::new(&mut self.socket);
-            // Who does not read learns it from the line's end.
+            // A client that does not read sees only the end of the connection.
             if let Poll::Ready(ready) = socket.as_mut().poll_ready(cx) {
                 ready.map_err(wrong)?;
                 socket.start_send(Message::Close(Some(reason))).map_err(wrong)?;
@@ -155,13 +152,13 @@ impl Line {
         Pin::new(&mut self.socket).poll_flush(cx).map_err(wrong)
     }
 
-    /// Asks now and then whether anybody is there.
+    /// Sends pings. Fails if the client is silent for too long.
     fn beat(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         while self.beat.poll_tick(cx).is_ready() {
             if self.heard.elapsed() > SILENCE {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            // Who has much to read anyway needs no question.
+            // A client with a full send buffer needs no ping.
             if let Poll::Ready(ready) = Pin::new(&mut self.socket).poll_ready(cx) {
                 ready.map_err(wrong)?;
                 let ping = Message::Ping(Bytes::new());
@@ -173,7 +170,6 @@ impl Line {
     }
 }
 
-/// What went wrong, for those who know streams.
 fn wrong(error: Error) -> io::Error {
     match error {
         Error::Io(error) => error,

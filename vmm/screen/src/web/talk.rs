@@ -1,8 +1,8 @@
-//! A WebSocket on which lines of text are told to whoever listens (RFC 6455).
+//! A WebSocket that sends lines of text to a client (RFC 6455).
 //!
-//! Threats: a message of theirs is at most [`LONGEST`] bytes, and thrown away. Of the answers to
-//! what asks for some no more waits than [`ROOM`]. Who takes nothing for a while, or does not
-//! answer, is gone.
+//! Threats: an incoming message is at most [`MAX_MESSAGE_BYTES`] long, and is discarded. Queued
+//! answers, such as pongs, take at most [`MAX_QUEUED_BYTES`]. A client that does not read for a
+//! while, or does not answer, is disconnected.
 
 use std::io;
 use std::time::Duration;
@@ -22,31 +22,29 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use super::socket;
 use crate::rfb::Wire;
 
-/// From the answer to the WebSocket.
+/// From the answer until the connection is a WebSocket.
 const UPGRADE: Duration = Duration::from_secs(10);
-/// Listeners have little to say.
+/// Clients have little to send.
 const LONGEST: usize = 4096;
-/// What waits for them to take it.
 const ROOM: usize = 4 * LONGEST;
-/// Proxies close what is silent, mostly after a minute.
+/// Proxies close idle connections, mostly after a minute.
 const BEAT: Duration = Duration::from_secs(25);
-/// After so long without an answer nobody is there.
+/// A client that is silent for longer is disconnected.
 const SILENCE: Duration = Duration::from_secs(100);
-/// A line is taken within.
 const TAKE: Duration = Duration::from_secs(10);
 
-/// Somebody who listens.
+/// The connection to one client.
 pub struct Talk {
     socket: WebSocketStream<Wire>,
     beat: Interval,
     heard: Instant,
 }
 
-/// A request that may become a WebSocket, and the connection that does.
+/// Accepts a WebSocket: returns the answer, and the connection after it.
 ///
 /// # Errors
 ///
-/// The answer to one that may not.
+/// The answer to an invalid request.
 #[expect(clippy::result_large_err, reason = "the answer is what is given back, once")]
 pub(super) fn upgrade(request: &mut Request) -> Result<(Response, OnUpgrade), Response> {
     let answer = socket::accept(request.headers())
@@ -60,16 +58,16 @@ pub(super) fn upgrade(request: &mut Request) -> Result<(Response, OnUpgrade), Re
     Ok((response, upgrade))
 }
 
-/// Waits for the connection.
+/// Waits until the connection is a WebSocket.
 ///
 /// # Errors
 ///
-/// When whoever asked does not come.
+/// When the client disconnects, or does not upgrade in time.
 pub(super) async fn upgraded(upgrade: OnUpgrade) -> io::Result<Upgraded> {
     timeout(UPGRADE, upgrade).await?.map_err(io::Error::other)
 }
 
-/// Answers a request for a WebSocket, and talks there.
+/// Answers a request for a WebSocket, and runs `talk` on the connection in a task.
 pub fn open<F>(mut request: Request, talk: impl FnOnce(Talk) -> F + Send + 'static) -> Response
 where
     F: Future<Output = ()> + Send,
@@ -79,7 +77,7 @@ where
         Err(response) => return response,
     };
     tokio::spawn(async move {
-        // Who does not come has nothing to hear.
+        // A client that disconnected needs no answer.
         let Ok(upgraded) = upgraded(upgrade).await else { return };
         talk(Talk::new(Box::new(TokioIo::new(upgraded))).await).await;
     });
@@ -100,17 +98,18 @@ impl Talk {
         Self { socket, beat, heard: Instant::now() }
     }
 
-    /// Says a line.
+    /// Sends a line of text.
     ///
     /// # Errors
     ///
-    /// When nobody takes it.
+    /// When the client does not take it in time.
     pub async fn say(&mut self, line: &str) -> io::Result<()> {
         let line = Message::Text(line.into());
         timeout(TAKE, self.socket.send(line)).await?.map_err(io::Error::other)
     }
 
-    /// Waits until they have left. Whoever waits for something else, too, asks again after that.
+    /// Waits until the client has disconnected. Cancel-safe: can be called again in a `select!`
+    /// loop.
     pub async fn left(&mut self) {
         loop {
             tokio::select! {
@@ -129,9 +128,9 @@ impl Talk {
         }
     }
 
-    /// Takes leave.
+    /// Closes the connection.
     pub async fn close(mut self) {
-        // Who is gone already needs none.
+        // The client may be gone already.
         timeout(TAKE, self.socket.close(None)).await.ok();
     }
 }
@@ -143,9 +142,9 @@ mod test {
 
     use super::*;
 
-    /// What the connection itself holds.
+    /// The capacity of the connection itself.
     const PIPE: usize = 1024;
-    /// What a ping carries at most.
+    /// The maximum payload of a ping.
     const PING: u8 = 125;
     const MOMENT: Duration = Duration::from_millis(20);
 
@@ -175,7 +174,7 @@ mod test {
             () = take => {}
         }
         assert!(answers.starts_with(&[0x8a, PING, 1]), "{:?}", answers.first_chunk::<3>());
-        // Some of them were not read before others were taken.
+        // Some were read before others were written.
         assert!(answers.len() <= 2 * ROOM, "{} of {} bytes", answers.len(), pings.len());
     }
 
