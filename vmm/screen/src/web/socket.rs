@@ -28,16 +28,16 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig
 use tokio_tungstenite::tungstenite::{Error, Message};
 
 /// More than the longest text of a clipboard.
-const LONGEST: usize = 2 << 20;
-const FRAME: usize = 64 << 10;
+const MAX_MESSAGE_BYTES: usize = 2 << 20;
+const MAX_FRAME_BYTES: usize = 64 << 10;
 /// Proxies close idle connections, mostly after a minute.
-const BEAT: Duration = Duration::from_secs(25);
+const PING_INTERVAL: Duration = Duration::from_secs(25);
 /// A client that is silent for longer is disconnected.
-const SILENCE: Duration = Duration::from_secs(100);
+const MAX_SILENCE: Duration = Duration::from_secs(100);
 /// The WebSocket subprotocol for plain bytes that VNC clients use.
 const PROTOCOL: &str = "binary";
 /// The reason in the close frame.
-const OFF: &str = "The machine is off.";
+const CLOSE_REASON: &str = "The machine is off.";
 
 /// Builds the response headers that accept a WebSocket.
 ///
@@ -93,7 +93,7 @@ impl Farewell {
     }
 
     /// Waits for [`Farewell::say`], which in turn waits until the result is dropped.
-    fn heard(&self) -> Heard {
+    fn said(&self) -> FarewellSaid {
         let mut said = self.0.subscribe();
         Box::pin(async move {
             said.wait_for(|said| *said).await.ok();
@@ -102,75 +102,75 @@ impl Farewell {
     }
 }
 
-type Heard = Pin<Box<dyn Future<Output = watch::Receiver<bool>> + Send>>;
+type FarewellSaid = Pin<Box<dyn Future<Output = watch::Receiver<bool>> + Send>>;
 
 enum End {
     /// [`Farewell::say`] was not called yet.
-    Awaited(Heard),
+    Pending(FarewellSaid),
     /// It was called, and waits until this receiver is dropped.
     Here { _proof: watch::Receiver<bool> },
 }
 
-pub(super) struct Line {
+pub(super) struct ByteStream {
     socket: WebSocketStream<TokioIo<Upgraded>>,
     /// Bytes that were received but not read yet.
-    rest: Bytes,
-    beat: Interval,
-    heard: Instant,
+    unread: Bytes,
+    ping: Interval,
+    last_received: Instant,
     end: End,
 }
 
-impl Line {
+impl ByteStream {
     pub(super) async fn new(upgraded: Upgraded, farewell: &Farewell) -> Self {
         let config = WebSocketConfig::default()
-            .max_message_size(Some(LONGEST))
-            .max_frame_size(Some(LONGEST))
+            .max_message_size(Some(MAX_MESSAGE_BYTES))
+            .max_frame_size(Some(MAX_MESSAGE_BYTES))
             .read_buffer_size(16 << 10)
-            .write_buffer_size(FRAME)
-            .max_write_buffer_size(4 * FRAME);
+            .write_buffer_size(MAX_FRAME_BYTES)
+            .max_write_buffer_size(4 * MAX_FRAME_BYTES);
         let io = TokioIo::new(upgraded);
         let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
-        let mut beat = interval(BEAT);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let end = End::Awaited(farewell.heard());
-        Self { socket, rest: Bytes::new(), beat, heard: Instant::now(), end }
+        let mut ping = interval(PING_INTERVAL);
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let end = End::Pending(farewell.said());
+        Self { socket, unread: Bytes::new(), ping, last_received: Instant::now(), end }
     }
 
     /// Ready after the farewell, once the close frame with its reason is flushed.
-    fn part(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let End::Awaited(heard) = &mut self.end {
+    fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let End::Pending(heard) = &mut self.end {
             let said = ready!(heard.as_mut().poll(cx));
             self.end = End::Here { _proof: said };
-            let reason = CloseFrame { code: CloseCode::Away, reason: OFF.into() };
+            let reason = CloseFrame { code: CloseCode::Away, reason: CLOSE_REASON.into() };
             let mut socket = Pin::new(&mut self.socket);
             // A client that does not read sees only the end of the connection.
             if let Poll::Ready(ready) = socket.as_mut().poll_ready(cx) {
-                ready.map_err(wrong)?;
-                socket.start_send(Message::Close(Some(reason))).map_err(wrong)?;
+                ready.map_err(to_io_error)?;
+                socket.start_send(Message::Close(Some(reason))).map_err(to_io_error)?;
             }
         }
-        Pin::new(&mut self.socket).poll_flush(cx).map_err(wrong)
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(to_io_error)
     }
 
     /// Sends pings. Fails if the client is silent for too long.
-    fn beat(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        while self.beat.poll_tick(cx).is_ready() {
-            if self.heard.elapsed() > SILENCE {
+    fn poll_ping(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while self.ping.poll_tick(cx).is_ready() {
+            if self.last_received.elapsed() > MAX_SILENCE {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             // A client with a full send buffer needs no ping.
             if let Poll::Ready(ready) = Pin::new(&mut self.socket).poll_ready(cx) {
-                ready.map_err(wrong)?;
+                ready.map_err(to_io_error)?;
                 let ping = Message::Ping(Bytes::new());
-                Pin::new(&mut self.socket).start_send(ping).map_err(wrong)?;
-                let _later = Pin::new(&mut self.socket).poll_flush(cx).map_err(wrong)?;
+                Pin::new(&mut self.socket).start_send(ping).map_err(to_io_error)?;
+                let _later = Pin::new(&mut self.socket).poll_flush(cx).map_err(to_io_error)?;
             }
         }
         Ok(())
     }
 }
 
-fn wrong(error: Error) -> io::Error {
+fn to_io_error(error: Error) -> io::Error {
     match error {
         Error::Io(error) => error,
         Error::ConnectionClosed | Error::AlreadyClosed => io::ErrorKind::BrokenPipe.into(),
@@ -178,29 +178,29 @@ fn wrong(error: Error) -> io::Error {
     }
 }
 
-impl AsyncRead for Line {
+impl AsyncRead for ByteStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.part(cx)?.is_ready() {
+        if self.poll_farewell(cx)?.is_ready() {
             return Poll::Ready(Ok(()));
         }
-        self.beat(cx)?;
+        self.poll_ping(cx)?;
         loop {
-            if !self.rest.is_empty() {
-                let count = self.rest.len().min(buf.remaining());
-                buf.put_slice(&self.rest.split_to(count));
+            if !self.unread.is_empty() {
+                let count = self.unread.len().min(buf.remaining());
+                buf.put_slice(&self.unread.split_to(count));
                 return Poll::Ready(Ok(()));
             }
             let message = match ready!(Pin::new(&mut self.socket).poll_next(cx)) {
-                Some(message) => message.map_err(wrong)?,
+                Some(message) => message.map_err(to_io_error)?,
                 None => return Poll::Ready(Ok(())),
             };
-            self.heard = Instant::now();
+            self.last_received = Instant::now();
             match message {
-                Message::Binary(bytes) => self.rest = bytes,
+                Message::Binary(bytes) => self.unread = bytes,
                 Message::Close(_) => return Poll::Ready(Ok(())),
                 Message::Text(_) => {
                     let error = "text came where bytes belong";
@@ -212,25 +212,25 @@ impl AsyncRead for Line {
     }
 }
 
-impl AsyncWrite for Line {
+impl AsyncWrite for ByteStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(wrong)?;
-        let bytes = &bytes[..bytes.len().min(FRAME)];
+        ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(to_io_error)?;
+        let bytes = &bytes[..bytes.len().min(MAX_FRAME_BYTES)];
         let message = Message::Binary(Bytes::copy_from_slice(bytes));
-        Pin::new(&mut self.socket).start_send(message).map_err(wrong)?;
+        Pin::new(&mut self.socket).start_send(message).map_err(to_io_error)?;
         Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx).map_err(wrong)
+        Pin::new(&mut self.socket).poll_flush(cx).map_err(to_io_error)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_close(cx).map_err(wrong)
+        Pin::new(&mut self.socket).poll_close(cx).map_err(to_io_error)
     }
 }
 
