@@ -13,15 +13,15 @@ use flate2::read::GzDecoder;
 include!(concat!(env!("OUT_DIR"), "/web/viewer.rs"));
 
 /// The path contains a hash of the content, so a changed file has another path.
-const FOR_EVER: &str = "public, max-age=31536000, immutable";
+const IMMUTABLE: &str = "public, max-age=31536000, immutable";
 /// Pages contain details about the user.
-const NOT_AT_ALL: &str = "no-store";
+const NO_STORE: &str = "no-store";
 
 /// Serves a file by the path after `files/`.
 pub(super) fn file(path: &str, headers: &HeaderMap) -> Option<Response> {
-    let name = path.strip_prefix(PLACE.strip_prefix("files/")?)?.strip_prefix('/')?;
+    let name = path.strip_prefix(FOLDER.strip_prefix("files/")?)?.strip_prefix('/')?;
     let mut response = packed(name, headers)?;
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static(FOR_EVER));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static(IMMUTABLE));
     Some(response)
 }
 
@@ -31,7 +31,7 @@ pub(super) fn page(status: StatusCode, name: &str, fill: &[(&str, &str)]) -> Res
     for (mark, value) in fill {
         text = text.replace(mark, &escaped(value));
     }
-    let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, NOT_AT_ALL)];
+    let head = [(CONTENT_TYPE, "text/html; charset=utf-8"), (CACHE_CONTROL, NO_STORE)];
     (status, head, text).into_response()
 }
 
@@ -97,7 +97,7 @@ mod test {
             let text = unpacked(find(name).unwrap());
             let names: Vec<_> = text
                 .split('"')
-                .filter_map(|it| it.strip_prefix(PLACE)?.strip_prefix('/'))
+                .filter_map(|it| it.strip_prefix(FOLDER)?.strip_prefix('/'))
                 .collect();
             assert!(names.len() >= 3, "{name}: {text}");
             for file in names {
@@ -125,8 +125,8 @@ mod test {
             let text = unpacked(bytes);
             let imports = text.lines().filter_map(|line| {
                 let line = line.trim();
-                let said = line.starts_with("import ") || line.starts_with("} from ");
-                said.then(|| line.split(['"', '\'']).nth(1)).flatten()
+                let is_import = line.starts_with("import ") || line.starts_with("} from ");
+                is_import.then(|| line.split(['"', '\'']).nth(1)).flatten()
             });
             for import in imports {
                 let mut path: Vec<_> = folder.split('/').filter(|it| !it.is_empty()).collect();

@@ -24,7 +24,7 @@ use crate::rfb::security::{Denied, Door, Doors, Passwords, Right};
 /// The request's relation to the page that made it, as the browser sees it (Fetch Metadata 2.2).
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Suffixes of names that have no meaning outside of one network (RFC 6761, 6762, 8375, clusters).
-const OWN: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa", ".svc", ".test"];
+const PRIVATE_SUFFIXES: [&str; 6] = [".local", ".lan", ".internal", ".home.arpa", ".svc", ".test"];
 
 /// How a client is connected.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ impl Default for Words {
 }
 
 /// The client that sent a request.
-pub(super) struct Asker {
+pub(super) struct Client {
     /// The address, for logs.
     pub(super) peer: String,
     /// The source that wrong passwords are counted for.
@@ -95,13 +95,13 @@ pub(super) struct Asker {
     certified: bool,
 }
 
-impl Asker {
+impl Client {
     fn host(&self) -> &str {
         self.host.as_deref().unwrap_or_default()
     }
 }
 
-pub(super) struct Guest {
+pub(super) struct Admitted {
     pub(super) right: Right,
     /// The session, for clients that can log out.
     pub(super) session: Option<Arc<Session>>,
@@ -135,11 +135,11 @@ impl Refusal {
     pub(super) fn sentence(&self) -> String {
         match self {
             Self::Unknown => "Please log in.".into(),
-            Self::Wrong => "That is not the password.".into(),
+            Self::Wrong => "The password is wrong.".into(),
             Self::Later(seconds) => format!("Too many wrong passwords: try again in {seconds} s."),
             Self::Elsewhere(sentence) => sentence.clone(),
-            Self::Unnamed => "Host, or a proxy's X-Forwarded-Host, is not one name or address, \
-                              perhaps with a port."
+            Self::Unnamed => "Host, or X-Forwarded-Host of a proxy, must be one name or address, \
+                              with an optional port."
                 .into(),
         }
     }
@@ -158,59 +158,58 @@ impl Gate {
     }
 
     /// Whether clients need a password.
-    pub(super) fn asks(&self) -> bool {
+    pub(super) fn needs_password(&self) -> bool {
         self.rules.passwords.are_needed()
     }
 
     /// Whether clients need a user name, too.
-    pub(super) fn asks_name(&self) -> bool {
+    pub(super) fn needs_user(&self) -> bool {
         self.rules.passwords.user.is_some()
     }
 
     /// Identifies the client from its connection and its headers.
-    pub(super) fn asker(&self, line: Line, headers: &HeaderMap) -> Asker {
-        let said = |name: &str| last(headers, name);
+    pub(super) fn client(&self, line: Line, headers: &HeaderMap) -> Client {
         let proxy = match line.address {
             Some(address) => self.rules.proxies.have(address),
             None => true,
         };
-        let told = |name| proxy.then(|| said(name)).flatten();
-        let address = told("x-forwarded-for").and_then(|it| it.parse().ok()).or(line.address);
+        let forwarded = |name| proxy.then(|| last(headers, name)).flatten();
+        let address = forwarded("x-forwarded-for").and_then(|it| it.parse().ok()).or(line.address);
         let host = only(headers, &header::HOST);
-        let host = host.map(|host| told("x-forwarded-host").unwrap_or(host));
-        let scheme = told("x-forwarded-proto").map(|it| it.eq_ignore_ascii_case("https"));
+        let host = host.map(|host| forwarded("x-forwarded-host").unwrap_or(host));
+        let scheme = forwarded("x-forwarded-proto").map(|it| it.eq_ignore_ascii_case("https"));
         let secure = if line.tls { Some(true) } else { scheme };
         // Browsers send `Sec-Fetch-Site` (Fetch Metadata) only by TLS and to names of this host,
         // and scripts cannot set it. An `Origin` tells how the page was loaded, not how this
         // request is sent.
         let certified = secure == Some(true) || headers.contains_key(SEC_FETCH_SITE);
-        let asker = Asker {
+        let client = Client {
             peer: address.map_or("local".into(), |it: IpAddr| it.to_canonical().to_string()),
             door: address.map_or(Door::Local, Door::of),
             host: host.map(|it| it.to_ascii_lowercase()).filter(|it| is_plain(it)),
             secure,
             certified,
         };
-        Asker { certified: asker.certified || self.is_proven(&asker, headers), ..asker }
+        Client { certified: client.certified || self.is_proven(&client, headers), ..client }
     }
 
     /// The cookie that proves to the WebSocket that its page came by TLS. It is set only where this
     /// is in doubt: not all browsers send `Sec-Fetch-Site` with a WebSocket. It is `Secure`, so a
     /// page of the same name without TLS never gets it.
-    pub(super) fn proof(&self, asker: &Asker) -> Option<String> {
-        let doubted = !self.asks() && asker.secure.is_none() && asker.certified;
+    pub(super) fn proof(&self, client: &Client) -> Option<String> {
+        let doubted = !self.needs_password() && client.secure.is_none() && client.certified;
         let proof = self.proof.as_ref().filter(|_| doubted)?;
-        Some(format!("{}={proof}; HttpOnly; SameSite=Strict; Secure", proof_name(asker)))
+        Some(format!("{}={proof}; HttpOnly; SameSite=Strict; Secure", proof_name(client)))
     }
 
-    fn is_proven(&self, asker: &Asker, headers: &HeaderMap) -> bool {
-        let said = cookie(headers, &proof_name(asker));
-        let both = self.proof.as_ref().zip(said);
-        both.is_some_and(|(proof, said)| proof.as_bytes().ct_eq(said.as_bytes()).into())
+    fn is_proven(&self, client: &Client, headers: &HeaderMap) -> bool {
+        let sent = cookie(headers, &proof_name(client));
+        let both = self.proof.as_ref().zip(sent);
+        both.is_some_and(|(proof, sent)| proof.as_bytes().ct_eq(sent.as_bytes()).into())
     }
 
     /// Refuses requests from foreign pages.
-    pub(super) fn same_origin(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(super) fn same_origin(&self, client: &Client, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut origins = headers.get_all(header::ORIGIN).iter();
         let origin = match (origins.next(), origins.next()) {
             (Some(origin), None) => origin.to_str().unwrap_or_default().to_ascii_lowercase(),
@@ -222,25 +221,25 @@ impl Gate {
             return Ok(());
         }
         let same = origin.split_once("://").is_some_and(|(scheme, place)| {
-            let fits = match asker.secure {
+            let fits = match client.secure {
                 Some(secure) => scheme == if secure { "https" } else { "http" },
                 None => matches!(scheme, "http" | "https"),
             };
-            fits && !place.is_empty() && plain(scheme, place) == plain(scheme, asker.host())
+            fits && !place.is_empty() && plain(scheme, place) == plain(scheme, client.host())
         });
         if same {
             return Ok(());
         }
-        let place = short(asker.host());
+        let place = short(client.host());
         Err(Refusal::Elsewhere(match &*origin {
             "" => format!(
-                "This request has no header Origin: a page's is this place, `{place}`; a program \
-                 sends JSON (Content-Type: application/json), and no Cookie, Referer or \
-                 Sec-Fetch-Site."
+                "This request has no Origin header: a page must send the origin of `{place}`, and \
+                 a program must send JSON (Content-Type: application/json) without Cookie, \
+                 Referer and Sec-Fetch-Site."
             ),
             _ => format!(
-                "This request is from `{}`, and this place is called `{place}`: behind a proxy, \
-                 set {}, or have the proxy pass on the header Host.",
+                "This request is from `{}`, but it addresses `{place}`: behind a proxy, set {}, or \
+                 let the proxy pass on the Host header.",
                 short(&origin),
                 self.rules.words.origin
             ),
@@ -248,9 +247,9 @@ impl Gate {
     }
 
     /// Refuses changes unless they come from a page of ours, or from a program that is no browser.
-    /// Even a browser that omits `Origin` cannot send JSON to another site: it asks first (CORS),
-    /// and we never answer that.
-    pub(super) fn may_act(&self, asker: &Asker, headers: &HeaderMap) -> Result<(), Refusal> {
+    /// Even a browser that omits `Origin` cannot send JSON to another site: it sends a preflight
+    /// request first (CORS), and we never answer that.
+    pub(super) fn may_act(&self, client: &Client, headers: &HeaderMap) -> Result<(), Refusal> {
         let browsers = [header::ORIGIN, header::COOKIE, header::REFERER, SEC_FETCH_SITE];
         let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
         let kind = kind.and_then(|it| it.split(';').next()).unwrap_or_default();
@@ -258,28 +257,29 @@ impl Gate {
         if json && !browsers.iter().any(|name| headers.contains_key(name)) {
             return Ok(());
         }
-        self.same_origin(asker, headers)
+        self.same_origin(client, headers)
     }
 
     /// Refuses names that a stranger could own, where no password is needed. With `auth=none`, more
     /// names are accepted: names without a dot, names of home networks and clusters, and names that
     /// a browser asked for by TLS.
-    pub(super) fn named(&self, asker: &Asker) -> Result<(), Refusal> {
-        let host = asker.host.as_deref().ok_or(Refusal::Unnamed)?;
+    pub(super) fn named(&self, client: &Client) -> Result<(), Refusal> {
+        let host = client.host.as_deref().ok_or(Refusal::Unnamed)?;
         let name = name_of(host);
-        if self.asks() || self.rules.any_name || self.is_known(name) {
+        if self.needs_password() || self.rules.any_name || self.is_known(name) {
             return Ok(());
         }
-        let near = OWN.iter().any(|end| name.trim_end_matches('.').ends_with(end));
-        let own = asker.certified || !name.contains('.') || near;
+        let near = PRIVATE_SUFFIXES.iter().any(|end| name.trim_end_matches('.').ends_with(end));
+        let own = client.certified || !name.contains('.') || near;
         if self.rules.open && own {
             return Ok(());
         }
         let Words { origin, password, .. } = self.rules.words;
         let (name, host) = (short(name), short(host));
         Err(Refusal::Elsewhere(format!(
-            "No password is asked for here, and `{name}` could be anybody's name for this address: \
-             set {origin} to `http://{host}` if it is yours, or {password}, or come by the address."
+            "No password is set, and `{name}` could be another site's name for this address: set \
+             {origin} to `http://{host}` if the name is yours, or set {password}, or use the IP \
+             address."
         )))
     }
 
@@ -294,51 +294,51 @@ impl Gate {
     /// Decides whether the client is admitted, and with which rights.
     pub(super) fn admit(
         &self,
-        asker: &Asker,
+        client: &Client,
         headers: &HeaderMap,
         doors: &Doors,
-    ) -> Result<Guest, Refusal> {
-        self.named(asker)?;
-        if !self.asks() {
-            return Ok(self.guest(Right::Full, None));
+    ) -> Result<Admitted, Refusal> {
+        self.named(client)?;
+        if !self.needs_password() {
+            return Ok(self.admitted(Right::Full, None));
         }
         if let Some((user, password)) = basic(headers) {
-            let right = self.judge(asker.door, &user, &password, doors)?;
-            return Ok(self.guest(right, None));
+            let right = self.judge(client.door, &user, &password, doors)?;
+            return Ok(self.admitted(right, None));
         }
-        let session = Self::cookie(asker, headers).and_then(|it| self.sessions.find(it));
+        let session = Self::cookie(client, headers).and_then(|it| self.sessions.find(it));
         let session = session.ok_or(Refusal::Unknown)?;
-        Ok(self.guest(session.right, Some(session)))
+        Ok(self.admitted(session.right, Some(session)))
     }
 
-    fn guest(&self, right: Right, session: Option<Arc<Session>>) -> Guest {
+    fn admitted(&self, right: Right, session: Option<Arc<Session>>) -> Admitted {
         let right = if self.rules.view_only { Right::View } else { right };
-        Guest { right, session }
+        Admitted { right, session }
     }
 
     /// Checks a password. On success, starts a session and returns its cookie.
     pub(super) fn log_in(
         &self,
-        asker: &Asker,
+        client: &Client,
         user: &[u8],
         password: &[u8],
         doors: &Doors,
     ) -> Result<String, Refusal> {
-        let right = self.judge(asker.door, user, password, doors)?;
+        let right = self.judge(client.door, user, password, doors)?;
         let cookie = self.sessions.start(right).map_err(|error| {
             tracing::error!("web: {error:#}");
             Refusal::Unknown
         })?;
-        tracing::info!("web: {} logged in", asker.peer);
-        Ok(Self::written(asker, &cookie))
+        tracing::info!("web: {} logged in", client.peer);
+        Ok(Self::written(client, &cookie))
     }
 
     /// Ends a session. Returns the header value that makes the browser delete the cookie.
-    pub(super) fn log_out(&self, asker: &Asker, headers: &HeaderMap) -> String {
-        if let Some(cookie) = Self::cookie(asker, headers) {
+    pub(super) fn log_out(&self, client: &Client, headers: &HeaderMap) -> String {
+        if let Some(cookie) = Self::cookie(client, headers) {
             self.sessions.end(cookie);
         }
-        format!("{}; Max-Age=0", Self::written(asker, ""))
+        format!("{}; Max-Age=0", Self::written(client, ""))
     }
 
     fn judge(
@@ -361,13 +361,13 @@ impl Gate {
 
     /// The cookie has no path: browsers then send it to the folder that set it, whatever a proxy
     /// calls that folder. Cookies are shared between ports, so the name contains the port.
-    fn written(asker: &Asker, value: &str) -> String {
-        let secure = if asker.secure == Some(true) { "; Secure" } else { "" };
-        format!("{}={value}; HttpOnly; SameSite=Strict{secure}", cookie_name(asker))
+    fn written(client: &Client, value: &str) -> String {
+        let secure = if client.secure == Some(true) { "; Secure" } else { "" };
+        format!("{}={value}; HttpOnly; SameSite=Strict{secure}", cookie_name(client))
     }
 
-    fn cookie<'a>(asker: &Asker, headers: &'a HeaderMap) -> Option<&'a str> {
-        cookie(headers, &cookie_name(asker))
+    fn cookie<'a>(client: &Client, headers: &'a HeaderMap) -> Option<&'a str> {
+        cookie(headers, &cookie_name(client))
     }
 }
 
@@ -377,12 +377,12 @@ fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-fn proof_name(asker: &Asker) -> String {
-    format!("{}-tls", cookie_name(asker))
+fn proof_name(client: &Client) -> String {
+    format!("{}-tls", cookie_name(client))
 }
 
-fn cookie_name(asker: &Asker) -> String {
-    let host = asker.host();
+fn cookie_name(client: &Client) -> String {
+    let host = client.host();
     let port = host.strip_prefix(name_of(host)).unwrap_or_default();
     let digits: String = port.chars().filter(char::is_ascii_digit).take(5).collect();
     format!("transom{digits}")
@@ -460,7 +460,7 @@ mod test {
 
     fn same(gate: &Gate, line: Line, list: &[(&'static str, &str)]) -> bool {
         let headers = headers(list);
-        gate.same_origin(&gate.asker(line, &headers), &headers).is_ok()
+        gate.same_origin(&gate.client(line, &headers), &headers).is_ok()
     }
 
     #[test]
@@ -472,7 +472,7 @@ mod test {
         assert!(asks("a.org", "https://A.org", true));
         assert!(asks("a.org", "https://a.org:443", true));
         assert!(asks("[::1]:6080", "http://[::1]:6080", false));
-        assert!(asks("a.org", "https://a.org", false), "a proxy that says nothing of TLS");
+        assert!(asks("a.org", "https://a.org", false), "a proxy that does not report TLS");
         for (host, origin, tls) in [
             ("a.org", "http://b.org", false),
             ("a.org", "http://a.org:81", false),
@@ -485,12 +485,15 @@ mod test {
         ] {
             assert!(!asks(host, origin, tls), "{host} {origin}");
         }
-        assert!(!same(&gate, near(false), &[("host", "a.org")]), "no origin, no way to be known");
+        assert!(
+            !same(&gate, near(false), &[("host", "a.org")]),
+            "neither an origin nor a password"
+        );
         let twice = [("host", "a.org"), ("origin", "http://a.org"), ("origin", "http://b.org")];
         assert!(!same(&gate, near(false), &twice[..1]) && same(&gate, near(false), &twice[..2]));
         let mut both = headers(&twice[..2]);
         both.append("origin", HeaderValue::from_static("http://b.org"));
-        assert!(gate.same_origin(&gate.asker(near(false), &both), &both).is_err());
+        assert!(gate.same_origin(&gate.client(near(false), &both), &both).is_err());
         let script = [("host", "a.org"), ("authorization", "Basic eDp5")];
         assert!(same(&gate, near(false), &script), "no page can add this header");
     }
@@ -506,16 +509,16 @@ mod test {
         ];
         let stranger = Gate::new(Rules::default());
         assert!(!same(&stranger, near(false), &told));
-        let asker = stranger.asker(near(false), &headers(&told));
-        assert_eq!((asker.peer.as_str(), asker.secure), ("127.0.0.1", None));
+        let client = stranger.client(near(false), &headers(&told));
+        assert_eq!((client.peer.as_str(), client.secure), ("127.0.0.1", None));
         let proxies = Proxies::read("127.0.0.0/8").unwrap();
         let friend = Gate::new(Rules { proxies, ..Rules::default() });
         let socket = Line { address: None, tls: false };
         for (gate, line) in [(&friend, near(false)), (&stranger, socket)] {
             assert!(same(gate, line, &told));
-            let asker = gate.asker(line, &headers(&told));
-            assert_eq!((asker.peer.as_str(), asker.secure), ("10.0.0.7", Some(true)));
-            assert_eq!(asker.door, Door::of("10.0.0.7".parse().unwrap()));
+            let client = gate.client(line, &headers(&told));
+            assert_eq!((client.peer.as_str(), client.secure), ("10.0.0.7", Some(true)));
+            assert_eq!(client.door, Door::of("10.0.0.7".parse().unwrap()));
         }
         let origins = Origins::read("https://a.org").unwrap();
         let configured = Gate::new(Rules { origins, ..Rules::default() });
@@ -528,7 +531,7 @@ mod test {
         let gate = Gate::new(Rules::default());
         let comes = |gate: &Gate, host| {
             let headers = headers(&[("host", host)]);
-            gate.admit(&gate.asker(near(false), &headers), &headers, &doors).is_ok()
+            gate.admit(&gate.client(near(false), &headers), &headers, &doors).is_ok()
         };
         for host in ["127.0.0.1:6080", "[::1]:6080", "LocalHost:1", "vm.localhost", "192.0.2.1"] {
             assert!(comes(&gate, host), "{host}");
@@ -540,9 +543,13 @@ mod test {
         let named = Gate::new(Rules { origins, ..Rules::default() });
         assert!(comes(&named, "vm.org") && !comes(&named, "evil.org"));
         let passwords = Passwords { full: Some("full".into()), ..Passwords::default() };
-        let asks = Gate::new(Rules { passwords, ..Rules::default() });
+        let guarded = Gate::new(Rules { passwords, ..Rules::default() });
         let any = headers(&[("host", "any.org")]);
-        assert_eq!(asks.named(&asks.asker(near(false), &any)), Ok(()), "it has no cookie");
+        assert_eq!(
+            guarded.named(&guarded.client(near(false), &any)),
+            Ok(()),
+            "a foreign page has no cookie"
+        );
     }
 
     #[test]
@@ -555,7 +562,7 @@ mod test {
         let from = |address: &str, list: &[(&'static str, &str)]| {
             let line = Line { address: Some(address.parse().unwrap()), tls: false };
             let headers = headers(list);
-            gate.admit(&gate.asker(line, &headers), &headers, &doors).map(drop)
+            gate.admit(&gate.client(line, &headers), &headers, &doors).map(drop)
         };
         let reads = |list: &[(&'static str, &str)]| from("10.9.9.9", list);
         for host in ["evil.example:8006", "evil.example", "evil.example.", "a.localhost.evil.org"] {
@@ -594,13 +601,13 @@ mod test {
             assert_eq!(
                 from("10.0.0.1", &told).is_ok(),
                 list,
-                "the last of a list is the nearest's"
+                "the nearest proxy added the last entry"
             );
-            assert_eq!(reads(&told), Ok(()), "nobody believes it");
+            assert_eq!(reads(&told), Ok(()), "the header is ignored");
         }
         let any = Gate::new(Rules { open: true, any_name: true, ..Rules::default() });
         let evil = headers(&[("host", "evil.example:8006")]);
-        assert_eq!(any.named(&any.asker(near(false), &evil)), Ok(()));
+        assert_eq!(any.named(&any.client(near(false), &evil)), Ok(()));
     }
 
     #[test]
@@ -608,11 +615,11 @@ mod test {
         let gate = Gate::new(Rules { open: true, ..Rules::default() });
         let reads = |list: &[(&'static str, &str)]| {
             let headers = headers(list);
-            gate.admit(&gate.asker(near(false), &headers), &headers, &Doors::default()).map(drop)
+            gate.admit(&gate.client(near(false), &headers), &headers, &Doors::default()).map(drop)
         };
         let (host, tls) = (("host", "evil.example"), ("sec-fetch-site", "none"));
         let shown = |gate: &Gate, list: &[(&'static str, &str)]| {
-            gate.proof(&gate.asker(near(false), &headers(list)))
+            gate.proof(&gate.client(near(false), &headers(list)))
         };
         let proof = shown(&gate, &[host, tls]).unwrap();
         assert!(proof.ends_with("; HttpOnly; SameSite=Strict; Secure"), "{proof}");
@@ -629,7 +636,7 @@ mod test {
         let gate = Gate::new(Rules { open: true, ..Rules::default() });
         let acts = |list: &[(&'static str, &str)]| {
             let headers = headers(list);
-            gate.may_act(&gate.asker(near(false), &headers), &headers)
+            gate.may_act(&gate.client(near(false), &headers), &headers)
         };
         let (host, json) = (("host", "10.0.0.1:8006"), ("content-type", "application/json"));
         assert_eq!(acts(&[host, json]), Ok(()));
@@ -658,26 +665,26 @@ mod test {
             Passwords { full: Some("full".into()), view: Some("look".into()), user: None };
         let gate = Gate::new(Rules { passwords, ..Rules::default() });
         let bare = headers(&[("host", "a.org:6080")]);
-        let asker = gate.asker(near(true), &bare);
+        let client = gate.client(near(true), &bare);
         let admit = |list: &[(&'static str, &str)]| {
-            gate.admit(&asker, &headers(list), &doors).map(|it| it.right)
+            gate.admit(&client, &headers(list), &doors).map(|it| it.right)
         };
         assert_eq!(admit(&[]), Err(Refusal::Unknown));
-        let cookie = gate.log_in(&asker, b"", b"look", &doors).unwrap();
+        let cookie = gate.log_in(&client, b"", b"look", &doors).unwrap();
         assert!(cookie.ends_with("; HttpOnly; SameSite=Strict; Secure"), "{cookie}");
         let pair = cookie.split(';').next().unwrap();
         assert!(pair.starts_with("transom6080=") && pair.len() > 60, "{pair}");
         let mixed = format!("a=b; {pair}; c=d");
         assert_eq!(admit(&[("cookie", &mixed)]), Ok(Right::View));
         assert_eq!(admit(&[("cookie", "transom6080=0")]), Err(Refusal::Unknown));
-        let gone = gate.log_out(&asker, &headers(&[("cookie", pair)]));
+        let gone = gate.log_out(&client, &headers(&[("cookie", pair)]));
         assert!(gone.ends_with("Max-Age=0"));
         assert_eq!(admit(&[("cookie", pair)]), Err(Refusal::Unknown));
         let basic = |text: &str| format!("Basic {}", BASE64_STANDARD.encode(text));
         assert_eq!(admit(&[("authorization", &basic("me:full"))]), Ok(Right::Full));
         assert_eq!(admit(&[("authorization", &basic("me:wrong"))]), Err(Refusal::Wrong));
-        assert_eq!(gate.log_in(&asker, b"", b"wrong", &doors), Err(Refusal::Wrong));
-        let later = gate.log_in(&asker, b"", b"full", &doors);
+        assert_eq!(gate.log_in(&client, b"", b"wrong", &doors), Err(Refusal::Wrong));
+        let later = gate.log_in(&client, b"", b"full", &doors);
         assert!(matches!(later, Err(Refusal::Later(1..=2))), "{later:?}");
         assert!(matches!(admit(&[("authorization", &basic("me:full"))]), Err(Refusal::Later(_))));
     }

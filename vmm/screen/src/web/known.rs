@@ -73,7 +73,7 @@ impl Proxies {
             });
             network.with_context(|| {
                 let word = shown(word);
-                format!("{word} is no IP address like 10.0.0.1, and no network like 10.0.0.0/8")
+                format!("{word}: write an IP address like 10.0.0.1 or a network like 10.0.0.0/8")
             })
         };
         words(text).map(read).collect::<anyhow::Result<_>>().map(Self)

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use super::gate::{Line, Rules};
 use super::known::{Origins, Proxies};
-use super::places::{Place, Places};
+use super::places::{Slot, Slots};
 use super::socket::Farewell;
 use super::stage::{More, Stage};
 use super::{Config, routes};
@@ -32,16 +32,16 @@ use crate::rfb::security::Door;
 use crate::rfb::{self, tls};
 use host::listen::Socket;
 
-const MOST: usize = 256;
+const MAX_CONNECTIONS: usize = 256;
 /// From one address, unless it is a proxy or this host. Browsers open six.
-const EACH: usize = 64;
-const AGREE: Duration = Duration::from_secs(10);
-const HEAD: Duration = Duration::from_secs(10);
+const MAX_PER_ADDRESS: usize = 64;
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Large enough for cookies, which browsers send to all ports of a host.
-const LONGEST_HEAD: usize = 32 << 10;
+const MAX_HEAD_BYTES: usize = 32 << 10;
 /// Connections are kept alive for this long. Then pending responses have [`CLOSE_TIMEOUT`] left.
-const LIFE: Duration = Duration::from_secs(120);
-const LAST: Duration = Duration::from_secs(10);
+const MAX_LIFETIME: Duration = Duration::from_secs(120);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A listening socket with its access rules.
 pub struct Listener {
@@ -52,10 +52,10 @@ pub struct Listener {
 }
 
 /// State shared between connections.
-struct Inside {
+struct Shared {
     router: Router,
     tls: Option<tls::Files>,
-    places: Places,
+    slots: Slots,
     proxies: Proxies,
 }
 
@@ -66,7 +66,7 @@ impl Listener {
     ///
     /// When the address is in use, a file is invalid, or the port would be open to everybody.
     pub fn new(config: &Config) -> anyhow::Result<Self> {
-        Self::open(config).with_context(|| called(config))
+        Self::open(config).with_context(|| option_name(config))
     }
 
     fn open(config: &Config) -> anyhow::Result<Self> {
@@ -83,13 +83,14 @@ impl Listener {
         let origin = config.origin.as_deref().unwrap_or_default();
         let origins = Origins::read(origin).with_context(|| format!("origin={origin}"))?;
         let open = config.auth == listen::Auth::None;
-        let (unguarded, needed) = (!open && !passwords.are_needed(), passwords.are_needed());
+        let needed = passwords.are_needed();
+        let unguarded = !open && !needed;
         let socket = Socket::new(place, unguarded)?;
         if let (Socket::Tcp(socket), None, true) = (&socket, &tls, needed) {
             let far = socket.local_addr().is_ok_and(|it| !it.ip().to_canonical().is_loopback());
             if far && config.proxy.is_none() {
-                let (called, way) = (called(config), config.words.tls);
-                tracing::warn!("{called}: without TLS others can read passwords: {way}");
+                let (option, tls) = (option_name(config), config.words.tls);
+                tracing::warn!("{option}: without TLS, others can read passwords: set {tls}");
             }
         }
         let rules = Rules {
@@ -103,7 +104,7 @@ impl Listener {
             name: config.name.clone().unwrap_or_else(|| "Transom".into()),
         };
         let length = rules.name.len();
-        ensure!(length <= 256, "a name of {length} bytes: at most 256");
+        ensure!(length <= 256, "a name of {length} bytes: at most 256 are allowed");
         Ok(Self { socket, tls, rules, farewell: Farewell::default() })
     }
 
@@ -136,8 +137,8 @@ impl Listener {
     pub async fn run(self, stage: Arc<dyn Stage>, more: More) -> anyhow::Result<()> {
         let proxies = self.rules.proxies.clone();
         let router = routes::router(stage, self.rules, self.farewell, more);
-        let places = Places::new(MOST, EACH);
-        let inside = Arc::new(Inside { router, tls: self.tls, places, proxies });
+        let slots = Slots::new(MAX_CONNECTIONS, MAX_PER_ADDRESS);
+        let shared = Arc::new(Shared { router, tls: self.tls, slots, proxies });
         match self.socket {
             Socket::Tcp(socket) => {
                 socket.set_nonblocking(true)?;
@@ -148,7 +149,7 @@ impl Listener {
                             // The echo of a key press is one small packet.
                             stream.set_nodelay(true).ok();
                             keep_alive(&stream).ok();
-                            tokio::spawn(inside.clone().tcp(stream, peer.ip()));
+                            tokio::spawn(shared.clone().tcp(stream, peer.ip()));
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -159,7 +160,7 @@ impl Listener {
                 loop {
                     match socket.accept().await {
                         Ok((stream, _)) => {
-                            tokio::spawn(inside.clone().unix(stream));
+                            tokio::spawn(shared.clone().unix(stream));
                         }
                         Err(error) => rest(&error).await,
                     }
@@ -169,36 +170,38 @@ impl Listener {
     }
 }
 
-impl Inside {
+impl Shared {
     async fn tcp(self: Arc<Self>, mut stream: net::TcpStream, address: IpAddr) {
         let door = if self.proxies.have(address) { Door::Local } else { Door::of(address) };
-        let Some(place) = self.places.enter(door) else {
-            return tracing::debug!("web: a connection too many from {address}");
+        let Some(slot) = self.slots.enter(door) else {
+            return tracing::debug!("web: too many connections: refused {address}");
         };
-        let speak = async {
-            if self.tls.is_some() && timeout(AGREE, speaks_http(&stream)).await.unwrap_or(false) {
-                timeout(AGREE, explain(&mut stream)).await.ok();
+        let serve = async {
+            if self.tls.is_some()
+                && timeout(TLS_TIMEOUT, speaks_http(&stream)).await.unwrap_or(false)
+            {
+                timeout(TLS_TIMEOUT, explain(&mut stream)).await.ok();
                 return;
             }
-            self.connection(Box::new(Meter::new(stream)), Some(address), &place).await;
+            self.connection(Box::new(Meter::new(stream)), Some(address), &slot).await;
         };
-        until_lost(&place, speak).await;
+        until_evicted(&slot, serve).await;
     }
 
     async fn unix(self: Arc<Self>, stream: net::UnixStream) {
-        let Some(place) = self.places.enter(Door::Local) else {
-            return tracing::debug!("web: a connection too many");
+        let Some(slot) = self.slots.enter(Door::Local) else {
+            return tracing::debug!("web: too many connections: refused one at the Unix socket");
         };
-        until_lost(&place, self.connection(Box::new(Meter::new(stream)), None, &place)).await;
+        until_evicted(&slot, self.connection(Box::new(Meter::new(stream)), None, &slot)).await;
     }
 
     /// Serves one connection until it ends or becomes a WebSocket.
-    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>, place: &Place) {
+    async fn connection(&self, stream: rfb::Wire, address: Option<IpAddr>, slot: &Slot) {
         let (stream, tls): (rfb::Wire, bool) = match &self.tls {
-            Some(files) => match timeout(AGREE, files.acceptor().accept(stream)).await {
+            Some(files) => match timeout(TLS_TIMEOUT, files.acceptor().accept(stream)).await {
                 Ok(Ok(stream)) => (Box::new(stream), true),
-                Ok(Err(error)) => return tracing::debug!("web: no TLS: {error}"),
-                Err(_) => return tracing::debug!("web: no TLS in time"),
+                Ok(Err(error)) => return tracing::debug!("web: TLS handshake failed: {error}"),
+                Err(_) => return tracing::debug!("web: TLS handshake timed out"),
             },
             None => (stream, false),
         };
@@ -206,34 +209,34 @@ impl Inside {
         let service = TowerToHyperService::new(self.router.clone());
         let service = service_fn(|mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(line);
-            let (request, asked) = place.request(request);
+            let (request, active) = slot.request(request);
             let answer = hyper::service::Service::call(&service, request);
-            async move { answer.await.map(|it| asked.until_sent(it)) }
+            async move { answer.await.map(|it| active.until_sent(it)) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD)
-            .max_buf_size(LONGEST_HEAD)
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         let mut connection = std::pin::pin!(connection);
-        if timeout(LIFE, &mut connection).await.is_err() {
+        if timeout(MAX_LIFETIME, &mut connection).await.is_err() {
             connection.as_mut().graceful_shutdown();
-            timeout(LAST, connection).await.ok();
+            timeout(CLOSE_TIMEOUT, connection).await.ok();
         }
     }
 }
 
-/// Serves a connection until it ends or loses its place.
-async fn until_lost(place: &Place, serve: impl Future<Output = ()>) {
+/// Serves a connection until it ends or its slot is given to another connection.
+async fn until_evicted(slot: &Slot, serve: impl Future<Output = ()>) {
     tokio::select! {
         () = serve => {}
-        () = place.lost() => tracing::debug!("web: a connection that waited gave way to a new one"),
+        () = slot.evicted() => tracing::debug!("web: closed an idle connection for a new one"),
     }
 }
 
 /// The option that sets the listening address, for messages.
-fn called(config: &Config) -> String {
+fn option_name(config: &Config) -> String {
     match (&config.words.to, &config.to) {
         (Some(option), _) => option.clone(),
         (None, Some(place)) => format!("--web {place}"),
@@ -250,7 +253,7 @@ async fn speaks_http(stream: &net::TcpStream) -> bool {
 
 /// Answers plain HTTP on a TLS port with an error that names the right scheme.
 async fn explain(stream: &mut net::TcpStream) -> std::io::Result<()> {
-    let text = "This port speaks TLS: the address begins with https://\n";
+    let text = "This port uses TLS: its address begins with https://\n";
     let answer = format!(
         "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n{text}",

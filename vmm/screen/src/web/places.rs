@@ -18,53 +18,53 @@ use crate::rfb::security::Door;
 
 /// Spare slots, in total and per address. They answer health checks only.
 const SPARE: usize = 16;
-const SPARE_EACH: usize = 4;
+const MAX_SPARE_EACH: usize = 4;
 
 /// Marks requests on a spare slot.
 #[derive(Clone, Copy)]
 pub(super) struct Spare;
 
-pub(super) struct Places {
+pub(super) struct Slots {
     all: Crowd,
     spare: Crowd,
 }
 
 /// A connection's slot.
-pub(super) struct Place {
+pub(super) struct Slot {
     place: Arc<crowd::Place>,
     spare: bool,
 }
 
-impl Places {
+impl Slots {
     /// Limits connections in total and per address.
-    pub(super) fn new(most: usize, each: usize) -> Self {
-        Self { all: Crowd::new(most, each), spare: Crowd::of_equals(SPARE, SPARE_EACH) }
+    pub(super) fn new(max: usize, max_each: usize) -> Self {
+        Self { all: Crowd::new(max, max_each), spare: Crowd::of_equals(SPARE, MAX_SPARE_EACH) }
     }
 
     /// Takes a slot, which may evict a connection that waits for a request.
-    pub(super) fn enter(&self, door: Door) -> Option<Place> {
+    pub(super) fn enter(&self, door: Door) -> Option<Slot> {
         let place = self.all.wait(door);
         let spare = place.is_none();
         let place = place.or_else(|| self.spare.enter(door))?;
-        Some(Place { place: Arc::new(place), spare })
+        Some(Slot { place: Arc::new(place), spare })
     }
 }
 
-impl Place {
+impl Slot {
     /// Waits until the slot is given to another connection.
-    pub(super) async fn lost(&self) {
+    pub(super) async fn evicted(&self) {
         self.place.lost().await;
     }
 
     /// Begins a request. Its slot becomes busy when the request is read to its end. Keep the second
     /// value until the answer is sent.
-    pub(super) fn request<B>(&self, request: Request<B>) -> (Request<Body>, Asked)
+    pub(super) fn request<B>(&self, request: Request<B>) -> (Request<Body>, ActiveRequest)
     where
         B: Content<Data = Bytes, Error: Into<axum::BoxError>> + Send + Unpin + 'static,
     {
-        let asked = Asked::default();
+        let asked = ActiveRequest::default();
         let (place, mark) = (self.place.clone(), asked.clone());
-        let mut request = request.map(|body| Body::new(Question { body, place, asked: mark }));
+        let mut request = request.map(|body| Body::new(RequestBody { body, place, asked: mark }));
         if request.body().is_end_stream() {
             asked.0.get_or_init(|| self.place.busy());
         }
@@ -77,23 +77,23 @@ impl Place {
 
 /// A request in progress. It holds its slot busy from its end until it is dropped.
 #[derive(Clone, Default)]
-pub(super) struct Asked(Arc<OnceLock<Busy>>);
+pub(super) struct ActiveRequest(Arc<OnceLock<Busy>>);
 
-impl Asked {
+impl ActiveRequest {
     /// Wraps the answer, so that the slot stays busy until it is sent.
     pub(super) fn until_sent(self, response: Response<Body>) -> Response<Body> {
-        response.map(|body| Body::new(Answer { body, _asked: self }))
+        response.map(|body| Body::new(ResponseBody { body, _request: self }))
     }
 }
 
 /// The body of a request. It marks the slot busy at its end.
-struct Question<B> {
+struct RequestBody<B> {
     body: B,
     place: Arc<crowd::Place>,
-    asked: Asked,
+    asked: ActiveRequest,
 }
 
-impl<B: Content + Unpin> Content for Question<B> {
+impl<B: Content + Unpin> Content for RequestBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -121,12 +121,12 @@ impl<B: Content + Unpin> Content for Question<B> {
     }
 }
 
-struct Answer {
+struct ResponseBody {
     body: Body,
-    _asked: Asked,
+    _request: ActiveRequest,
 }
 
-impl Content for Answer {
+impl Content for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -155,8 +155,8 @@ mod test {
     }
 
     /// Whether the slot is not evicted.
-    fn stays(place: &Place) -> bool {
-        let lost = std::pin::pin!(place.lost());
+    fn stays(slot: &Slot) -> bool {
+        let lost = std::pin::pin!(slot.evicted());
         let mut context = Context::from_waker(std::task::Waker::noop());
         lost.poll(&mut context).is_pending()
     }
@@ -167,8 +167,8 @@ mod test {
 
     #[test]
     fn who_is_answered_stays_and_who_has_not_asked_yet_gives_way() {
-        let places = Places::new(8, 3);
-        let enter = |text: &str| places.enter(door(text)).unwrap();
+        let slots = Slots::new(8, 3);
+        let enter = |text: &str| slots.enter(door(text)).unwrap();
         let mine: Vec<_> = (0..3).map(|_| enter("10.0.0.1")).collect();
         let (_, asked) = mine[0].request(plain(""));
         // This one is not read to its end.
@@ -180,14 +180,14 @@ mod test {
         assert_eq!(mine.iter().map(stays).collect::<Vec<_>>(), [true, false, true]);
         let (_, last) = fourth.request(plain(""));
         // All slots of this address are busy: it gets spare ones, for health checks only.
-        let spares: Vec<_> = (0..SPARE_EACH).map(|_| enter("10.0.0.1")).collect();
+        let spares: Vec<_> = (0..MAX_SPARE_EACH).map(|_| enter("10.0.0.1")).collect();
         assert!(spares.iter().all(|it| it.spare) && !fourth.spare);
-        assert!(places.enter(door("10.0.0.1")).is_none());
+        assert!(slots.enter(door("10.0.0.1")).is_none());
         assert!(!enter("10.0.0.2").spare, "another address");
         drop((begun, unasked, ended));
         assert!(stays(&mine[2]));
         let answer = third.until_sent(Response::new(Body::from("yes")));
-        assert!(places.enter(door("10.0.0.1")).is_none(), "it is not sent yet");
+        assert!(slots.enter(door("10.0.0.1")).is_none(), "it is not sent yet");
         drop(answer);
         let next = enter("10.0.0.1");
         assert!(!next.spare && !stays(&mine[2]) && stays(&fourth) && stays(&mine[0]));

@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::files;
-use super::gate::{Asker, Gate, Line, Refusal, Rules};
+use super::gate::{Client, Gate, Line, Refusal, Rules};
 use super::places::Spare;
-use super::socket::{self, Farewell};
+use super::socket::{ByteStream, Farewell};
 use super::stage::{Button, More, Stage, Viewer};
 use super::talk;
 use crate::keys::fingers;
@@ -30,13 +30,13 @@ use crate::rfb::complaints::Complaints;
 use crate::rfb::crowd::Crowd;
 use crate::rfb::security::Right;
 
-const LONGEST_FORM: usize = 4096;
-const LONGEST: usize = 64 << 10;
+const MAX_FORM_BYTES: usize = 4096;
+const MAX_BODY_BYTES: usize = 64 << 10;
 /// The time limit for the body of a request.
-const SAYING: Duration = Duration::from_secs(10);
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum number of viewers from one address.
-const NEIGHBOURS: usize = 16;
+const MAX_VIEWERS_PER_ADDRESS: usize = 16;
 
 /// Sent with every answer. Scripts and styles come from our files only, foreign pages cannot embed
 /// ours, and browsers do not guess content types. noVNC draws cursors and pictures as `data:`.
@@ -71,11 +71,11 @@ type Wire = Extension<Line>;
 /// Builds the router. Each request must carry a [`Line`] as its extension.
 pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
     let (gate, complaints) = (Gate::new(rules), Complaints::default());
-    let viewers = Crowd::new(MOST, NEIGHBOURS);
+    let viewers = Crowd::new(MOST, MAX_VIEWERS_PER_ADDRESS);
     let web = Arc::new(Web { gate, complaints, viewers, stage, farewell });
     let guard = from_fn_with_state(web.clone(), guard);
     let named = from_fn_with_state(web.clone(), named);
-    let open = more.open.layer(from_fn_with_state(web.clone(), tell));
+    let open = more.open.layer(from_fn_with_state(web.clone(), pass_door));
     let machine = Router::new()
         .route("/machine", get(machine))
         .route("/machine/{button}", post(press))
@@ -98,7 +98,7 @@ pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: Mor
         .fallback(|| async { (StatusCode::NOT_FOUND, "There is no such page.\n") })
         .layer(named)
         .merge(more.health)
-        .layer(map_response(safe))
+        .layer(map_response(add_headers))
 }
 
 /// The health check of `vmm` itself.
@@ -116,9 +116,9 @@ async fn named(
     next: Next,
 ) -> Response {
     if request.extensions().get::<Spare>().is_some() {
-        return crowded("Too many connections.\n");
+        return too_many("Too many connections.\n");
     }
-    match web.gate.named(&web.gate.asker(line, request.headers())) {
+    match web.gate.named(&web.gate.client(line, request.headers())) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refuse(&refusal),
     }
@@ -127,28 +127,28 @@ async fn named(
 /// Passes on the [`Door`](super::stage::Door) of a client, which need not be authenticated. Refuses
 /// WebSockets of foreign pages: unlike other answers, browsers would let them read those. Programs
 /// that are not pages send no origin.
-async fn tell(
+async fn pass_door(
     State(web): Shared,
     Extension(line): Wire,
     mut request: Request,
     next: Next,
 ) -> Response {
     let headers = request.headers();
-    let asker = web.gate.asker(line, headers);
+    let client = web.gate.client(line, headers);
     if headers.contains_key(UPGRADE)
         && headers.contains_key(ORIGIN)
-        && let Err(refusal) = web.gate.same_origin(&asker, headers)
+        && let Err(refusal) = web.gate.same_origin(&client, headers)
     {
         return refuse(&refusal);
     }
-    request.extensions_mut().insert(asker.door);
+    request.extensions_mut().insert(client.door);
     next.run(request).await
 }
 
 /// Reads the body of a request. An error is the status of the answer.
-async fn heard(body: Body, most: usize) -> Result<Bytes, StatusCode> {
-    match timeout(SAYING, to_bytes(body, most)).await {
-        Ok(Ok(said)) => Ok(said),
+async fn read_body(body: Body, max: usize) -> Result<Bytes, StatusCode> {
+    match timeout(BODY_TIMEOUT, to_bytes(body, max)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(_)) => Err(StatusCode::PAYLOAD_TOO_LARGE),
         Err(_) => Err(StatusCode::REQUEST_TIMEOUT),
     }
@@ -162,29 +162,29 @@ async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
-    let asker = web.gate.asker(line, request.headers());
+    let client = web.gate.client(line, request.headers());
     let origin = match request.method().is_safe() {
         true => Ok(()),
-        false => web.gate.may_act(&asker, request.headers()),
+        false => web.gate.may_act(&client, request.headers()),
     };
     let admitted =
-        origin.and_then(|()| web.gate.admit(&asker, request.headers(), web.stage.doors()));
+        origin.and_then(|()| web.gate.admit(&client, request.headers(), web.stage.doors()));
     match admitted {
-        Ok(guest) if guest.right == Right::Full || request.method().is_safe() => {
+        Ok(admitted) if admitted.right == Right::Full || request.method().is_safe() => {
             let (parts, body) = request.into_parts();
-            match heard(body, LONGEST).await {
-                Ok(said) => next.run(Request::from_parts(parts, said.into())).await,
+            match read_body(body, MAX_BODY_BYTES).await {
+                Ok(bytes) => next.run(Request::from_parts(parts, bytes.into())).await,
                 Err(status) => status.into_response(),
             }
         }
         Ok(_) => {
-            (StatusCode::FORBIDDEN, "Those who may only look change nothing.\n").into_response()
+            (StatusCode::FORBIDDEN, "View-only access: changes are refused.\n").into_response()
         }
         Err(refusal) => refuse(&refusal),
     }
 }
 
-async fn safe(mut response: Response) -> Response {
+async fn add_headers(mut response: Response) -> Response {
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
@@ -197,50 +197,50 @@ async fn safe(mut response: Response) -> Response {
 fn refuse(refusal: &Refusal) -> Response {
     let sentence = format!("{}\n", refusal.sentence());
     let mut response = (refusal.status(), sentence).into_response();
-    delay(refusal, &mut response);
+    set_retry_after(refusal, &mut response);
     response
 }
 
-fn delay(refusal: &Refusal, response: &mut Response) {
+fn set_retry_after(refusal: &Refusal, response: &mut Response) {
     if let Refusal::Later(seconds) = refusal {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(*seconds));
     }
 }
 
 /// The answer when a limit is reached. The client may retry.
-fn crowded(sentence: &'static str) -> Response {
+fn too_many(sentence: &'static str) -> Response {
     let again = [(RETRY_AFTER, "10")];
     (StatusCode::SERVICE_UNAVAILABLE, again, sentence).into_response()
 }
 
 /// A redirect. The target is relative, so it works below any path.
-fn see(place: &'static str) -> Response {
-    (StatusCode::SEE_OTHER, [(LOCATION, place)]).into_response()
+fn redirect(target: &'static str) -> Response {
+    (StatusCode::SEE_OTHER, [(LOCATION, target)]).into_response()
 }
 
 async fn page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
     if let Some(page) = web.stage.instead() {
         return page;
     }
-    let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.stage.doors()) {
+    let client = web.gate.client(line, &headers);
+    match web.gate.admit(&client, &headers, web.stage.doors()) {
         Ok(_) => files::page(StatusCode::OK, "index.html", &[]),
-        Err(Refusal::Unknown) => see("login"),
+        Err(Refusal::Unknown) => redirect("login"),
         Err(refusal) => refuse(&refusal),
     }
 }
 
 async fn login_page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
-    let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.stage.doors()) {
-        Ok(_) => see("./"),
+    let client = web.gate.client(line, &headers);
+    match web.gate.admit(&client, &headers, web.stage.doors()) {
+        Ok(_) => redirect("./"),
         Err(Refusal::Unknown) => form(&web, StatusCode::OK, "", b""),
         Err(refusal) => refuse(&refusal),
     }
 }
 
-fn form(web: &Web, status: StatusCode, said: &str, user: &[u8]) -> Response {
-    let named = web.gate.asks_name();
+fn form(web: &Web, status: StatusCode, message: &str, user: &[u8]) -> Response {
+    let named = web.gate.needs_user();
     let name = if named { "named" } else { "unnamed" };
     let user = String::from_utf8_lossy(user);
     let (first, second) = match named && user.is_empty() {
@@ -248,7 +248,7 @@ fn form(web: &Web, status: StatusCode, said: &str, user: &[u8]) -> Response {
         false => ("", "autofocus"),
     };
     let hint = web.stage.about().login;
-    let fill = [("{NAMED}", name), ("{SAID}", said), ("{HINT}", hint)];
+    let fill = [("{NAMED}", name), ("{SAID}", message), ("{HINT}", hint)];
     let focus = [("{FOCUS_NAME}", first), ("{FOCUS_PASSWORD}", second)];
     // The user's input is filled in last, so placeholders in it are not replaced.
     let fill: Vec<_> = fill.into_iter().chain(focus).chain([("{USER}", &*user)]).collect();
@@ -259,28 +259,30 @@ fn form(web: &Web, status: StatusCode, said: &str, user: &[u8]) -> Response {
 async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let asker = web.gate.asker(line, headers);
-    if let Err(refusal) = web.gate.same_origin(&asker, headers) {
+    let client = web.gate.client(line, headers);
+    if let Err(refusal) = web.gate.same_origin(&client, headers) {
         return refuse(&refusal);
     }
-    if !web.gate.asks() {
-        return see("./");
+    if !web.gate.needs_password() {
+        return redirect("./");
     }
-    let text = match heard(body, LONGEST_FORM).await {
-        Ok(said) => String::from_utf8_lossy(&said).into_owned(),
+    let text = match read_body(body, MAX_FORM_BYTES).await {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(status) => return status.into_response(),
     };
     let (user, password) = (field(&text, "user"), field(&text, "password"));
-    match web.gate.log_in(&asker, &user, &password, web.stage.doors()) {
-        Ok(cookie) => with_cookie(see("./"), &cookie),
+    match web.gate.log_in(&client, &user, &password, web.stage.doors()) {
+        Ok(cookie) => with_cookie(redirect("./"), &cookie),
         Err(refusal) => {
             // The message does not tell which of the two is wrong.
-            let said = match refusal {
-                Refusal::Wrong if web.gate.asks_name() => "That name or password is wrong.".into(),
+            let message = match refusal {
+                Refusal::Wrong if web.gate.needs_user() => {
+                    "The name or the password is wrong.".into()
+                }
                 _ => refusal.sentence(),
             };
-            let mut response = form(&web, refusal.status(), &said, &user);
-            delay(&refusal, &mut response);
+            let mut response = form(&web, refusal.status(), &message, &user);
+            set_retry_after(&refusal, &mut response);
             response
         }
     }
@@ -303,31 +305,31 @@ fn with_cookie(mut response: Response, cookie: &str) -> Response {
 }
 
 async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
-    let asker = web.gate.asker(line, &headers);
-    if let Err(refusal) = web.gate.same_origin(&asker, &headers) {
+    let client = web.gate.client(line, &headers);
+    if let Err(refusal) = web.gate.same_origin(&client, &headers) {
         return refuse(&refusal);
     }
-    let cookie = web.gate.log_out(&asker, &headers);
-    with_cookie(see("login"), &cookie)
+    let cookie = web.gate.log_out(&client, &headers);
+    with_cookie(redirect("login"), &cookie)
 }
 
 /// The settings that the page reads before it connects.
 async fn session(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
-    let asker = web.gate.asker(line, &headers);
-    match web.gate.admit(&asker, &headers, web.stage.doors()) {
-        Ok(guest) => {
-            let access = if guest.right == Right::Full { "full" } else { "view" };
+    let client = web.gate.client(line, &headers);
+    match web.gate.admit(&client, &headers, web.stage.doors()) {
+        Ok(admitted) => {
+            let access = if admitted.right == Right::Full { "full" } else { "view" };
             let about = web.stage.about();
             let answer = json!({
                 "access": access,
-                "logout": guest.session.is_some(),
+                "logout": admitted.session.is_some(),
                 "keyboard": about.keyboard.name(),
                 "characters": fingers::characters(&about.keyboard),
                 "clipboard": about.clipboard,
                 "again": about.again,
             });
             let answer = as_json(&answer);
-            match web.gate.proof(&asker) {
+            match web.gate.proof(&client) {
                 Some(cookie) => with_cookie(answer, &cookie),
                 None => answer,
             }
@@ -365,20 +367,20 @@ async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
 
 async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Request) -> Response {
     let headers = request.headers();
-    let asker = web.gate.asker(line, headers);
-    let admitted = web.gate.same_origin(&asker, headers);
-    let admitted = admitted.and_then(|()| web.gate.admit(&asker, headers, web.stage.doors()));
-    let guest = match admitted {
-        Ok(guest) => guest,
+    let client = web.gate.client(line, headers);
+    let admitted = web.gate.same_origin(&client, headers);
+    let admitted = admitted.and_then(|()| web.gate.admit(&client, headers, web.stage.doors()));
+    let admitted = match admitted {
+        Ok(admitted) => admitted,
         Err(refusal) => {
-            let line = format!("web: {} was refused: {}", asker.peer, refusal.sentence());
-            web.complaints.log(asker.door, &line);
+            let line = format!("web: {} was refused: {}", client.peer, refusal.sentence());
+            web.complaints.log(client.door, &line);
             return refuse(&refusal);
         }
     };
     // The number of viewers is limited before anything is allocated for the screen.
-    let Some(place) = web.viewers.enter(asker.door) else {
-        return crowded("Too many look already.\n");
+    let Some(place) = web.viewers.enter(client.door) else {
+        return too_many("Too many viewers are connected.\n");
     };
     let (response, upgrade) = match talk::upgrade(&mut request) {
         Ok(both) => both,
@@ -386,21 +388,21 @@ async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Reque
     };
     tokio::spawn(async move {
         let _place = place;
-        let Asker { peer, door, .. } = asker;
+        let Client { peer, door, .. } = client;
         let upgraded = match talk::upgraded(upgrade).await {
             Ok(upgraded) => upgraded,
             Err(error) => {
-                let line = format!("web: {peer} did not come in: {error}");
+                let line = format!("web: {peer} did not open the WebSocket: {error}");
                 return web.complaints.log(door, &line);
             }
         };
-        let line = Box::new(socket::Line::new(upgraded, &web.farewell).await);
-        let view_only = guest.right == Right::View;
+        let line = Box::new(ByteStream::new(upgraded, &web.farewell).await);
+        let view_only = admitted.right == Right::View;
         let serve = web.stage.clone().show(Viewer { line, peer: peer.clone(), view_only });
-        match guest.session {
+        match admitted.session {
             Some(session) => tokio::select! {
                 () = serve => {}
-                () = session.over() => tracing::info!("vnc: {peer} (web) logged out"),
+                () = session.ended() => tracing::info!("vnc: {peer} (web) logged out"),
             },
             None => serve.await,
         }

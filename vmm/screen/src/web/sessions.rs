@@ -11,20 +11,20 @@ use tokio::sync::Semaphore;
 
 use crate::rfb::security::Right;
 
-const MOST: usize = 1024;
+const MAX_SESSIONS: usize = 1024;
 /// A session that is unused for this long ends.
-const FORGET: Duration = Duration::from_secs(12 * 60 * 60);
+const MAX_IDLE: Duration = Duration::from_secs(12 * 60 * 60);
 
 pub(super) struct Session {
     pub(super) right: Right,
     /// Closed when the session ends. This ends all connections of the session, now and later.
-    over: Semaphore,
+    ended: Semaphore,
 }
 
 impl Session {
-    pub(super) async fn over(&self) {
+    pub(super) async fn ended(&self) {
         // The semaphore never has a permit, so this returns only when it is closed.
-        self.over.acquire().await.map_or_else(|_| (), drop);
+        self.ended.acquire().await.map_or_else(|_| (), drop);
     }
 }
 
@@ -49,27 +49,27 @@ impl Sessions {
     pub(super) fn start(&self, right: Right) -> anyhow::Result<String> {
         let cookie = random()?;
         let mut all = self.0.lock().expect("no session panicked");
-        all.retain(|_, (_, used)| used.elapsed() < FORGET);
-        if all.len() >= MOST {
+        all.retain(|_, (_, used)| used.elapsed() < MAX_IDLE);
+        if all.len() >= MAX_SESSIONS {
             let oldest = all.iter().min_by_key(|(_, (_, used))| *used);
             let oldest = oldest.map(|(cookie, _)| cookie.clone());
-            oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.over.close());
+            oldest.and_then(|it| all.remove(&it)).inspect(|(it, _)| it.ended.close());
         }
-        let session = Session { right, over: Semaphore::new(0) };
+        let session = Session { right, ended: Semaphore::new(0) };
         all.insert(cookie.clone(), (Arc::new(session), Instant::now()));
         Ok(cookie)
     }
 
     pub(super) fn find(&self, cookie: &str) -> Option<Arc<Session>> {
         let mut all = self.0.lock().expect("no session panicked");
-        let (session, used) = all.get_mut(cookie).filter(|(_, used)| used.elapsed() < FORGET)?;
+        let (session, used) = all.get_mut(cookie).filter(|(_, used)| used.elapsed() < MAX_IDLE)?;
         *used = Instant::now();
         Some(session.clone())
     }
 
     pub(super) fn end(&self, cookie: &str) {
-        let ended = self.0.lock().expect("no session panicked").remove(cookie);
-        ended.inspect(|(session, _)| session.over.close());
+        let removed = self.0.lock().expect("no session panicked").remove(cookie);
+        removed.inspect(|(session, _)| session.ended.close());
     }
 }
 
@@ -84,20 +84,20 @@ mod test {
         assert_eq!(first.len(), 64);
         let second = sessions.start(Right::View).unwrap();
         assert_eq!(sessions.find(&second).unwrap().right, Right::View);
-        assert!(sessions.find(&first).is_some(), "and is the one used last");
+        assert!(sessions.find(&first).is_some(), "it is now the one used last");
         let mut last = String::new();
-        for _ in 0..MOST - 1 {
+        for _ in 0..MAX_SESSIONS - 1 {
             last = sessions.start(Right::Full).unwrap();
         }
-        assert_eq!(sessions.0.lock().unwrap().len(), MOST);
+        assert_eq!(sessions.0.lock().unwrap().len(), MAX_SESSIONS);
         assert!(sessions.find(&second).is_none());
         assert!(sessions.find(&first).is_some() && sessions.find(&last).is_some());
         let session = sessions.find(&first).unwrap();
         sessions.end(&first);
         // This holds for a caller that begins to wait only now, too.
-        let over = std::pin::pin!(session.over());
+        let ended = std::pin::pin!(session.ended());
         assert!(
-            over.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
+            ended.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
         );
         assert!(sessions.find(&first).is_none() && sessions.find("").is_none());
     }

@@ -50,15 +50,15 @@ pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'st
         values.flat_map(|it| it.split(',')).any(|it| it.trim().eq_ignore_ascii_case(word))
     };
     if !has(header::CONNECTION, "upgrade") || !has(header::UPGRADE, "websocket") {
-        return Err((StatusCode::UPGRADE_REQUIRED, "this is for WebSockets only"));
+        return Err((StatusCode::UPGRADE_REQUIRED, "this address accepts WebSockets only"));
     }
     if !has(header::SEC_WEBSOCKET_VERSION, "13") {
-        return Err((StatusCode::UPGRADE_REQUIRED, "only version 13 of WebSockets is known"));
+        return Err((StatusCode::UPGRADE_REQUIRED, "only WebSocket version 13 is supported"));
     }
     let key = headers.get(header::SEC_WEBSOCKET_KEY).map(HeaderValue::as_bytes);
     let key = key.filter(|it| BASE64_STANDARD.decode(it).is_ok_and(|it| it.len() == 16));
     let Some(key) = key else {
-        return Err((StatusCode::BAD_REQUEST, "a Sec-WebSocket-Key of 16 bytes is missing"));
+        return Err((StatusCode::BAD_REQUEST, "Sec-WebSocket-Key must be 16 bytes in Base64"));
     };
     // RFC 6455 1.3
     let text = [key, b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"].concat();
@@ -67,7 +67,7 @@ pub(super) fn accept(headers: &HeaderMap) -> Result<HeaderMap, (StatusCode, &'st
     out.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     out.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     let answer = HeaderValue::try_from(answer);
-    let answer = answer.map_err(|_| (StatusCode::BAD_REQUEST, "Sec-WebSocket-Key"))?;
+    let answer = answer.map_err(|_| (StatusCode::BAD_REQUEST, "Sec-WebSocket-Key is invalid"))?;
     out.insert(header::SEC_WEBSOCKET_ACCEPT, answer);
     if has(header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL) {
         out.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(PROTOCOL));
@@ -93,7 +93,7 @@ impl Farewell {
     }
 
     /// Waits for [`Farewell::say`], which in turn waits until the result is dropped.
-    fn said(&self) -> FarewellSaid {
+    fn wait(&self) -> FarewellSaid {
         let mut said = self.0.subscribe();
         Box::pin(async move {
             said.wait_for(|said| *said).await.ok();
@@ -108,7 +108,7 @@ enum End {
     /// [`Farewell::say`] was not called yet.
     Pending(FarewellSaid),
     /// It was called, and waits until this receiver is dropped.
-    Here { _proof: watch::Receiver<bool> },
+    Received { _proof: watch::Receiver<bool> },
 }
 
 pub(super) struct ByteStream {
@@ -132,15 +132,15 @@ impl ByteStream {
         let socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await;
         let mut ping = interval(PING_INTERVAL);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let end = End::Pending(farewell.said());
+        let end = End::Pending(farewell.wait());
         Self { socket, unread: Bytes::new(), ping, last_received: Instant::now(), end }
     }
 
     /// Ready after the farewell, once the close frame with its reason is flushed.
     fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let End::Pending(heard) = &mut self.end {
-            let said = ready!(heard.as_mut().poll(cx));
-            self.end = End::Here { _proof: said };
+        if let End::Pending(farewell) = &mut self.end {
+            let said = ready!(farewell.as_mut().poll(cx));
+            self.end = End::Received { _proof: said };
             let reason = CloseFrame { code: CloseCode::Away, reason: CLOSE_REASON.into() };
             let mut socket = Pin::new(&mut self.socket);
             // A client that does not read sees only the end of the connection.
@@ -203,7 +203,7 @@ impl AsyncRead for ByteStream {
                 Message::Binary(bytes) => self.unread = bytes,
                 Message::Close(_) => return Poll::Ready(Ok(())),
                 Message::Text(_) => {
-                    let error = "text came where bytes belong";
+                    let error = "received a text frame: only binary frames are accepted";
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
                 }
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}

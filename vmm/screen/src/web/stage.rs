@@ -123,7 +123,7 @@ impl Stage for Own {
         About {
             keyboard: outside.layout.clone(),
             clipboard: outside.clipboard.is_some(),
-            login: "They are set by the option --web of vmm: user=NAME, password=FILE.",
+            login: "Name and password are set by --web of vmm: user=NAME,password=FILE.",
             again: "Run vmm again to start it.",
         }
     }
@@ -137,7 +137,7 @@ impl Stage for Own {
                     _ => Ok(json!({ "state": (self.ask)(None)?["state"] })),
                 }
             };
-            tokio::task::spawn_blocking(work).await.context("a thread")?
+            tokio::task::spawn_blocking(work).await.context("the thread for the command")?
         })
     }
 }

@@ -237,7 +237,7 @@ impl Bench {
         let mut viewer = Viewer { socket, came: Vec::new() };
         assert_eq!(viewer.read(12).await, b"RFB 003.008\n");
         viewer.say(b"RFB 003.008\n").await;
-        assert_eq!(viewer.read(2).await, [1, 1], "nothing more is asked");
+        assert_eq!(viewer.read(2).await, [1, 1], "no password is needed");
         viewer.say(&[1]).await;
         assert_eq!(viewer.read(4).await, [0; 4]);
         viewer.say(&[1]).await;
@@ -483,7 +483,7 @@ async fn a_password_opens_the_page_and_logging_out_closes_it() {
     assert_eq!(out.status, 403);
     let out = bench.ask("POST /logout", &[&origin, &cookie]).await;
     assert_eq!((out.status, out.header("location")), (303, "login"));
-    assert!(viewer.ends().await, "what was open is closed");
+    assert!(viewer.ends().await, "open connections are closed");
     assert_eq!(bench.status(&[&origin, &cookie]).await, 401);
     // Other viewers stay connected.
     bench.access(&["view"]).await;
@@ -500,7 +500,7 @@ async fn wrong_passwords_cost_time_at_every_door() {
     let origin = bench.origin();
     let wrong = bench.log_in(&origin, "password=nope").await;
     assert_eq!((wrong.status, wrong.header("set-cookie")), (401, ""));
-    assert!(wrong.text().contains("That is not the password."));
+    assert!(wrong.text().contains("The password is wrong."));
     let basic = format!("Authorization: Basic {}", BASE64_STANDARD.encode("me:nope"));
     assert_eq!(bench.status(&[&basic]).await, 401);
     let (doors, door) = (bench.server.doors(), Door::of("127.0.0.1".parse().unwrap()));
@@ -578,12 +578,16 @@ async fn guesses_of_many_addresses_are_limited_together() {
     }
     // One more for each ten seconds that this took.
     assert!((64..100).contains(&heard), "{heard} of 200 guesses were heard");
-    assert_eq!(try_it("10.0.0.1", "full").await, 200, "who was there before comes in again");
+    assert_eq!(
+        try_it("10.0.0.1", "full").await,
+        200,
+        "an address that was admitted before is not limited"
+    );
     let doors = bench.server.doors();
     let vnc = Door::of("10.0.0.9".parse().unwrap());
-    assert!(doors.closed(vnc).is_some(), "VNC clients wait for the same");
+    assert!(doors.closed(vnc).is_some(), "VNC clients share the limit");
     let near = bench.log_in(&bench.origin(), "password=full").await;
-    assert_eq!(near.status, 303, "and this host does not");
+    assert_eq!(near.status, 303, "this host is not limited");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -669,11 +673,11 @@ async fn what_is_too_long_or_too_many_is_turned_away() {
             busy.push(stream);
         }
     };
-    timeout(LONG, crowded).await.expect("all places are busy");
+    timeout(LONG, crowded).await.expect("all slots are busy");
     assert_eq!(bench.ask("GET /healthz", &[]).await.status, 200);
     drop(busy);
     let open = async { while bench.tries("GET /session").await != Some(200) {} };
-    timeout(LONG, open).await.expect("and then there are places again");
+    timeout(LONG, open).await.expect("slots are free again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -728,7 +732,7 @@ async fn one_address_has_a_part_of_the_viewers_and_is_told() {
     assert_eq!(bench.status(&[&origin, other]).await, 101);
     drop(there);
     let again = async { while bench.status(&[&origin, one]).await != 101 {} };
-    timeout(LONG, again).await.expect("those who left have left their places");
+    timeout(LONG, again).await.expect("disconnected viewers free their slots");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -778,13 +782,13 @@ async fn a_proxy_at_a_unix_socket_says_for_whom_it_asks() {
         assert_eq!(say(line, text).await.status, 401);
     }
     let door = |text: &str| Door::of(text.parse().unwrap());
-    assert_eq!(server.doors().failed(door("10.0.0.7")), 3, "this one waits");
-    assert!(server.doors().closed(door("10.0.0.8")).is_none(), "and no other");
+    assert_eq!(server.doors().failed(door("10.0.0.7")), 3, "this address is slowed down");
+    assert!(server.doors().closed(door("10.0.0.8")).is_none(), "others are not");
     let text = text.replace("10.0.0.7", "10.0.0.8").replace("=nope", "=full");
     let line = tokio::net::UnixStream::connect(&path).await.unwrap();
     let entered = say(line, &text).await;
     assert_eq!(entered.status, 303);
-    assert!(entered.header("set-cookie").ends_with("; secure"), "the browser's line is TLS");
+    assert!(entered.header("set-cookie").ends_with("; secure"), "the browser uses TLS");
 }
 
 #[derive(Debug)]
