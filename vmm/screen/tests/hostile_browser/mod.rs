@@ -51,8 +51,8 @@ impl Bench {
         Server::new(canvas, outside)
     }
 
-    /// Runs one connection from its first byte to its last. Checks that the answer admits no client,
-    /// unless no password is needed.
+    /// Runs one connection from its first byte to its last. Checks that the answer admits no
+    /// client, unless no password is needed.
     pub(crate) fn talk(&self, bytes: &[u8]) {
         let Some((kind, bytes)) = bytes.split_first() else { return };
         let kind = kind % KINDS;
