@@ -123,7 +123,8 @@ struct Shared<M> {
 
 impl<M: Model> Shared<M> {
     fn new() -> anyhow::Result<Self> {
-        let inner = Inner { state: State::default(), memory: None, pending: Vec::new(), due: false };
+        let inner =
+            Inner { state: State::default(), memory: None, pending: Vec::new(), due: false };
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags);
         let timer = timer.context("a timer for an input device")?;

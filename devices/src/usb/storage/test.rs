@@ -375,7 +375,7 @@ fn a_cd_has_one_track_and_blocks_of_2048() {
     let length = u32::from_be_bytes([features[0], features[1], features[2], features[3]]);
     assert_eq!(length as usize + 4, features.len());
     let one = host.get(&[0x46, 2, 0, 0x1f, 0, 0, 0, 0, 64, 0], 64);
-    assert_eq!(one[8..12], [0, 0x1f, 4, 4], "the current profile is not a DVD");
+    assert_eq!(one[8..12], [0, 0x1f, 4, 4], "the DVD feature is not current");
     assert_eq!(host.get(&[0x4a, 1, 0, 0, 0x10, 0, 0, 0, 8, 0], 8), [0, 6, 4, 0x10, 0, 2, 0, 0]);
     assert_eq!(host.get(&[0x51, 0, 0, 0, 0, 0, 0, 0, 34, 0], 34)[1..4], [32, 0x0e, 1]);
     assert_eq!(host.get(&[0x52, 1, 0, 0, 0, 1, 0, 0, 36, 0], 36)[24..28], [0, 0, 2, 0]);

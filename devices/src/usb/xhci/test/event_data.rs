@@ -1,17 +1,17 @@
-//! A driver that hears of its transfers by Event Data TRBs alone, as that of Windows does: each
-//! stage or transfer is a chain that ends with one, which asks for the event; its data do not.
+//! A driver that uses only Event Data TRBs, as that of Windows does. Each stage or transfer is a
+//! chain that ends with an Event Data TRB, which requests the event. The data TRBs request none.
 
 use super::*;
 use crate::testutil::xhci::{BULK_IN, BULK_OUT};
 
-/// However busy the machine is that tests.
+/// A time limit that is enough even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const SUCCESS: u32 = 1;
 const STALL: u32 = 6;
 const SHORT: u32 = 13;
 
-/// Types of blocks, and flags, in their place.
+/// TRB types and flags, shifted to their positions.
 const SETUP: u32 = 2 << 10;
 const STAGE: u32 = 3 << 10;
 const STATUS: u32 = 4 << 10;
@@ -20,15 +20,15 @@ const SHORT_TOO: u32 = 1 << 2;
 const IMMEDIATE: u32 = 1 << 6;
 const INWARD: u32 = 1 << 16;
 
-/// An event of a transfer.
+/// A transfer event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Told {
-    /// ED: `parameter` is what the guest called its transfer, else the address of a block.
+    /// ED: `parameter` is the guest's name of the transfer. Otherwise it is the address of a TRB.
     event_data: bool,
     parameter: u64,
     code: u32,
     length: u32,
-    /// The number of the endpoint.
+    /// The endpoint number (DCI).
     endpoint: u8,
 }
 
@@ -36,24 +36,25 @@ struct Guest<'a> {
     driver: Driver<'a>,
     slot: u8,
     cookie: u64,
-    /// Blocks of data ask for an event of a short packet.
+    /// Data TRBs request an event for short packets.
     short_too: bool,
 }
 
 impl<'a> Guest<'a> {
     fn new(driver: Driver<'a>, slot: u8) -> Self {
-        // Such are addresses of Windows' kernel.
+        // Addresses of the Windows kernel look like this.
         Self { driver, slot, cookie: 0xffff_a08c_1234_5670, short_too: false }
     }
 
-    /// Ends a chain with an Event Data TRB; what the event must be if all went well.
+    /// Ends a chain with an Event Data TRB. Returns the event that is expected on success.
     fn end(&mut self, endpoint: u8, length: u32) -> Told {
         self.cookie += 0x10;
         self.driver.push(self.slot, endpoint, block(self.cookie, 0, EVENT_DATA | COMPLETION));
         Told { event_data: true, parameter: self.cookie, code: SUCCESS, length, endpoint }
     }
 
-    /// Puts a chain of such parts into a ring, the first of this type; where the blocks lie.
+    /// Puts a chain of these parts into a ring, the first of this type. Returns the addresses of the
+    /// TRBs.
     fn chain(&mut self, endpoint: u8, first: u32, parts: &[u32]) -> Vec<u64> {
         let (mut at, mut blocks) = (DATA, Vec::new());
         for (number, part) in parts.iter().enumerate() {
@@ -66,8 +67,8 @@ impl<'a> Guest<'a> {
         blocks
     }
 
-    /// Puts a control transfer into the ring; where its data and its status stage lie, and what the
-    /// events of both must be if all goes well.
+    /// Puts a control transfer into the ring. Returns the addresses of its data and status stages,
+    /// and the events of both that are expected on success.
     fn control(&mut self, setup: [u8; 8], parts: &[u32]) -> (Vec<u64>, u64, Vec<Told>) {
         let setup_at = u64::from_le_bytes(setup);
         self.driver.push(self.slot, 1, block(setup_at, 8, SETUP | IMMEDIATE));
@@ -83,7 +84,7 @@ impl<'a> Guest<'a> {
         (blocks, status, told)
     }
 
-    /// Puts a transfer into the ring of an endpoint; its blocks, and what its event must be.
+    /// Puts a transfer into the ring of an endpoint. Returns its TRBs and the expected event.
     fn transfer(&mut self, endpoint: u8, parts: &[u32]) -> (Vec<u64>, Told) {
         let blocks = self.chain(endpoint, NORMAL, parts);
         let told = self.end(endpoint, parts.iter().sum());
@@ -104,24 +105,24 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Events that come, which must be these and no more.
+    /// Checks that exactly these events arrive.
     fn hears(&mut self, what: &str, wanted: &[Told]) {
         let heard: Vec<_> = wanted.iter().map(|_| self.next()).collect();
         assert_eq!(heard, wanted, "{what}");
-        // Commands are told of after what came before.
+        // The completion of a command comes after all earlier events.
         self.driver.begin(block(0, 0, 23 << 10));
         let start = Instant::now();
         loop {
             assert!(start.elapsed() < LIMIT, "{what}: the command does not end");
             match self.driver.event() {
                 Some(event) if event[3] >> 10 & 0x3f == 33 => break,
-                Some(event) => panic!("{what}: one event too many: {event:x?}"),
+                Some(event) => panic!("{what}: unexpected event: {event:x?}"),
                 None => std::thread::yield_now(),
             }
         }
     }
 
-    /// Lets an endpoint go on that halted, with a new ring.
+    /// Restarts a halted endpoint with a new ring.
     fn reset(&mut self, endpoint: u8) {
         let at = u32::from(self.slot) << 24 | u32::from(endpoint) << 16;
         assert_eq!(self.driver.output(self.slot, endpoint, 0) & 7, 2, "halted");
@@ -131,7 +132,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// The event of a block that is not an Event Data TRB.
+/// The event of a TRB that is not an Event Data TRB.
 fn of_block(parameter: u64, code: u32, length: u32, endpoint: u8) -> Told {
     Told { event_data: false, parameter, code, length, endpoint }
 }
@@ -141,7 +142,7 @@ const CONFIGURATION: [u8; 8] = [0x80, 6, 0, 2, 0, 0, 255, 0];
 const LIGHTS: [u8; 8] = [0x21, 9, 0, 2, 0, 0, 1, 0];
 const UNKNOWN: [u8; 8] = [0x80, 6, 0, 0x77, 0, 0, 8, 0];
 const UNKNOWN_SETTING: [u8; 8] = [0x00, 9, 77, 0, 0, 0, 0, 0];
-/// Bytes of a keyboard's configuration descriptor.
+/// The length of a keyboard's configuration descriptor in bytes.
 const WHOLE: u32 = 9 + 2 * (9 + 9 + 7);
 
 #[test]
@@ -179,7 +180,7 @@ fn a_short_control_transfer_is_told_with_its_length() {
         guest.hears(&format!("{parts:?}"), &told);
         assert_eq!(guest.driver.read::<2>(DATA + 2), WHOLE.to_le_bytes()[..2]);
     }
-    // Who asks for an event of the short packet itself has both.
+    // A driver that also requests an event for the short packet gets both.
     guest.short_too = true;
     let (blocks, _, mut told) = guest.control(CONFIGURATION, &[20, 100, 135]);
     (told[0].code, told[0].length) = (SHORT, WHOLE);
@@ -218,7 +219,7 @@ fn reports_are_told_by_their_cookies() {
     bench.board.input().key(key(0x1e), false);
     guest.hears("in two parts", &[second]);
     assert_eq!(guest.driver.read(DATA), [0; 8]);
-    // Two Event Data TRBs in one chain: each counts from the one before.
+    // Two Event Data TRBs in one chain: each counts the bytes since the one before.
     let words = [
         block(DATA, 3, NORMAL | CHAIN),
         block(0x1111, 0, EVENT_DATA | CHAIN | COMPLETION),
@@ -271,7 +272,7 @@ fn an_event_data_block_alone_is_told_and_nothing_else_happens() {
         guest.hears("alone", &[told]);
         assert_eq!(guest.driver.output(slot, endpoint, 0) & 7, 1, "running");
     }
-    // One that asks for no event has none, and the next descriptor is begun.
+    // A descriptor that requests no event has none, and the next one begins.
     guest.driver.push(slot, IN, block(0x3333, 0, EVENT_DATA));
     let (_, told) = guest.transfer(IN, &[8]);
     bench.board.input().key(key(0x1e), true);
@@ -279,7 +280,7 @@ fn an_event_data_block_alone_is_told_and_nothing_else_happens() {
     assert_eq!(guest.driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
 }
 
-/// A guest's driver of mass storage: a wrapper, data, a status, each a chain of its own.
+/// A mass storage driver of the guest. Wrapper, data and status are each a chain of their own.
 struct Disk<'a> {
     guest: Guest<'a>,
     tag: u32,
@@ -326,10 +327,10 @@ fn mass_storage_is_told_by_its_cookies() {
     let slot = driver.address(9);
     assert_eq!(driver.configure_bulk(slot, 1024), 1);
     let mut disk = Disk { guest: Guest::new(driver, slot), tag: 0 };
-    // Not ready yet: its power was off.
+    // Not ready: the unit reports its power-on condition first.
     disk.wrap(&[0; 6], 0, true);
     assert_eq!(disk.status(), (1, 0));
-    // The sense data, of which there are fewer bytes than there is room for.
+    // The sense data is shorter than the buffer.
     disk.wrap(&[3, 0, 0, 0, 252, 0], 252, true);
     let (_, told) = disk.guest.transfer(BULK_IN, &[10, 242]);
     disk.guest.hears("sense", &[Told { code: SHORT, length: 18, ..told }]);
@@ -341,7 +342,7 @@ fn mass_storage_is_told_by_its_cookies() {
     disk.guest.hears("read", &[told]);
     assert_eq!(disk.guest.driver.read::<4096>(DATA)[..], content[3 * 512..11 * 512]);
     assert_eq!(disk.status(), (0, 0));
-    // Written, and read.
+    // A write and a read.
     disk.wrap(&[0x2a, 0, 0, 0, 0, 3, 0, 0, 2, 0], 1024, false);
     disk.guest.driver.write(DATA, &[0xa5; 1024]);
     let (_, told) = disk.guest.transfer(BULK_OUT, &[512, 512]);
@@ -352,7 +353,7 @@ fn mass_storage_is_told_by_its_cookies() {
     disk.guest.hears("read again", &[told]);
     assert_eq!(disk.guest.driver.read(DATA), [0xa5; 1024]);
     assert_eq!(disk.status(), (0, 0));
-    // A command that there is not: the endpoint halts, and is cleared.
+    // An unknown command: the endpoint halts, and is cleared.
     disk.wrap(&[0xee; 6], 512, true);
     let (blocks, _) = disk.guest.transfer(BULK_IN, &[512]);
     disk.guest.hears("stall", &[of_block(blocks[0], STALL, 512, BULK_IN)]);
