@@ -211,8 +211,8 @@ pub(super) fn stir(pixels: &mut [u32], size: (u16, u16), chance: &mut Chance) {
 }
 
 /// A certificate for `localhost`, its key, and another key.
-pub(crate) const CERTIFICATE: &str = include_str!("../../../../tests/clients/certificate.pem");
-pub(crate) const KEY: &str = include_str!("../../../../tests/clients/key.pem");
+pub(crate) const CERTIFICATE: &str = include_str!("../../../../tests/vnc_clients/certificate.pem");
+pub(crate) const KEY: &str = include_str!("../../../../tests/vnc_clients/key.pem");
 pub(crate) const OTHER_KEY: &str = "\
 -----BEGIN PRIVATE KEY-----\n\
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgMyyUNJJbLldwsQeQ\n\
