@@ -1,22 +1,22 @@
-//! What one client has not been sent yet: tiles whose pixels it lacks, and moves of what it has.
+//! Tracks what a client has not received yet: dirty tiles, and moves (CopyRect) to be sent first.
 //!
-//! This holds between any two calls. Take the client's picture as it is when all that was planned
-//! has arrived, and do the moves that wait, one after the other: that is the canvas' picture, but
-//! for tiles that are dirty.
+//! Invariant, between any two calls: apply all pending moves to the client's picture, in order, as
+//! it is once every planned update has arrived. Then every tile that is not dirty equals the
+//! canvas.
 //!
-//! Pixels are taken when they are encoded, later than they were planned. A tile that is planned and
-//! not encoded yet (it flies) will be as the picture is then, which nobody knows now: what comes
-//! out of one is no move. That a tile *changes* meanwhile is no harm: it is dirty again. And what
-//! the client moves is its own: that the picture changed there since is no matter, as its pixels
-//! come behind all moves that were found before.
+//! Pixels are taken when they are encoded, which is later than they are planned. A tile is *in
+//! flight* from the moment its update is planned until it is encoded. Its final content is unknown
+//! until then, so a move must not copy from it. Changing it meanwhile is harmless: the tile becomes
+//! dirty again. A move copies within the client's own picture, so later changes of the canvas do
+//! not disturb it: their pixels are sent after all moves that were found before.
 
 use super::picture::{Area, Move};
 use super::tiles::Tiles;
 
-/// So many moves wait at most; what moves then is sent as pixels.
+/// Further moves are sent as pixels instead.
 const MOST: usize = 32;
 
-/// See the module.
+/// What one client still has to receive.
 pub struct Owed {
     dirty: Tiles,
     flying: Tiles,
@@ -25,23 +25,23 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// All of a picture.
+    /// A client that has received nothing of a picture of this size.
     pub fn all((width, height): (u16, u16)) -> Self {
         let (dirty, flying) = (Tiles::all(width, height), Tiles::none(width, height));
         Self { dirty, flying, moves: Vec::new(), copies: false }
     }
 
-    /// The tiles whose pixels it lacks.
+    /// The tiles whose pixels the client lacks.
     pub fn dirty(&mut self) -> &mut Tiles {
         &mut self.dirty
     }
 
-    /// Whether it can be told of moves.
+    /// Whether moves are recorded for this client.
     pub fn copies(&self) -> bool {
         self.copies
     }
 
-    /// Says whether it can; what waits becomes pixels if it can no longer.
+    /// Enables or disables moves. When disabled, pending moves are replaced with dirty tiles.
     pub fn set_copies(&mut self, copies: bool) {
         self.copies = copies;
         if !copies {
@@ -49,8 +49,8 @@ impl Owed {
         }
     }
 
-    /// The picture changed: in these tiles, of which some are what was elsewhere before. The moves
-    /// are all of the picture as it was.
+    /// Records a change of the canvas. The `moves` explain some of the `changed` tiles; their
+    /// sources are in the picture before the change.
     pub fn change(&mut self, changed: &Tiles, moves: &[Move]) {
         if self.dirty.size() != changed.size() {
             *self = Self { copies: self.copies, ..Self::all(changed.size()) };
@@ -60,7 +60,7 @@ impl Owed {
             self.dirty.unite(changed);
             return;
         }
-        // What the client does not have as the picture was.
+        // Tiles of the previous picture that the client does not have.
         let mut other = self.dirty.clone();
         other.unite(&self.flying);
         self.dirty.unite(changed);
@@ -75,37 +75,39 @@ impl Owed {
         }
     }
 
-    /// Plans what is asked for: moves that come first, and tiles of which pixels follow.
+    /// Plans an update of the requested area: moves, which come first, and tiles whose pixels
+    /// follow.
     pub fn take(&mut self, asked: Area) -> (Vec<Move>, Tiles) {
         if !self.moves.iter().all(|it| asked.covers(it.to)) {
             self.give_up();
         }
         let tiles = self.dirty.split_off(asked);
-        // What is sent anyway need not be moved, unless it is moved on.
+        // A final move is useless if the pixels of its target are sent anyway.
         while self.moves.pop_if(|last| tiles.covers(last.to)).is_some() {}
         self.fly(&tiles);
         (std::mem::take(&mut self.moves), tiles)
     }
 
-    /// These are planned, and not encoded yet.
+    /// Sets the tiles that are planned and not encoded yet.
     pub fn fly(&mut self, tiles: &Tiles) {
         if tiles.size() == self.dirty.size() {
             self.flying.clone_from(tiles);
         } else {
-            // A picture of another size is there, and nothing of what was planned will be.
+            // The picture has a new size. Nothing of the old plan will be encoded.
             self.flying = Tiles::none(self.dirty.size().0, self.dirty.size().1);
         }
     }
 
-    /// Where something would have been moved to, its pixels are sent.
+    /// Replaces all pending moves with dirty tiles.
     fn give_up(&mut self) {
         self.moves.drain(..).for_each(|it| self.dirty.insert_area(it.to));
     }
 }
 
 impl Move {
-    /// Moves along what holds for tiles: one of the target has it if something of its source had it
-    /// in `before`, or if it had it and keeps something. What a set says of other tiles stays.
+    /// Applies the move to a property of tiles. A target tile gets the property if its source has
+    /// it in `before`, or if the tile itself has it there and is only partly overwritten. Other
+    /// tiles in `set` are unchanged.
     pub fn carry(&self, before: &Tiles, set: &mut Tiles) {
         for tile in before.touched(self.to) {
             let to = tile.common(self.to);
@@ -123,7 +125,7 @@ mod test {
     use crate::rfb::scroll::Scroll;
     use crate::rfb::testing::{Chance, move_pixels, stir};
 
-    /// Something else, and sometimes another size.
+    /// Draws something, and sometimes changes the size.
     fn draw(picture: &mut Picture, chance: &mut Chance) {
         if chance.below(40) > 0 {
             let size = picture.size();
@@ -135,13 +137,13 @@ mod test {
         picture.pixels = (0..count).map(|_| chance.colour()).collect();
     }
 
-    /// A client that asks, is planned for and encoded for whenever chance wants.
+    /// A client whose requests, plans and encodings come at random times.
     struct Reader {
         owed: Owed,
         size: (u16, u16),
         pixels: Vec<u32>,
         planned: Tiles,
-        /// How likely it does nothing: so many in ten.
+        /// The client does nothing in this many of ten turns.
         lazy: u16,
         whole: bool,
         moved: usize,
@@ -180,7 +182,7 @@ mod test {
             self.planned = tiles;
         }
 
-        /// Plans, or takes pixels for a part of what is planned.
+        /// Plans an update, or takes the pixels of a part of the planned one.
         fn work(&mut self, picture: &Picture, chance: &mut Chance, settle: bool) {
             if self.planned.is_empty() {
                 self.plan(chance, settle);
@@ -220,8 +222,8 @@ mod test {
         changed
     }
 
-    /// What is drawn, when a client asks, when it is planned for and when its pixels are taken come
-    /// in any order; in the end all have the same picture.
+    /// Drawing, requests, plans and encodings come in any order. In the end all clients have the
+    /// same picture.
     #[test]
     fn whoever_moves_what_it_has_sees_what_the_others_see() {
         let mut moved = [0; 6];
@@ -275,7 +277,7 @@ mod test {
         let all = Area { x: 0, y: 0, width: 128, height: 128 };
         let changed = Tiles::all(128, 128);
         let up = Move { from: (0, 20), to: Area { x: 0, y: 0, width: 128, height: 96 } };
-        // All of it is planned, and its pixels may be taken before or after the move.
+        // All tiles are planned, and their pixels may be taken before or after the move.
         assert_eq!(owed.take(all).0, []);
         owed.change(&changed, &[up]);
         assert_eq!((owed.moves.len(), owed.dirty.count()), (0, 16));
@@ -286,7 +288,7 @@ mod test {
             (owed.moves.as_slice(), owed.dirty.bounds()),
             (&[up][..], Area { x: 0, y: 96, width: 128, height: 32 })
         );
-        // The next one finds that below unknown, and moves the rest on.
+        // The next move finds the lowest part unknown, and moves the rest again.
         owed.change(&changed, &[up]);
         assert_eq!((owed.moves.len(), owed.dirty.bounds().y), (2, 64));
         let (moves, tiles) = owed.take(Area { height: 90, ..all });
@@ -300,7 +302,7 @@ mod test {
         owed.dirty().put(Area { x: 0, y: 0, width: 64, height: 64 }, false);
         let part = |x: u16| Area { x, y: 0, width: 32, height: 64 };
         let across = |from: u16, to: u16| Move { from: (from, 0), to: part(to) };
-        // The two halves change places, which only one of them can do.
+        // The halves swap places. Only one of them can be a move.
         owed.change(&Tiles::all(64, 64), &[across(0, 32), across(32, 0)]);
         assert_eq!((owed.moves.as_slice(), owed.dirty.bounds()), (&[across(0, 32)][..], part(0)));
     }

@@ -1,12 +1,14 @@
-//! What of a picture moved since the last look: text that scrolls, a window that is dragged.
+//! Detects moved content between two frames: text that scrolls, a window that is dragged.
 //!
-//! Small windows of the new picture, of which each is there once, are looked for in rows of the old
-//! one, at any place; each that is found votes for a way. For the ways with the most votes, tiles
-//! are compared: what is said to have moved is equal, pixel by pixel. Where large changes are no
-//! moves, as in a film, they are looked at ever less often.
+//! The search hashes small windows of the new picture and keeps those that occur exactly once. It
+//! then looks for them at every position of some rows of the old picture. Each match is a vote for
+//! an offset. For the offsets with the most votes, whole tiles are compared: every reported move is
+//! equal pixel by pixel. While large changes contain no moves, as in a film, the search runs less
+//! and less often.
 //!
-//! Threats: the guest draws what it likes. Work is bounded by the picture's size: a window that is
-//! there twice does not vote, a place votes once, and the votes have a room that does not grow.
+//! Threats: the guest draws what it likes. The work is bounded by the picture's size. A window that
+//! occurs twice does not vote, a position of the old picture votes once, and the vote table has a
+//! fixed size.
 
 mod grid;
 
@@ -14,49 +16,52 @@ use self::grid::Grid;
 use super::picture::{Area, Move, Picture};
 use super::tiles::{TILE, Tiles};
 
-/// What changed is looked at if it is this part of the picture or more; or the next, if that is so
-/// many pixels.
+/// A search starts if at least `min(pixels / LARGE_SHARE, max(MANY_PIXELS, pixels / SMALL_SHARE))`
+/// pixels changed.
 const PART: usize = 16;
 const SMALL_PART: usize = 64;
 const MANY: usize = 32 << 10;
-/// A move is worth it for this part of what changed or more.
+/// A move must contain at least 1/16 of the changed tiles.
 const WORTH: usize = 16;
-/// So many moves are found in one look, of which so many are whole tiles.
+/// Maximum moves of one search, and maximum blocks of whole tiles among them.
 const MOST: usize = 16;
 const BLOCKS: usize = 4;
-/// A window: so many pixels of a row, and as many of the row so far below, as rows of letters are
-/// often alike. That is odd, because each of them may be there twice.
+/// A window is `WINDOW_WIDTH` pixels of a row, and the pixels `ROW_GAP` rows below them, because
+/// single rows of letters often look alike. The gap is odd because scaled text may have each row
+/// twice.
 const WINDOW: usize = 32;
 const BELOW: usize = 7;
-/// Columns of windows, of which there is one in each row.
+/// Columns in which windows are taken; each has one window per row.
 const COLUMNS: usize = 8;
-/// Rows of the old picture in which they are looked for: one for so many that changed.
+/// Number of rows of the old picture that are searched: one for every `ROW_SPACING` changed rows,
+/// within these limits.
 const ROWS: std::ops::RangeInclusive<usize> = 16..=64;
 const EACH: usize = 8;
-/// Words of 64 bits.
+/// Size of the sieve in words of 64 bits.
 const SIEVE: usize = 1024;
-/// Ways that are voted for, and how many of them are tried.
+/// Slots of the vote table, and how many of the best offsets are tried.
 const WAYS: usize = 1024;
 const TRIED: usize = 3;
-/// Votes without which none is tried.
+/// Offsets with fewer votes are not tried.
 const VOTES: u32 = 4;
-/// So many failures are nothing; then ever more looks are left out, up to so many.
+/// Failed searches before pauses begin. Each further failure doubles the pause, up to `MAX_PAUSE`
+/// skipped searches.
 const PATIENCE: u32 = 3;
 const PAUSE: u32 = 31;
-/// A place that is none.
+/// Marks a missing coordinate.
 const NOWHERE: u16 = u16::MAX;
-/// Numbers without a pattern.
+/// Odd constants for hashing.
 const BASE: u64 = 0x9e37_79b9_7f4a_7c15;
 const LOWER: u64 = 0xc2b2_ae3d_27d4_eb4f;
 const MIX: u64 = 0xd6e8_feb8_6659_fd93;
 
-/// See the module.
+/// State of the search between frames, shared by all clients of a canvas.
 #[derive(Default)]
 pub struct Scroll {
-    /// The picture before it was overwritten, but for tiles that changed since.
+    /// The previous picture, except for the tiles in `stale`.
     before: Vec<u32>,
     stale: Tiles,
-    /// `before` is the picture before this look.
+    /// `before` is the picture right before the current change.
     kept: bool,
     failures: u32,
     pause: u32,
@@ -64,7 +69,7 @@ pub struct Scroll {
 }
 
 impl Scroll {
-    /// Before a picture is overwritten in so many of its pixels at most.
+    /// Saves the picture before at most `written` of its pixels are overwritten.
     pub fn keep(&mut self, picture: &Picture, written: usize) {
         self.kept = false;
         if !is_much(written, picture) {
@@ -92,7 +97,8 @@ impl Scroll {
         }
     }
 
-    /// What moved, when these tiles have changed. Moves are to be done one after the other.
+    /// Returns the moves that explain some of the changed tiles. They must be applied in this
+    /// order.
     pub fn find(&mut self, picture: &Picture, changed: &Tiles) -> Vec<Move> {
         if !std::mem::take(&mut self.kept) {
             if self.stale.size() == changed.size() {
@@ -119,13 +125,12 @@ impl Scroll {
     }
 }
 
-/// Whether so many pixels are worth a search.
 fn is_much(pixels: usize, picture: &Picture) -> bool {
     let all = picture.pixels.len();
     pixels >= (all / PART).min(MANY.max(all / SMALL_PART))
 }
 
-/// The picture before and after.
+/// The picture before and after a change.
 struct Both<'a> {
     old: &'a [u32],
     new: &'a [u32],
@@ -137,8 +142,8 @@ impl Both<'_> {
         self.size.0.into()
     }
 
-    /// Looks at a tile beside a rectangle that moved: as far from there as the first number, at
-    /// least, it has changed, and as far as the second one it moved as well.
+    /// Measures a tile beside a block that moved, in lines counted from the block: the smallest
+    /// depth that contains all changes, and the largest depth that matches the moved source.
     fn depth(&self, tile: Area, side: Side, way: Way) -> (u16, u16) {
         let length = side.length(tile);
         let is_still = |line: &u16| self.is_moved(side.lines(tile, *line, 1), Way::default());
@@ -148,7 +153,7 @@ impl Both<'_> {
         (length - number(still), number(moved))
     }
 
-    /// What moved beside a rectangle in parts of tiles, where nothing else has changed in them.
+    /// Finds moved strips in the tiles beside a block, where the rest of each tile is unchanged.
     fn fringe(&self, block: Area, side: Side, way: Way, left: &Tiles) -> Vec<Area> {
         let mut strips: Vec<(Area, u16, u16)> = Vec::new();
         for tile in side.beside(block, self.size).pieces(TILE, TILE) {
@@ -169,7 +174,7 @@ impl Both<'_> {
         strips.map(|(area, depth, _)| side.lines(area, 0, depth)).collect()
     }
 
-    /// Whether an area of the new picture was elsewhere in the old one.
+    /// Whether this area of the new picture equals the source area of the old one.
     fn is_moved(&self, to: Area, way: Way) -> bool {
         let Some(from) = way.back(to, self.size) else { return false };
         let row = |pixels, area: Area, row: u16| -> &[u32] {
@@ -182,7 +187,6 @@ impl Both<'_> {
     }
 }
 
-/// A side of a rectangle.
 #[derive(Clone, Copy)]
 enum Side {
     Above,
@@ -194,7 +198,7 @@ enum Side {
 impl Side {
     const ALL: [Self; 4] = [Self::Above, Self::Below, Self::Left, Self::Right];
 
-    /// The tiles at this side of some tiles; there may be none.
+    /// The tiles beside an area on this side, clipped to the picture; may be empty.
     fn beside(self, it: Area, (width, height): (u16, u16)) -> Area {
         let before = |start: u16| (start.saturating_sub(TILE), start.min(TILE));
         let behind = |start: u16, length: u16, most: u16| {
@@ -214,12 +218,11 @@ impl Side {
         Area { x, y, width: wide, height: high }
     }
 
-    /// How far a tile that is beside something reaches away from it.
     fn length(self, tile: Area) -> u16 {
         if matches!(self, Self::Above | Self::Below) { tile.height } else { tile.width }
     }
 
-    /// So many lines of a tile that is beside something, counted from there.
+    /// `count` lines of a tile beside a block, starting `first` lines away from the block.
     fn lines(self, tile: Area, first: u16, count: u16) -> Area {
         match self {
             Self::Above => Area { y: tile.y + tile.height - first - count, height: count, ..tile },
@@ -230,7 +233,7 @@ impl Side {
     }
 }
 
-/// An area and the one that follows it, in a row or a column, as one.
+/// The union of two areas if `next` directly follows `one` in a row or a column.
 fn joined(one: Area, next: Area) -> Option<Area> {
     if (one.y, one.height) == (next.y, next.height) && one.end().0 == u32::from(next.x) {
         return Some(Area { width: one.width + next.width, ..one });
@@ -239,7 +242,7 @@ fn joined(one: Area, next: Area) -> Option<Area> {
     below.then(|| Area { height: one.height + next.height, ..one })
 }
 
-/// How far something moved.
+/// Distance of a move in pixels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Way {
     right: i16,
@@ -255,7 +258,7 @@ impl Way {
         Self { right: way(from.0, to.0), down: way(from.1, to.1) }
     }
 
-    /// Where an area was, if that was in the picture.
+    /// The source area, if it lies within the picture.
     fn back(self, to: Area, (width, height): (u16, u16)) -> Option<Area> {
         let back = |to: u16, way: i16, length: u16, most: u16| {
             let from = u16::try_from(i32::from(to) - i32::from(way)).ok()?;
@@ -265,7 +268,7 @@ impl Way {
         Some(Area { x, y: back(to.y, self.down, to.height, height)?, ..to })
     }
 
-    /// A number of its own, below `limit`.
+    /// A hash of the offset, below `limit`.
     fn slot(self, limit: usize) -> usize {
         let bits =
             u64::from(self.right.cast_unsigned()) << 16 | u64::from(self.down.cast_unsigned());
@@ -273,28 +276,29 @@ impl Way {
     }
 }
 
-/// Room to search in.
+/// Buffers that are reused by each search.
 #[derive(Default)]
 struct Search {
-    /// Windows by what is in them; half of the places are free at least.
+    /// Hash table of windows, at most half full.
     windows: Vec<Window>,
-    /// A bit for each that may be there, so that hardly any other is looked for.
+    /// One bit for each hash in `windows`, to reject most positions quickly.
     sieve: Vec<u64>,
     ways: Vec<(Way, u32)>,
-    /// A row of the old picture, as it is summed up.
+    /// Hash input of the row that is being searched.
     row: Vec<u64>,
 }
 
-/// A window of the new picture.
 #[derive(Clone, Copy)]
 struct Window {
-    /// What is in it.
+    /// Lower half of the window's hash.
     sum: u32,
-    /// Where it is; no row if it is there twice, no column if there is none.
+    /// Position in the new picture. The row is `NOWHERE` if the window occurs twice, the column if
+    /// the slot is free.
     place: (u16, u16),
 }
 
-/// The sum of two rows' windows: what leaves and what comes in can be taken off and added.
+/// Combines the pixels of a window's two rows, so that the rolling hash can add and remove them
+/// together.
 fn pixel(upper: u32, lower: u32) -> u64 {
     u64::from(upper).wrapping_add(u64::from(lower).wrapping_mul(LOWER))
 }
@@ -308,7 +312,7 @@ fn mixed(sum: u64) -> u64 {
     sum ^ sum >> 32
 }
 
-/// The power of [`BASE`] that what leaves a window has got.
+/// Factor of the pixel that leaves the window: [`HASH_BASE`] to the power of `WINDOW_WIDTH`.
 const LEAVES: u64 = {
     let (mut power, mut count) = (1_u64, 0);
     while count < WINDOW {
@@ -318,7 +322,7 @@ const LEAVES: u64 = {
     power
 };
 
-/// Where a window's bit is.
+/// Index of the sieve's word for this hash.
 fn word(sum: u32) -> usize {
     sum as usize / 64 % SIEVE
 }
@@ -342,7 +346,8 @@ impl Search {
                 blocks += 1;
                 grid.clear(block);
                 let mut all = vec![block];
-                // What goes aslant would be in its own way.
+                // With a diagonal offset, the block and its strips could overwrite each other's
+                // source.
                 if way.right == 0 || way.down == 0 {
                     let fringe = |side: Side| both.fringe(block, side, way, &left);
                     all.extend(Side::ALL.into_iter().flat_map(fringe));
@@ -357,7 +362,7 @@ impl Search {
         in_order(moved)
     }
 
-    /// Collects windows of the new picture.
+    /// Fills the table with windows of the new picture.
     fn collect(&mut self, both: &Both<'_>, area: Area, changed: &Tiles) {
         let rows = usize::from(area.height) - BELOW;
         let columns = COLUMNS.min(usize::from(area.width) / WINDOW);
@@ -387,7 +392,7 @@ impl Search {
         }
     }
 
-    /// Where a window with such content is, or would be; nowhere where many are.
+    /// The slot that holds this hash, or a free one. None if the probed slots are full.
     fn position(&self, sum: u64) -> Option<(usize, u32)> {
         let (start, mask) = (usize::try_from(sum >> 32).unwrap_or(0), self.windows.len() - 1);
         let sum = u32::try_from(sum & u64::from(u32::MAX)).unwrap_or(0);
@@ -410,7 +415,7 @@ impl Search {
         }
     }
 
-    /// Looks for the windows in the old picture; the ways that most of them went.
+    /// Looks for the windows in the old picture. Returns the offsets with the most votes.
     fn vote(&mut self, both: &Both<'_>, area: Area) -> Vec<Way> {
         self.ways.clear();
         self.ways.resize(WAYS, (Way::default(), 0));
@@ -419,7 +424,7 @@ impl Search {
         let rows = usize::from(area.height) - BELOW;
         let count = count.min(rows);
         for row in 0..count {
-            // Not in the rhythm of lines of text.
+            // The varying start avoids rows at the same height of each text line.
             let (start, end) = (row * rows / count, (row + 1) * rows / count);
             let y = usize::from(area.y) + start + row * 7 % (end - start);
             self.vote_in(both, area, y);
@@ -430,7 +435,7 @@ impl Search {
         best.iter().take(TRIED).filter(|it| it.1 >= least).map(|it| it.0).collect()
     }
 
-    /// The votes of one row of the old picture.
+    /// Collects the votes of one row of the old picture.
     fn vote_in(&mut self, both: &Both<'_>, area: Area, y: usize) {
         let (left, width) = (usize::from(area.x), usize::from(area.width));
         let start = y * both.width() + left;
@@ -438,7 +443,7 @@ impl Search {
         let start = start + BELOW * both.width();
         let lower = &both.old[start..start + width];
         self.row.clear();
-        // What leaves the first window is before the row.
+        // Nothing leaves the first windows.
         self.row.resize(WINDOW, 0);
         let pixels = upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
         self.row.extend(pixels);
@@ -446,7 +451,7 @@ impl Search {
         let mut sum = 0;
         for (at, (enters, leaves)) in row[WINDOW..].iter().zip(&row).enumerate() {
             sum = next(sum, enters.wrapping_sub(leaves.wrapping_mul(LEAVES)));
-            // The first ones are not whole.
+            // The window is not full before.
             if at + 1 >= WINDOW {
                 self.find((left + at + 1 - WINDOW, y), mixed(sum));
             }
@@ -454,7 +459,8 @@ impl Search {
         self.row = row;
     }
 
-    /// Looks for what is at a place of the old picture.
+    /// Votes for the offset of the window at this position of the old picture, if it is in the
+    /// table.
     fn find(&mut self, from: (usize, usize), mixed: u64) {
         let sum = u32::try_from(mixed & u64::from(u32::MAX)).unwrap_or(0);
         if self.sieve[word(sum)] >> (sum % 64) & 1 == 0 {
@@ -467,7 +473,7 @@ impl Search {
         }
     }
 
-    /// One vote. Of ways that share a room, the one that has the majority is left.
+    /// Counts one vote. If offsets share a slot, the one with the majority remains.
     fn count(&mut self, way: Way) {
         if way == Way::default() {
             return;
@@ -483,7 +489,8 @@ impl Search {
     }
 }
 
-/// An area and as much on all sides of it, where what is there now may come from.
+/// The area enlarged by its own size on all sides and clipped to the picture: moved content is
+/// searched there.
 fn around(area: Area, (width, height): (u16, u16)) -> Area {
     let range = |start: u16, length: u16, most: u16| {
         let from = start.saturating_sub(length);
@@ -495,7 +502,6 @@ fn around(area: Area, (width, height): (u16, u16)) -> Area {
     Area { x, y, width: wide, height: high }
 }
 
-/// Whether all pixels have one colour.
 fn is_plain(pixels: &[u32]) -> bool {
     pixels.iter().fold(0, |all, pixel| all | (pixel ^ pixels[0])) == 0
 }
@@ -504,8 +510,8 @@ fn number(at: usize) -> u16 {
     u16::try_from(at).unwrap_or(NOWHERE)
 }
 
-/// As they can be done one after the other: none overwrites what one behind it needs. Of rectangles
-/// that go the same way there is always one that can be first.
+/// Sorts the moves so that none overwrites the source of a later one. Among rectangles with the
+/// same offset, one can always be first.
 fn in_order(mut moves: Vec<Move>) -> Vec<Move> {
     let mut ordered = Vec::with_capacity(moves.len());
     while !moves.is_empty() {
@@ -541,8 +547,8 @@ mod test {
         Picture { pixels: (0..count).map(pixel).collect(), width, height }
     }
 
-    /// Letters of 8 by 16 pixels on white, each row of them twice, with white between the lines and
-    /// behind their ends.
+    /// Letters of 8 by 16 pixels on white, with each of their rows twice, and white between the
+    /// lines and behind their ends.
     fn text(width: u16, height: u16, first: usize) -> Picture {
         let columns = usize::from(width);
         let letter = |line: usize, column: usize| {
@@ -563,7 +569,7 @@ mod test {
         })
     }
 
-    /// Writes a part of another picture of this size over one.
+    /// Copies an area from a picture of the same size.
     fn put(to: &mut Picture, from: &Picture, area: Area) {
         for y in area.y..area.y + area.height {
             let start = usize::from(y) * usize::from(to.width) + usize::from(area.x);
@@ -581,7 +587,7 @@ mod test {
         changed
     }
 
-    /// One look, and a check of what it found.
+    /// Runs one search and checks its result.
     fn look(scroll: &mut Scroll, old: &Picture, new: &Picture) -> Vec<Move> {
         scroll.keep(old, new.pixels.len());
         let moves = scroll.find(new, &different(old, new));
@@ -594,7 +600,7 @@ mod test {
                 };
                 assert_eq!(row(new, to), row(old, from), "{it:?}");
             }
-            // What else is in a tile is as it was, or moved too.
+            // All other pixels of the tile are unchanged, or moved too.
             let other = different(old, new);
             for y in 0..usize::from(new.height) {
                 for x in 0..usize::from(new.width) {
@@ -628,7 +634,7 @@ mod test {
         for (lines, from, rows) in [(20, 20, 768 - 32), (60, 60, 768 - 64), (500, 500, 768 - 512)] {
             let moves = moved(&text(1024, 768, 0), &text(1024, 768, lines));
             let [only] = moves[..] else { panic!("{lines} lines: {moves:?}") };
-            // To the right of all text it may begin later.
+            // The move may start lower, since the right part of the picture is blank.
             assert_eq!((only.from, only.to.y, only.to.height), ((0, from), 0, rows));
             assert!(only.to.width > 400, "{only:?}");
         }
@@ -645,19 +651,19 @@ mod test {
         let window = area(301, 155, 500, 400);
         put(&mut before, &text(1280, 800, 100), window);
         put(&mut after, &text(1280, 800, 120), window);
-        // And a clock.
+        // A clock changes as well.
         after.pixels[1270] ^= 0x00ff_ffff;
         let moves = moved(&before, &after);
         assert!(!moves.is_empty() && moves.iter().all(|it| window.covers(it.to)), "{moves:?}");
         assert!(moves.iter().all(|it| way(it) == (0, -20)), "{moves:?}");
-        // The window begins and ends within tiles, and what moved does so too.
+        // The window begins and ends within tiles, and so do the moves.
         assert!(moves.iter().any(|it| it.to.x == 301), "{moves:?}");
         assert!(moves.iter().any(|it| it.to.height >= 320), "{moves:?}");
         let back = moved(&after, &before);
         assert!(!back.is_empty() && back.iter().all(|it| way(it) == (0, 20)), "{back:?}");
     }
 
-    /// A guest is looked at in the middle of what it draws.
+    /// The guest's picture may be read while it is half drawn.
     #[test]
     fn what_has_scrolled_so_far_is_found_up_to_the_pixel() {
         let (before, after) = (text(1024, 768, 0), text(1024, 768, 20));
@@ -724,7 +730,7 @@ mod test {
 
     #[test]
     fn patterns_are_moves_only_where_they_are_equal() {
-        // Every row the same, rows that repeat, columns that repeat, both.
+        // Equal rows, repeating rows, repeating columns, both.
         let kinds: [fn(usize, usize) -> usize; 4] =
             [|x, _| x * x, |_, y| y % 40, |x, _| x % 40, |x, y| (x / 4 + y / 4) % 2];
         for kind in kinds {
@@ -737,13 +743,13 @@ mod test {
         }
     }
 
-    /// How long a processor has worked for this thread.
+    /// CPU time of this thread.
     fn worked() -> Duration {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         Duration::try_from(time).unwrap()
     }
 
-    /// What costs most that a guest can draw, and how long.
+    /// Measures the most expensive pictures that a guest can draw.
     #[test]
     fn whatever_is_drawn_the_work_is_bounded() {
         let size = (1920, 1080);
@@ -756,7 +762,7 @@ mod test {
             picture(size.0, size.1, |at| small(at % 64 * 7 + at / 1920 % 64)),
             picture(size.0, size.1, |at| u32::from(at % 2 == 0)),
         ];
-        // Each tile moved, but for its last pixel.
+        // Every tile moved, except for its last pixel.
         let mut torn = text(size.0, size.1, 20);
         for y in (31..1080).step_by(32) {
             for x in (31..1920).step_by(32) {
