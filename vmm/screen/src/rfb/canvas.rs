@@ -1,11 +1,11 @@
-//! The picture that all clients are shown: a copy of what the display has.
+//! The picture that all clients see: a copy of the display's memory.
 //!
-//! It exists while somebody looks, and is brought up to date while somebody waits for changes: what
-//! the guest wrote is copied, compared, and what really differs is marked for each client. Nobody
-//! who looks costs nothing; a client that does not read is not waited for.
+//! The copy exists while there are viewers, and is updated while any of them waits for changes.
+//! Pages that the guest wrote are copied and compared, and tiles that really differ are marked for
+//! each client. Without viewers there is no cost. A client that does not read delays no other.
 //!
-//! Threats: the guest chooses the mode at any moment. It is checked, taken once for each look, and
-//! a picture and the sets of tiles that belong to it change under one lock.
+//! Threats: the guest may change the mode at any moment. The mode is checked and read once per
+//! scan. The picture and the sets of tiles of its size change under one lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
@@ -21,96 +21,97 @@ use super::picture::Picture;
 use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
 
-/// What is shown before there was a picture: dim, so that it is seen that somebody is there.
+/// Colour before the first picture: dim instead of black, so that the viewer's window is visible.
 const DIM: u32 = 0x0018_1818;
-/// And how large that is.
+/// Size before the first picture.
 const NOTHING: (u16, u16) = (640, 480);
-/// No picture is wider or higher: what a display of 64 MiB can have.
+/// Maximum width and height. A display of 64 MiB cannot have more.
 const MOST: u32 = 8192;
-/// No display has more memory.
+/// Maximum offset of the picture's end in the display's memory.
 const FARTHEST: u64 = 1 << 30;
-/// Who wants the picture as it is now waits no longer than that for it.
+/// Maximum time to wait for a refresh.
 const LATE: Duration = Duration::from_secs(1);
-/// More changed pages than this are copied on a thread of their own.
+/// If more pages than this have changed, they are copied on a blocking thread.
 const FEW_PAGES: u32 = 256;
 
-/// What one client has not been sent yet.
+/// State of one client: pixels to be sent, and wake-ups.
 pub struct Viewer {
     owed: Mutex<Owed>,
-    /// It waits for changes.
+    /// The client waits for changes.
     waits: AtomicBool,
-    /// Something is there for it.
+    /// Notified when there may be something to send.
     pub wake: Notify,
-    /// The canvas'.
+    /// Shared with the canvas.
     wanted: Arc<Notify>,
 }
 
 impl Drop for Viewer {
-    /// The last one takes the picture along.
+    /// Wakes the canvas, which frees the picture when the last viewer is gone.
     fn drop(&mut self) {
         self.wanted.notify_one();
     }
 }
 
 impl Viewer {
-    /// Works on what it is to be sent.
+    /// Accesses the pending changes of this client.
     pub fn owed<T>(&self, work: impl FnOnce(&mut Owed) -> T) -> T {
         work(&mut self.owed.lock().expect("no viewer panicked"))
     }
 
-    /// Works on its set of tiles.
+    /// Accesses the tiles that are to be sent to this client.
     pub fn dirty<T>(&self, work: impl FnOnce(&mut Tiles) -> T) -> T {
         self.owed(|owed| work(owed.dirty()))
     }
 }
 
-/// See the module.
+/// The shared picture of a display. See the module.
 pub struct Canvas {
     scanout: Option<Arc<dyn Scanout>>,
     hub: Arc<Hub>,
     picture: RwLock<Picture>,
     viewers: Mutex<Vec<Weak<Viewer>>>,
     look: Mutex<Look>,
-    /// Of the keyboard, when somebody last looked.
+    /// State of the keyboard's lights at the last scan.
     lights: Mutex<Option<Lights>>,
-    /// Somebody begins to wait, or leaves.
+    /// Notified when a viewer begins to wait, arrives or leaves.
     wanted: Arc<Notify>,
-    /// Somebody did something, to which the guest may answer.
+    /// Notified on input, because the guest may draw in response.
     hurry: Notify,
-    /// Looks that were begun.
+    /// Number of scans that were started.
     begun: AtomicU64,
-    /// And the last one of them that is over.
+    /// Number of the last scan that is complete.
     over: watch::Sender<u64>,
 }
 
-/// What only looking needs.
+/// State that only scans use.
 #[derive(Default)]
 struct Look {
     mode: Option<Mode>,
     pages: Vec<u64>,
     line: Vec<u8>,
-    /// For those who can be told of moves.
+    /// Present while any client supports moves.
     scroll: Option<Scroll>,
 }
 
-/// When the next look is.
+/// Decides when the next scan starts.
 struct Pace {
     interval: Duration,
     still: u32,
 }
 
 impl Pace {
-    /// Sixty a second, and a little more: timers are late.
+    /// A little more than 60 scans per second, because timers are late.
     const FAST: Duration = Duration::from_millis(15);
-    /// What changes after a pause is seen that late at most.
+    /// Interval after a pause: the maximum delay of the first change.
     const SLOW: Duration = Duration::from_millis(40);
-    /// And after a long one, which mostly ends by a key: this is what a still screen costs.
+    /// Interval after a long pause, which mostly ends with a key press. It decides what a still
+    /// screen costs.
     const SLOWEST: Duration = Duration::from_millis(200);
-    /// What a key or a click does is often drawn by then.
+    /// Delay of the first scan after input. The guest has often drawn its response by then.
     const SOON: Duration = Duration::from_millis(4);
-    /// So many looks without a change are a pause.
+    /// Scans without a change that count as a pause.
     const PATIENCE: u32 = 32;
-    /// And so many a long one, of some five seconds.
+    /// Scans without a change that count as a long pause: about five seconds.
     const LONG: u32 = Self::PATIENCE + 125;
 
     fn new() -> Self {
@@ -128,7 +129,7 @@ impl Pace {
 }
 
 impl Canvas {
-    /// A canvas for a display, or for a machine without one.
+    /// Creates a canvas for a display, or for a machine without one.
     pub fn new(scanout: Option<Arc<dyn Scanout>>, hub: Arc<Hub>) -> Arc<Self> {
         Arc::new(Self {
             scanout,
@@ -144,22 +145,22 @@ impl Canvas {
         })
     }
 
-    /// The display.
+    /// The display, if the machine has one.
     pub fn scanout(&self) -> Option<&Arc<dyn Scanout>> {
         self.scanout.as_ref()
     }
 
-    /// The keyboard's lights when somebody last looked.
+    /// The keyboard's lights at the last scan.
     pub fn lights(&self) -> Option<Lights> {
         *self.lights.lock().expect("no look panicked")
     }
 
-    /// Works on the picture and what of it one client lacks, which are of one size meanwhile.
+    /// Locks the picture for reading. Its size equals that of all clients' sets of tiles meanwhile.
     pub fn show<T>(&self, work: impl FnOnce(&Picture) -> T) -> T {
         work(&self.picture.read().expect("no canvas panicked"))
     }
 
-    /// Lets somebody look; all of the picture is new to them.
+    /// Adds a viewer, which has received nothing of the picture.
     pub fn admit(&self) -> Arc<Viewer> {
         let picture = loop {
             let picture = self.picture.read().expect("no canvas panicked");
@@ -181,19 +182,20 @@ impl Canvas {
         viewer
     }
 
-    /// A client waits for changes, or has enough to do.
+    /// Sets whether a viewer waits for changes.
     pub fn wait(&self, viewer: &Viewer, waits: bool) {
         if viewer.waits.swap(waits, Ordering::Relaxed) != waits && waits {
             self.wanted.notify_one();
         }
     }
 
-    /// Somebody typed or clicked.
+    /// Schedules a scan soon, because a client typed or clicked.
     pub fn hurry(&self) {
         self.hurry.notify_one();
     }
 
-    /// Waits until the picture is as it is now, whether somebody waited for changes before or not.
+    /// Waits until a scan that starts after this call is complete. It starts one even if no viewer
+    /// waited for changes.
     pub async fn refresh(&self, viewer: &Viewer) {
         let next = self.begun.load(Ordering::SeqCst) + 1;
         let mut over = self.over.subscribe();
@@ -202,7 +204,7 @@ impl Canvas {
         timeout(LATE, over.wait_for(|last| *last >= next)).await.ok();
     }
 
-    /// Keeps the picture up to date, for as long as it is polled.
+    /// Keeps the picture up to date while it is polled.
     pub async fn run(self: Arc<Self>) {
         let mut pace = Pace::new();
         loop {
@@ -222,13 +224,13 @@ impl Canvas {
             let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
             pace.saw(self.clone().step().await);
             self.over.send_replace(number);
-            // However large the picture is, looking takes half of a processor at most.
+            // However large the picture is, scans take at most half of a processor.
             let sleep = pace.interval.saturating_sub(start.elapsed()).max(start.elapsed());
             tokio::select! {
                 () = tokio::time::sleep(sleep) => {}
                 () = self.hurry.notified() => {
                     pace = Pace::new();
-                    // Mice move a thousand times a second.
+                    // Mice send up to a thousand events per second.
                     let early = (Pace::FAST / 2).saturating_sub(start.elapsed());
                     tokio::time::sleep(Pace::SOON.max(early)).await;
                 }
@@ -236,7 +238,7 @@ impl Canvas {
         }
     }
 
-    /// Looks once; true when something had changed.
+    /// Scans once. Returns true if something changed.
     async fn step(self: Arc<Self>) -> bool {
         if !self.ask() {
             return false;
@@ -251,7 +253,8 @@ impl Canvas {
         tokio::task::spawn_blocking(move || self.look(false)).await.unwrap_or(false)
     }
 
-    /// Asks the display and the keyboard; true when there is something to look at.
+    /// Reads the lights and the list of written pages. Returns true if the picture may have
+    /// changed.
     fn ask(&self) -> bool {
         let lights = self.hub.lights();
         let before = std::mem::replace(&mut *self.lights.lock().expect("no look panicked"), lights);
@@ -265,14 +268,13 @@ impl Canvas {
         look.pages.iter().any(|word| *word != 0) || checked(scanout.mode()) != look.mode
     }
 
-    /// Those who look.
     fn viewers(&self) -> Vec<Arc<Viewer>> {
         let mut viewers = self.viewers.lock().expect("no canvas panicked");
         viewers.retain(|viewer| viewer.strong_count() > 0);
         viewers.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Frees all memory, unless somebody has come.
+    /// Frees the picture, unless a viewer has arrived.
     fn forget(&self) {
         let mut look = self.look.lock().expect("no look panicked");
         let mut picture = self.picture.write().expect("no canvas panicked");
@@ -282,12 +284,12 @@ impl Canvas {
         }
     }
 
-    /// Copies what changed, or `all`; true when something is different.
+    /// Copies the written pages, or everything if `all` is set. Returns true if a pixel changed.
     fn look(&self, all: bool) -> bool {
         let mut look = self.look.lock().expect("no look panicked");
         let look = &mut *look;
         if let Some(scanout) = self.scanout.as_ref().filter(|_| all) {
-            // What was written until now is in the picture that we take.
+            // Resets the list of written pages: this scan copies them all.
             scanout.changed(&mut look.pages);
         }
         let mode = checked(self.scanout.as_ref().and_then(|it| it.mode()));
@@ -323,7 +325,7 @@ impl Canvas {
         if changed.is_empty() {
             return false;
         }
-        // Still with the picture's lock: their sets are of its size.
+        // Keep the lock of the picture: the clients' sets must have its size.
         for viewer in self.viewers() {
             viewer.owed(|owed| owed.change(&changed, &moves));
             viewer.wake.notify_one();
@@ -332,7 +334,7 @@ impl Canvas {
     }
 }
 
-/// A mode that a picture can have; else the screen counts as switched off.
+/// Rejects modes that a picture cannot have. The screen then counts as switched off.
 fn checked(mode: Option<Mode>) -> Option<Mode> {
     mode.filter(|mode| {
         let sides = (1..=MOST).contains(&mode.width) && (1..=MOST).contains(&mode.height);
@@ -352,7 +354,7 @@ fn to_usize(number: u64) -> usize {
 }
 
 impl Look {
-    /// Whether anybody can be told of moves; the room for it is not there else.
+    /// Allocates or frees the search for moves, depending on whether any client supports them.
     fn moves(&mut self, wanted: bool) {
         if !wanted {
             self.scroll = None;
@@ -361,7 +363,7 @@ impl Look {
         }
     }
 
-    /// Copies the pages, and says which tiles are different for it.
+    /// Copies the written pages and marks the tiles that differ.
     fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Picture, changed: &mut Tiles) {
         if let Some(scroll) = &mut self.scroll {
             let pages: usize = self.pages.iter().map(|it| it.count_ones() as usize).sum();
@@ -385,7 +387,7 @@ impl Look {
         }
     }
 
-    /// Copies what of the picture lies in a range of the display's memory, line by line.
+    /// Copies the part of the picture in a range of the display's memory, row by row.
     fn copy_bytes(
         &mut self,
         mode: &Mode,
@@ -401,7 +403,7 @@ impl Look {
         let lines = start / stride..end.div_ceil(stride).min(mode.height.into());
         for y in lines {
             let line = y * stride;
-            // Whole pixels.
+            // Align to whole pixels.
             let left = start.saturating_sub(line).min(width) & !3;
             let right = (end - line).min(width).next_multiple_of(4);
             if left >= right {
@@ -418,7 +420,7 @@ impl Look {
     }
 }
 
-/// Takes a part of a line over; where it differs, the tile is changed.
+/// Copies a part of a row, and marks the tiles that differ.
 fn compare(old: &mut [u32], new: &[[u8; 4]], (x, y): (usize, usize), changed: &mut Tiles) {
     let tile = usize::from(TILE);
     let pixel = |four: &[u8; 4]| u32::from_le_bytes(*four) & 0x00ff_ffff;
@@ -426,7 +428,7 @@ fn compare(old: &mut [u32], new: &[[u8; 4]], (x, y): (usize, usize), changed: &m
     while at < new.len() {
         let end = (at + tile - (x + at) % tile).min(new.len());
         let (old, new) = (&mut old[at..end], &new[at..end]);
-        // All are looked at, which is quicker than to stop early: mostly nothing differs.
+        // Compare without stopping early. This is faster, because mostly nothing differs.
         let differ = |all, (old, new): (&u32, &[u8; 4])| all | (old ^ pixel(new));
         if old.iter().zip(new).fold(0, differ) != 0 {
             old.iter_mut().zip(new).for_each(|(old, new)| *old = pixel(new));
@@ -483,7 +485,7 @@ mod test {
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
         fake.touch();
         assert!(canvas.ask() && !canvas.look(false), "written, and still the same");
-        // The fourth byte of a pixel is nothing, whatever is in it.
+        // The fourth byte of a pixel is ignored.
         fake.draw(40, 70, 0xff12_3456);
         assert!(canvas.ask() && !canvas.look(false), "the same colour");
         assert!(!canvas.ask(), "not written");

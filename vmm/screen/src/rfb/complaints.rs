@@ -1,8 +1,8 @@
-//! What strangers do wrong, in the log: a line for each of their doors and minute.
+//! Logs failed connections: about one line per door and minute.
 //!
-//! Threats: whoever is refused again and again, by thousands a second, fills the log that people
-//! read. What has no line is counted, and the next line says how many there were. Of this host's
-//! own addresses more is told: behind some of them are many, and there somebody tries things out.
+//! Threats: a peer that fails thousands of times per second could fill the log. Suppressed lines
+//! are counted, and the next line reports their number. Peers on this host get more lines, because
+//! many users may be behind one of these addresses, and people experiment there.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use super::security::Door;
 
-/// Lines of one door are apart by so much.
+/// Interval in which a door has one line.
 const QUIET: Duration = Duration::from_secs(60);
-/// But for so many lines of a door of this host within that time.
+/// Number of lines per interval for a door of this host.
 const OURS: u64 = 32;
-/// So many doors have a line within that time.
+/// Maximum doors with a line per interval.
 const MOST: usize = 64;
 
-/// See the module.
+/// Rate limiter for log lines of failed connections. See the module.
 #[derive(Default)]
 pub struct Complaints {
     heard: Mutex<HashMap<Door, Heard>>,
@@ -26,12 +26,12 @@ pub struct Complaints {
 struct Heard {
     since: Instant,
     lines: u64,
-    /// Those that had no line since.
+    /// Lines that were suppressed since.
     more: u64,
 }
 
 impl Complaints {
-    /// Somebody at this door did something wrong: a line, if it is time for one.
+    /// Logs a failure at this door at level info, or at level debug if the limit is reached.
     pub fn log(&self, door: Door, line: &str) {
         match self.hear(door, Instant::now()) {
             Some(0) => tracing::info!("{line}"),
@@ -40,7 +40,7 @@ impl Complaints {
         }
     }
 
-    /// How many had no line since the last, if there may be one now.
+    /// Whether a line may be logged now. Returns the number of lines suppressed since the last one.
     fn hear(&self, door: Door, now: Instant) -> Option<u64> {
         let mut all = self.heard.lock().expect("no door panicked");
         let old = |heard: &Heard| now.duration_since(heard.since) >= QUIET;
@@ -80,7 +80,7 @@ mod test {
         assert_eq!((hear(one, 60), hear(one, 61)), (Some(1001), None));
         let ours = (0..1000).filter_map(|_| hear(Door::Local, 61)).count();
         assert_eq!(ours as u64, OURS);
-        // Nor do many doors make many lines, or much to remember.
+        // Many doors do not make many lines, nor do they use much memory.
         let many = (1..10_000).filter_map(|last| hear(Door::Network(last << 64), 62)).count();
         assert_eq!(many, MOST - 3);
         assert_eq!(complaints.heard.lock().unwrap().len(), MOST);

@@ -1,32 +1,33 @@
-//! Pixel formats (RFC 6143, 7.4): how a client wants its pixels.
+//! Pixel formats (RFC 6143, 7.4).
 //!
-//! Threats: the sixteen bytes come from a client. A shift or a width that does not fit would make
-//! us shift bits out of a pixel, so that such a format is refused before anything is encoded.
+//! Threats: the sixteen bytes come from a client. An invalid shift or width would move bits out of
+//! a pixel, so such a format is rejected before anything is encoded.
 
 use anyhow::{Result, ensure};
 
-/// One of red, green, blue.
+/// One of the colors red, green and blue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channel {
-    /// The largest value, a power of two less one.
+    /// The maximum value: a power of two minus one.
     pub max: u16,
-    /// How far left it stands in the pixel.
+    /// Position of its lowest bit in the pixel.
     pub shift: u8,
 }
 
 impl Channel {
-    /// The bits that it takes of a pixel.
+    /// The bits of the pixel that belong to this color.
     pub const fn mask(self) -> u64 {
         (self.max as u64) << self.shift
     }
 
-    /// Eight bits of intensity at their place in the pixel, to the nearest that there is.
+    /// Rounds an intensity of eight bits to this channel, and shifts it to its position.
     pub fn place(self, intensity: u8) -> u32 {
         ((u32::from(intensity) * u32::from(self.max) + 127) / 255) << self.shift
     }
 }
 
-/// A client's pixel format, which can be kept: `read` is the only way to another's.
+/// A valid pixel format. [`PixelFormat::read`] is the only way to make another than
+/// [`PixelFormat::OURS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PixelFormat {
     bits: u8,
@@ -38,7 +39,7 @@ pub struct PixelFormat {
 }
 
 impl PixelFormat {
-    /// What a client gets that does not ask: 0x00RRGGBB in 32 bits, the least byte first.
+    /// The format until a client chooses one: `0x00RRGGBB` in 32 bits, little-endian.
     pub const OURS: Self = Self {
         bits: 32,
         depth: 24,
@@ -47,14 +48,14 @@ impl PixelFormat {
         channels: [channel(255, 16), channel(255, 8), channel(255, 0)],
     };
 
-    /// The colours of a client that wants a map are spread like this over its 256 entries.
+    /// Meaning of the 256 entries of the color map, for clients that want one.
     const MAPPED: [Channel; 3] = [channel(7, 5), channel(7, 2), channel(3, 0)];
 
     /// Reads `PIXEL_FORMAT`.
     ///
     /// # Errors
     ///
-    /// When no pixel can have this format.
+    /// If the format is invalid.
     pub fn read(bytes: &[u8; 16]) -> Result<Self> {
         let [bits, depth, big_endian, true_colour, ..] = *bytes;
         ensure!(matches!(bits, 8 | 16 | 32), "{bits} bits per pixel: there are 8, 16 and 32");
@@ -95,12 +96,12 @@ impl PixelFormat {
         bytes
     }
 
-    /// Whether the client looks colours up in a map, which must be sent with `colour_map` then.
+    /// Whether the client uses a color map, which [`Self::colour_map`] must then send.
     pub const fn is_mapped(&self) -> bool {
         self.mapped
     }
 
-    /// `SetColourMapEntries` (RFC 6143, 7.6.2) for all 256 colours: three bits of red, three of
+    /// `SetColourMapEntries` (RFC 6143, 7.6.2) for all 256 colors: three bits of red, three of
     /// green, two of blue.
     pub fn colour_map() -> Vec<u8> {
         let mut message = vec![1, 0, 0, 0, 1, 0];
@@ -113,12 +114,12 @@ impl PixelFormat {
         message
     }
 
-    /// Bytes of a pixel: 1, 2 or 4.
+    /// Bytes per pixel: 1, 2 or 4.
     pub fn bytes(&self) -> usize {
         usize::from(self.bits / 8)
     }
 
-    /// Bits that count.
+    /// Number of bits that carry color.
     pub const fn depth(&self) -> u8 {
         self.depth
     }
@@ -133,8 +134,8 @@ impl PixelFormat {
         self.channels
     }
 
-    /// Whether it has all that our pixels have, eight bits for each colour in four bytes: only
-    /// then Tight leaves the fourth away, and pictures can be sent as JPEG.
+    /// Whether a pixel has eight bits per color in four bytes, as ours. Only then does Tight omit
+    /// the fourth byte, and only then may pictures be sent as JPEG.
     pub fn is_full(&self) -> bool {
         self.bits == 32 && self.depth == 24 && self.channels.iter().all(|it| it.max == 255)
     }

@@ -1,7 +1,8 @@
-//! How a client comes in (RFC 6143 7.1 to 7.3; VeNCrypt as the community's rfbproto has it).
+//! Handshake and authentication of clients (RFC 6143 7.1 to 7.3; VeNCrypt as in the community's
+//! rfbproto).
 //!
-//! Threats: nobody is known yet. Everything is of fixed length or bounded, the whole takes a
-//! bounded time (`Server::serve`), and a wrong password costs time (`security`).
+//! Threats: the peer is unknown. All messages have a fixed or bounded length, the whole handshake
+//! takes a bounded time (`Server::serve`), and wrong passwords cause delays (`security`).
 
 use anyhow::{Context, bail, ensure};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -11,19 +12,18 @@ use tokio::time::{Duration, timeout};
 use super::security::{Denied, Door, Doors, Right};
 use super::{Admission, Duplex, Entry, Rules, Wire};
 
-/// A client that is in.
+/// A client that was let in.
 pub(super) struct Welcome {
-    /// The line, which may be TLS by now.
+    /// The connection, which may be TLS by now.
     pub stream: Wire,
-    /// What it may do.
     pub right: Right,
-    /// It does not mind others.
+    /// The client shares the screen with others.
     pub shared: bool,
-    /// How it came in, for people.
+    /// Name of the authentication method, for logs and status.
     pub security: &'static str,
 }
 
-/// The versions that make a difference.
+/// Protocol versions that behave differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Version {
     V3,
@@ -31,26 +31,27 @@ enum Version {
     V8,
 }
 
-/// What both sides say first.
+/// The first message of both sides.
 pub(super) const GREETING: &[u8; 12] = b"RFB 003.008\n";
 /// Security types.
 pub(super) const NONE: u8 = 1;
 const VNC: u8 = 2;
 const VENCRYPT: u8 = 19;
-/// Those of VeNCrypt that we have: TLS with a certificate.
+/// The VeNCrypt types that we support: TLS with a certificate.
 const X509_NONE: u32 = 260;
 const X509_VNC: u32 = 261;
 const X509_PLAIN: u32 = 262;
-/// How somebody came in who was let in before this server saw them.
+/// Authentication method of clients that were authenticated elsewhere.
 const BEFORE: &str = "checked before";
-/// Longer names and passwords are nobody's.
+/// Maximum bytes of a name or a password.
 const LONGEST_NAME: u32 = 1024;
-/// What programs do by themselves takes no longer, until a person is asked for a password.
+/// Time limit for steps that need no person. A person then has more time to type a password.
 const QUICK: Duration = Duration::from_secs(20);
-/// Whoever speaks first is no VNC client; this long we listen for it.
+/// VNC clients wait for the server to speak first. A peer that sends anything within this time is
+/// not one.
 const FIRST: Duration = Duration::from_millis(20);
 
-/// Talks until the client is in.
+/// Performs the whole handshake.
 pub(super) async fn greet(
     rules: &Rules,
     doors: &Doors,
@@ -94,13 +95,13 @@ async fn quick<T>(talk: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resu
     timeout(QUICK, talk).await.context("it said nothing for a while")?
 }
 
-/// Tells a client that it cannot come in.
+/// Rejects a client with a reason.
 pub(super) async fn refuse(stream: &mut Wire, reason: &str) -> anyhow::Result<()> {
     let version = versions(stream, false).await?;
     refuse_early(stream, version, reason).await
 }
 
-/// Both sides say their version.
+/// Exchanges the versions.
 async fn versions(stream: &mut Wire, listens: bool) -> anyhow::Result<Version> {
     let mut said = [0; 12];
     let mut count = 0;
@@ -130,14 +131,14 @@ fn parse_version(said: &[u8; 12]) -> anyhow::Result<Version> {
     };
     let version = numbers.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
     Ok(match version.with_context(|| format!("it said `{}`", said.escape_ascii()))? {
-        // What was never a version of the protocol is treated as the first one.
+        // Versions that never existed are treated as the first one.
         (0..=2, _) | (3, 0..=6) => Version::V3,
         (3, 7) => Version::V7,
         _ => Version::V8,
     })
 }
 
-/// Somebody who wants something else here.
+/// Detects peers that use another protocol.
 async fn foreigner(stream: &mut Wire, said: &[u8]) -> anyhow::Result<()> {
     const METHODS: &[&[u8]] = &[b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"CONN", b"PRI "];
     if METHODS.iter().any(|method| said.starts_with(method)) {
@@ -149,7 +150,7 @@ async fn foreigner(stream: &mut Wire, said: &[u8]) -> anyhow::Result<()> {
         );
         stream.write_all(answer.as_bytes()).await?;
         stream.flush().await?;
-        // What we did not read would make the kernel throw our answer away.
+        // Unread input would make the kernel discard our answer.
         let mut rest = [0; 4096];
         timeout(FIRST, stream.read(&mut rest)).await.ok();
         stream.shutdown().await?;
@@ -161,7 +162,7 @@ async fn foreigner(stream: &mut Wire, said: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Offers one security type, and hears that it is taken.
+/// Offers one security type, which the client must select.
 async fn choose(stream: &mut Wire, version: Version, kind: u8) -> anyhow::Result<()> {
     if version == Version::V3 {
         if kind == VENCRYPT {
@@ -180,7 +181,7 @@ async fn choose(stream: &mut Wire, version: Version, kind: u8) -> anyhow::Result
     Ok(())
 }
 
-/// Refuses in place of offering security types.
+/// Sends a refusal instead of the security types.
 async fn refuse_early(stream: &mut Wire, version: Version, reason: &str) -> anyhow::Result<()> {
     if version == Version::V3 {
         stream.write_u32(0).await?;
@@ -190,7 +191,7 @@ async fn refuse_early(stream: &mut Wire, version: Version, reason: &str) -> anyh
     say(stream, reason).await
 }
 
-/// A text with its length.
+/// Sends a text with its length.
 async fn say<S: Duplex + ?Sized>(stream: &mut S, text: &str) -> anyhow::Result<()> {
     stream.write_u32(u32::try_from(text.len())?).await?;
     stream.write_all(text.as_bytes()).await?;
@@ -198,14 +199,14 @@ async fn say<S: Duplex + ?Sized>(stream: &mut S, text: &str) -> anyhow::Result<(
     Ok(())
 }
 
-/// Says that it may come in, and hears how.
+/// Sends the result of authentication, and reads `ClientInit`.
 async fn finish(
     mut stream: Wire,
     version: Version,
     right: Right,
     security: &'static str,
 ) -> anyhow::Result<Welcome> {
-    // Before 3.8 there is no result where nothing was asked for.
+    // Before 3.8 there is no result if there was no authentication.
     if version == Version::V8 || !matches!(security, "none" | BEFORE) {
         stream.write_u32(0).await?;
         stream.flush().await?;
@@ -222,7 +223,7 @@ struct Talk<'a> {
 }
 
 impl Talk<'_> {
-    /// VNC authentication: a challenge, and its answer.
+    /// VNC authentication: a challenge and a response.
     async fn vnc<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
         let mut challenge = [0; 16];
         let count = getrandom(&mut challenge, GetRandomFlags::empty()).context("randomness")?;
@@ -234,7 +235,7 @@ impl Talk<'_> {
         self.judge(stream, || self.rules.passwords.check_answer(&challenge, &answer)).await
     }
 
-    /// A name and a password, within TLS.
+    /// Reads a name and a password, within TLS.
     async fn plain<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
         let (user, password) = (stream.read_u32().await?, stream.read_u32().await?);
         let most = user.max(password);
@@ -245,7 +246,7 @@ impl Talk<'_> {
         self.judge(stream, || self.rules.passwords.check_plain(user, password)).await
     }
 
-    /// Lets it in, or says no.
+    /// Checks a password. If it is wrong, the client gets a refusal.
     async fn judge<S: Duplex + ?Sized>(
         &self,
         stream: &mut S,
@@ -254,7 +255,7 @@ impl Talk<'_> {
         let reason = match self.doors.judge(self.door, check) {
             Ok(right) => return Ok(right),
             Err(Denied::Wrong(count)) => format!("wrong password, number {count} from there"),
-            // Others may have guessed while this one waited.
+            // Others may have guessed while this client waited.
             Err(Denied::Later(left)) => too_many(left),
         };
         stream.write_u32(1).await?;
@@ -290,13 +291,14 @@ impl Talk<'_> {
         let (right, security) = match kind {
             X509_VNC => (self.vnc(&mut secure).await?, "x509-vnc"),
             X509_PLAIN => (self.plain(&mut secure).await?, "x509-plain"),
-            // Its result follows in all versions, as for the others.
+            // All versions send a result here, as for the other types.
             _ => (Right::Full, "x509-none"),
         };
         finish(Box::new(secure), self.version, right, security).await
     }
 
-    /// VNC authentication would look at a part of a long password, and at no name.
+    /// VNC authentication would ignore all names and the end of a long password, so it is not
+    /// offered then.
     fn offered(&self) -> Vec<u32> {
         let passwords = &self.rules.passwords;
         match (passwords.are_needed(), passwords.are_long() || passwords.user.is_some()) {

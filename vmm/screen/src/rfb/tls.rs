@@ -1,5 +1,5 @@
-//! TLS from files, which may be replaced at any time: certificates do not live long. For VeNCrypt,
-//! and for browsers.
+//! TLS for VeNCrypt and browsers. Certificates are short-lived, so the files may be replaced at any
+//! time.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,13 +14,13 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, ServerConfig};
 
-/// The files are looked at as often as that, and only when somebody comes.
+/// Minimum interval between two checks of the files. They are checked only when a client connects.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What tells a file from the one that was there before: device, number, size and time.
+/// Identifies a version of a file: device, inode, size, and modification time.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
-/// A certificate and its key.
+/// A certificate and its key, reloaded when the files change.
 pub struct Files {
     cert: PathBuf,
     key: PathBuf,
@@ -34,11 +34,11 @@ struct Now {
 }
 
 impl Files {
-    /// Reads both, if there are any.
+    /// Reads both files, if they are configured.
     ///
     /// # Errors
     ///
-    /// When one is missing, or they are no pair.
+    /// If only one is configured, or a file is invalid, or they do not belong together.
     pub fn new(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> anyhow::Result<Option<Self>> {
         let (cert, key) = match (cert, key) {
             (Some(cert), Some(key)) => (cert.clone(), key.clone()),
@@ -51,8 +51,8 @@ impl Files {
         Ok(Some(Self { cert, key, now: Mutex::new(now) }))
     }
 
-    /// As the files are now. While they are no pair, perhaps because only one of them has been
-    /// replaced so far, the last good one stays.
+    /// Returns the acceptor for the current files. While these are not a valid pair, perhaps
+    /// because only one has been replaced so far, the previous pair remains in use.
     pub fn acceptor(&self) -> TlsAcceptor {
         let mut now = self.now.lock().expect("no look panicked");
         if now.looked.elapsed() >= LOOK {
@@ -83,11 +83,11 @@ fn stamp(path: &Path) -> Stamp {
     Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
 }
 
-/// Reads a certificate, with those that it is signed by, and its key.
+/// Reads a certificate chain and the private key.
 ///
 /// # Errors
 ///
-/// One sentence that names the file.
+/// In one sentence that names the file.
 pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let named = |path: &Path| format!("{}", path.display());
     let text = read("tls-cert", certificate)?;
@@ -109,8 +109,8 @@ pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
         .with_no_client_auth();
     match builder.with_single_cert(chain, secret) {
         Ok(mut config) => {
-            // Up to 1.12, TigerVNC's viewer takes a ticket for the end of what there is to read:
-            // what came together with it waits for ever.
+            // TigerVNC's viewer up to 1.12 treats a ticket as the end of the available data. Data
+            // that arrived with it would wait forever.
             config.send_tls13_tickets = 0;
             Ok(TlsAcceptor::from(Arc::new(config)))
         }
@@ -127,13 +127,13 @@ fn read(word: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("{word}={}", path.display()))
 }
 
-/// Whether a key is encrypted, in the new way or in the old one.
+/// Whether a key is encrypted, in PKCS #8 or in the old PEM format.
 fn is_locked(text: &[u8]) -> bool {
     let has = |words: &[u8]| text.windows(words.len()).any(|it| it == words);
     has(b"-----BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED")
 }
 
-/// What is wrong with a file, for people.
+/// Describes a damaged file.
 fn damaged(word: &str, path: &Path, error: &pem::Error) -> anyhow::Error {
     let path = path.display();
     match error {
