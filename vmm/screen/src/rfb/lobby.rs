@@ -18,7 +18,7 @@ use super::paint::{PIECE, STALL};
 use super::security::{Door, Doors, Right};
 use super::{Admission, Duplex, Entry, MOST, Rules, Wire};
 
-/// Maximum clients that are not authenticated yet, in addition to [`MAX_CLIENTS`].
+/// Maximum clients that are not authenticated yet, in addition to [`MOST`].
 const STRANGERS: usize = 32;
 /// Maximum of these per address.
 const NEIGHBOURS: usize = 8;

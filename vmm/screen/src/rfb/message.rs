@@ -2,7 +2,7 @@
 //! rfbproto).
 //!
 //! Threats: every byte is controlled by the client. Lengths are checked before we wait for the
-//! data: a text longer than [`MAX_TEXT`] is skipped, and the lengths of all other messages are
+//! data: a text longer than [`LONGEST_TEXT`] is skipped, and the lengths of all other messages are
 //! limited by their types.
 
 use anyhow::bail;

@@ -1,20 +1,20 @@
-//! Counting colours.
+//! Collects the colors of an area.
 
-/// How many places there are for colours: twice as many as colours at most.
+/// Slots of the hash table: twice the maximum number of colors.
 const PLACES: usize = 512;
 
-/// The most colours that are counted.
+/// Maximum number of colors.
 pub(super) const MOST: usize = 256;
 
-/// How many pixels are looked at together: mostly they are all alike.
+/// Pixels that are compared at once, because mostly all are equal.
 const CHUNK: usize = 16;
 
-/// Whether all words are this one. All are looked at, which is quicker than to stop early.
+/// Whether all words equal this one. It does not stop early, which is faster.
 fn is_all(words: &[u32], word: u32) -> bool {
     words.iter().fold(0, |all, it| all | (it ^ word)) == 0
 }
 
-/// A place in the table. It is empty unless it is of this age.
+/// A slot of the hash table. It is empty unless it has the current age.
 #[derive(Clone, Copy, Default)]
 struct Place {
     age: u32,
@@ -22,7 +22,7 @@ struct Place {
     index: u8,
 }
 
-/// The colours that were found, in the order in which they were.
+/// Colors in the order in which they were added.
 pub(super) struct Palette {
     places: Box<[Place; PLACES]>,
     age: u32,
@@ -37,7 +37,7 @@ impl Default for Palette {
 }
 
 impl Palette {
-    /// Forgets all.
+    /// Removes all colors.
     pub(super) fn clear(&mut self) {
         self.words.clear();
         self.age = self.age.wrapping_add(1);
@@ -46,12 +46,11 @@ impl Palette {
         }
     }
 
-    /// The colours.
     pub(super) fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Where the colour is, or where it would be.
+    /// The slot of a color, or the empty slot where it belongs.
     fn place(&self, word: u32) -> usize {
         let mut at = (word.wrapping_mul(0x9e37_79b1) >> 23) as usize % PLACES;
         while self.places[at].age == self.age && self.places[at].word != word {
@@ -60,12 +59,13 @@ impl Palette {
         at
     }
 
-    /// The index of a colour that is known to be there.
+    /// The index of a color, which must be in the palette.
     pub(super) fn index(&self, word: u32) -> u8 {
         self.places[self.place(word)].index
     }
 
-    /// Adds a colour, unless that would be more than `limit`: whether it is one of them now.
+    /// Adds a color, unless the palette has `limit` colors. Returns whether it contains the color
+    /// now.
     pub(super) fn add(&mut self, word: u32, limit: usize) -> bool {
         let at = self.place(word);
         if self.places[at].age == self.age {
@@ -80,8 +80,8 @@ impl Palette {
         true
     }
 
-    /// Adds the colours of words, in which runs are likely, or as many as `limit` allows: whether
-    /// that was all of them.
+    /// Adds the colors of words, which probably have runs, until the palette has `limit` colors.
+    /// Returns whether it contains all of them now.
     pub(super) fn add_all(&mut self, words: &[u32], limit: usize) -> bool {
         let Some(mut last) = words.first().copied() else { return true };
         self.add(last, limit)
@@ -95,9 +95,9 @@ impl Palette {
             })
     }
 
-    /// Forgets those that came last, so that `length` are left.
+    /// Removes all but the first `length` colors.
     pub(super) fn truncate(&mut self, length: usize) {
-        // Backwards: then no colour is searched for beyond the place that becomes empty.
+        // Remove the last color first: then no search has to pass a slot that became empty.
         while self.words.len() > length {
             let Some(word) = self.words.pop() else { return };
             let at = self.place(word);
@@ -105,8 +105,8 @@ impl Palette {
         }
     }
 
-    /// The indices of a row, each of so many bits (1, 2, 4 or 8), the first one highest. All of
-    /// its colours are known to be there.
+    /// Appends the indices of a row, with 1, 2, 4 or 8 bits each, the first one highest. All its
+    /// colors must be in the palette.
     pub(super) fn indices(&self, row: &[u32], bits: usize, out: &mut Vec<u8>) {
         let mut last = (row[0], self.index(row[0]));
         let mut index = |word: u32| {

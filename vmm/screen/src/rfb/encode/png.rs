@@ -1,4 +1,4 @@
-//! PNG, for browsers: they decode it themselves, faster than a script can.
+//! PNG for browsers, which decode it faster than a script decodes Tight.
 
 use anyhow::Result;
 use png::{BitDepth, ColorType, Compression, Encoder};
@@ -7,12 +7,12 @@ use super::palette::{MOST, Palette};
 use super::wire::put;
 use crate::rfb::picture::View;
 
-/// The area as one image, behind what is in `image`, with a palette if it has so few colours.
-/// `plain` is used on the way.
+/// Appends the area as a PNG image to `image`, with a palette if it has few enough colors. `plain`
+/// is a scratch buffer.
 ///
 /// # Errors
 ///
-/// When the area has no pixel.
+/// If the area has no pixels.
 pub(super) fn write(
     view: &View<'_>,
     palette: &mut Palette,

@@ -1,8 +1,9 @@
 //! Tight (rfbproto, 7.7.6), and Tight with PNG (7.7.9).
 //!
-//! A picture is looked at in cells of 16 pixels first ([`grid`]). Then larger and larger parts of
-//! it become rectangles: plain areas, photographs, and what is left by its colours. What has sharp
-//! edges, as text has, is never sent as JPEG. The gradient filter is not used: noVNC lacks it.
+//! The picture is first divided into cells of 16 pixels and classified ([`grid`]). Then cells are
+//! combined to rectangles: plain areas, photographs, and all others by their colors. Parts with
+//! sharp edges, such as text, are never sent as JPEG. The gradient filter is not used, because
+//! noVNC does not support it.
 
 mod grid;
 
@@ -16,16 +17,16 @@ use super::{Encoding, Job, Room, header, jpeg, png};
 use crate::rfb::format::PixelFormat;
 use crate::rfb::picture::{Area, View};
 
-/// Neither clients nor the specification know wider rectangles.
+/// Maximum width of a rectangle, by specification and in clients.
 const WIDTH: u16 = 2048;
 
-/// How much is planned at once. It bounds what the plan takes, and the length of a rectangle.
+/// Height that is planned at once. It limits the memory of the plan, and the length of a rectangle.
 const HEIGHT: u16 = 256;
 
-/// A length has at most 22 bits.
+/// Lengths have at most 22 bits.
 const LONGEST: usize = (1 << 22) - 1;
 
-/// What is shorter is not compressed.
+/// Shorter data is not compressed.
 const SHORTEST: usize = 12;
 
 /// Kinds of rectangles, in the upper half of their first byte.
@@ -35,21 +36,22 @@ const PNG: u8 = 0xa0;
 const EXPLICIT_FILTER: u8 = 0x40;
 const PALETTE_FILTER: u8 = 1;
 
-/// The streams: what is compressed together is alike.
+/// Numbers of the streams. Each has similar data.
 const FULL: u8 = 0;
 const MONO: u8 = 1;
 const INDEXED: u8 = 2;
 
-/// Plain areas of at least so many cells are filled before all else.
+/// Plain areas with at least this many cells are filled first.
 const PLAIN: usize = 8;
 
-/// Photographs of at least so many cells are worth the tables that each JPEG image brings along.
+/// Minimum cells of a photograph. A smaller one does not justify the tables of a JPEG image.
 const PHOTOGRAPH: usize = 6;
 
-/// Text of two colours among text of more of them is worth its own rectangle from so many cells on.
+/// Among text of more colors, text of two colors gets its own rectangle if it has at least this
+/// many cells.
 const MONO_CELLS: usize = 16;
 
-/// A client's streams.
+/// Format and streams of one client.
 pub(super) struct Tight {
     format: PixelFormat,
     wire: Wire,
@@ -57,7 +59,6 @@ pub(super) struct Tight {
 }
 
 impl Tight {
-    /// For a client that has just come.
     pub(super) fn new() -> Self {
         Self {
             format: PixelFormat::OURS,
@@ -66,7 +67,7 @@ impl Tight {
         }
     }
 
-    /// Appends the area as rectangles, and says how many.
+    /// Appends the area as rectangles, and returns their number.
     pub(super) fn encode(
         &mut self,
         job: Job<'_, '_>,
@@ -79,7 +80,7 @@ impl Tight {
             self.wire = Wire::tight(format);
         }
         let Self { wire, streams, .. } = self;
-        // Taken out meanwhile, because all else is lent to the block.
+        // Moved out of the buffers, because the block borrows all others.
         let (mut grid, mut words) = (take(&mut room.grid), take(&mut room.words));
         let (done, full) = (Wire::done(wire.size()), format.is_full());
         let mut count = 0;
@@ -87,7 +88,7 @@ impl Tight {
             let view = if full {
                 job.view.of(area)
             } else {
-                // Fewer colours are left of these pixels, so that it pays to look at words.
+                // The client's format has fewer colors, so compare words instead of pixels.
                 wire.gather(&job.view.of(area), &mut words);
                 let Area { width, height, .. } = area;
                 let here = Area { x: 0, y: 0, width, height };
@@ -104,10 +105,10 @@ impl Tight {
     }
 }
 
-/// A part of the picture, which becomes rectangles.
+/// A part of the picture that is divided into rectangles.
 struct Block<'a, 'b> {
     job: Job<'a, 'b>,
-    /// Where it is for the client.
+    /// Position in the client's picture.
     area: Area,
     /// Its pixels, or words.
     view: View<'a>,
@@ -119,7 +120,7 @@ struct Block<'a, 'b> {
 }
 
 impl Block<'_, '_> {
-    /// Cuts the block into rectangles.
+    /// Divides the block into rectangles.
     fn plan(&mut self, grid: &mut Grid, quality: Option<u8>) {
         for start in 0..grid.len() {
             if let Some(span) = grid.plain(start).filter(|span| span.cells() >= PLAIN) {
@@ -145,7 +146,7 @@ impl Block<'_, '_> {
         }
     }
 
-    /// A rectangle for what starts here, if it has none yet.
+    /// Makes a rectangle that starts here, unless the cell is in one already.
     fn rest(&mut self, grid: &mut Grid, start: usize) {
         let mono = grid.mono(start);
         let enough = mono.filter(|span| span.cells() >= MONO_CELLS);
@@ -164,27 +165,27 @@ impl Block<'_, '_> {
         self.exact(span);
     }
 
-    /// What starts here and has few enough colours for a palette.
+    /// Finds a rectangle that starts here with few enough colors for a palette.
     fn indexed(&mut self, grid: &Grid, start: usize) -> Option<Span> {
         let (view, palette) = (self.view, &mut self.room.palette);
         palette.clear();
         grid.grow(start, |strip| grid.colours(strip, &view, palette))
     }
 
-    /// Starts a rectangle.
+    /// Appends a header.
     fn begin(&mut self, span: Span, kind: u8) {
         header(span.area(self.area), self.job.choice.encoding, self.out);
         self.out.push(kind);
         self.count += 1;
     }
 
-    /// One colour.
+    /// Appends a rectangle of one color.
     fn fill(&mut self, span: Span, word: u32) {
         self.begin(span, FILL);
         put([self.wire.word(word)].into_iter(), self.wire.size(), self.out);
     }
 
-    /// JPEG, if it may be.
+    /// Appends a photograph: as JPEG if a quality is set, else without loss.
     fn photograph(&mut self, span: Span, quality: Option<u8>) {
         let Some(level) = quality else { return self.full(span, self.job.effort().photograph()) };
         let view = self.view.of(span.area(self.view.area));
@@ -197,8 +198,8 @@ impl Block<'_, '_> {
         self.image();
     }
 
-    /// Each pixel as it is, in the way that takes the fewest bytes. Its colours are in the
-    /// palette.
+    /// Appends a rectangle without loss, in the form with the fewest bytes. The palette must have
+    /// its colors.
     fn exact(&mut self, span: Span) {
         let many = span.area(self.area).pixels() / 4;
         match *self.room.palette.words() {
@@ -210,7 +211,7 @@ impl Block<'_, '_> {
         }
     }
 
-    /// Each pixel with all its colours.
+    /// Appends the pixels without a palette.
     fn full(&mut self, span: Span, effort: Effort) {
         if self.job.choice.encoding == Encoding::TightPng {
             return self.png(span);
@@ -221,7 +222,7 @@ impl Block<'_, '_> {
         self.data(FULL, effort);
     }
 
-    /// Indices of the colours that were found, each of so many bits.
+    /// Appends indices of the palette, with this many bits each.
     fn colours(&mut self, span: Span, stream: u8, bits: usize) {
         let view = self.view.of(span.area(self.view.area));
         self.begin(span, stream << 4 | EXPLICIT_FILTER);
@@ -234,7 +235,7 @@ impl Block<'_, '_> {
         self.data(stream, self.job.effort());
     }
 
-    /// The bytes in `plain`, compressed if there are enough.
+    /// Appends the bytes in `plain`, compressed if there are enough.
     fn data(&mut self, stream: u8, effort: Effort) {
         let Room { plain, packed, .. } = &mut *self.room;
         if plain.len() < SHORTEST {
@@ -255,8 +256,8 @@ impl Block<'_, '_> {
         self.image();
     }
 
-    /// The bytes in `packed`, behind their length: seven bits of it in each byte, the lowest
-    /// first, and whether there are more.
+    /// Appends the bytes in `packed` behind their length, in groups of seven bits, lowest first.
+    /// The highest bit of a byte is set if more follow.
     fn image(&mut self) {
         let packed = &self.room.packed;
         let mut length = packed.len();
