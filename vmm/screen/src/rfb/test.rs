@@ -1,4 +1,4 @@
-//! Whole sessions, over lines in memory.
+//! Whole sessions over in-memory connections.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -37,7 +37,7 @@ use crate::rfb::format::PixelFormat;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A keyboard that remembers.
+/// A keyboard that records events.
 #[derive(Default)]
 struct Board {
     events: std::sync::Mutex<Vec<Event>>,
@@ -77,7 +77,7 @@ struct Bench {
     board: Arc<Board>,
     agent: Arc<Agent>,
     power: Arc<std::sync::Mutex<Vec<Power>>>,
-    /// Everybody who came.
+    /// The tasks of all clients.
     served: std::sync::Mutex<Vec<JoinHandle<()>>>,
     rules: Arc<Rules>,
 }
@@ -117,7 +117,7 @@ impl Bench {
         timeout(LONG, Eye::open(Box::new(line), true)).await.unwrap().unwrap()
     }
 
-    /// Waits until a sight is as it should be, asking for changes.
+    /// Requests changes until the client's picture equals the display's.
     async fn sees_all(&self, eye: &mut Eye) {
         let look = async {
             while eye.pixels != self.fake.pixels() {
@@ -205,7 +205,7 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     let (_, place, _) = extended.signs.last().unwrap();
     assert_eq!(*place, [1, 4, 320, 200], "forwarded to the guest");
     assert_eq!(bench.fake.preferred(), Some((640, 480)));
-    // One that cannot be answered wishes all the same.
+    // A client that cannot parse the reply may request sizes too.
     plain.say(&wish).await;
     plain.ask(false).await;
     plain.see().await.unwrap();
@@ -215,7 +215,7 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     bench.sees_all(&mut extended).await;
     bench.sees_all(&mut plain).await;
     assert_eq!((extended.size, plain.size), ((640, 480), (640, 480)));
-    // A client that cannot be told sees the corner that it knows.
+    // A client that does not support resizing sees the corner of its size.
     let corner = |picture: &[u32], stride: usize| -> Vec<u32> {
         (0..200).flat_map(|y| picture[y * stride..y * stride + 320].to_vec()).collect()
     };
@@ -289,7 +289,7 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
     for (numbers, wanted) in [
         (&[0, -224][..], [None, None]),
         (&[0, -239, -314], [bytes(5), None]),
-        // Whose updates are counted.
+        // A client without LastRect, so that its rectangles are counted.
         (&[2, -314], [None, bytes(8)]),
     ] {
         let mut eye = bench.eye().await;
@@ -310,7 +310,7 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
         };
         assert_eq!([-239, -314].map(content), wanted, "{numbers:?}");
     }
-    // Its pixel is as all pixels are, whenever the client says how: two bytes of each.
+    // The pixel of the pointer has the client's format of two bytes, whenever the client sets it.
     let mut eye = bench.eye().await;
     eye.encodings(&[0, -239]).await;
     let early = timeout(Duration::from_millis(100), eye.hear()).await;
@@ -392,7 +392,7 @@ async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
         typist.say(&[4, 1, 0, 0, 0, 0, 0, letter]).await;
         typist.say(&[4, 0, 0, 0, 0, 0, 0, letter]).await;
     }
-    // Who only looks is served, before the guest reads and after.
+    // A client that does not type is served all the time.
     other.say(&[5, 0, 0, 4, 0, 3]).await;
     bench.sees_all(&mut other).await;
     let keys = || {
@@ -423,7 +423,7 @@ async fn texts_go_both_ways() {
     clipboard::provide("€\n", &mut provide);
     provide[0] = 6;
     new.say(&provide).await;
-    // Too long, and the message after it is understood.
+    // The text is too long, but the message behind it is read.
     old.say(&[6, 0, 0, 0, 0, 32, 0, 0]).await;
     for _ in 0..64 {
         old.say(&vec![b'x'; 32 << 10]).await;
@@ -464,7 +464,7 @@ async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
     drop(looker);
 }
 
-/// Says a version, and answers VNC authentication.
+/// Sends a version, and performs VNC authentication. Returns the result.
 async fn vnc(line: &mut DuplexStream, version: &[u8; 12], password: &str) -> anyhow::Result<u32> {
     let mut greeting = [0; 12];
     line.read_exact(&mut greeting).await?;
@@ -532,7 +532,7 @@ async fn viewers_that_another_process_let_in_are_called_as_it_says() {
     let server = bench.server.clone();
     let serve = move |rules, stream, who| server.clone().serve(rules, stream, who);
     tokio::spawn(async { listener.run(serve).await });
-    // The other process.
+    // This is the other process.
     let doors = Arc::<Doors>::default();
     let lobby = Arc::new(Lobby::new(doors.clone()));
     let connect = |peer: &'static str, entry| {
@@ -567,13 +567,13 @@ struct Then;
 
 impl TimeProvider for Then {
     fn current_time(&self) -> Option<UnixTime> {
-        // Within the life of the certificate, whatever the clock of this host says.
+        // A time at which the certificate is valid, whatever the clock of this host says.
         Some(UnixTime::since_unix_epoch(Duration::from_secs(2_000_000_000)))
     }
 }
 
-/// Shakes hands as a viewer with X509Plain does: what certificate it is shown, the line, and what
-/// becomes of the password.
+/// Performs the handshake of a viewer with X509Plain. Returns the server's certificate, the
+/// connection, and the result of authentication.
 async fn over_tls(
     bench: &Bench,
     password: &str,
@@ -637,7 +637,7 @@ async fn names_and_passwords_go_through_tls_whose_certificate_can_be_replaced() 
     sleep(Duration::from_millis(1100)).await;
     let (shown, _line, result) = over_tls(&bench, "nope").await;
     assert_eq!((shown, result), (is(OTHER_CERTIFICATE), 1));
-    // Who is in stays.
+    // A connected client is not affected.
     bench.fake.paint(2);
     bench.sees_all(&mut eye).await;
 }
@@ -653,7 +653,7 @@ async fn each_door_has_its_own_rules() {
     tokio::spawn(bench.server.clone().serve(next, Box::new(far), admission));
     let neighbour = timeout(LONG, Eye::open(Box::new(near), true)).await.unwrap().unwrap();
     assert_eq!((looker.name.as_str(), neighbour.name.as_str()), ("Prüfung", "next"));
-    // A seat is taken after the size was told.
+    // Clients are registered after they got the size.
     let seated = async {
         while bench.server.status().len() < 2 {
             sleep(Duration::from_millis(5)).await;
@@ -721,7 +721,7 @@ async fn more_clients_than_there_is_room_for_are_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_no_password_gives_way_to_who_does() {
     let bench = bench(rules(both()));
-    // Places for those who are in are not theirs either.
+    // Nor do silent clients take places of admitted ones.
     let mut eyes = Vec::new();
     for _ in 0..MOST - 8 {
         eyes.push(bench.eye().await);
@@ -740,8 +740,8 @@ async fn who_says_no_password_gives_way_to_who_does() {
     drop(eyes);
 }
 
-/// Any bytes at all, as a client that is in and as one that is not: nothing of it ends more than
-/// that client.
+/// Random bytes of clients, before and after authentication. They may disconnect only the client
+/// that sent them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_bytes_end_their_own_client_alone() {
     let bench = bench(rules(both()));
@@ -759,7 +759,7 @@ async fn any_bytes_end_their_own_client_alone() {
         let mut bytes = b"RFB 003.008\n\x01\x01".to_vec();
         for _ in 0..random() % 40 {
             bytes.push(KINDS[usize::try_from(random() % 12).unwrap()]);
-            // Mostly zeros: lengths are short then, and more of a message is read.
+            // Mostly zeros, so that lengths are short and more of a message is parsed.
             let byte = |it: u64| if it.is_multiple_of(3) { it.to_le_bytes()[1] } else { 0 };
             bytes.extend((0..random() % 20).map(|_| byte(random())));
         }
@@ -784,8 +784,9 @@ async fn any_bytes_end_their_own_client_alone() {
     bench.sees_all(&mut eye).await;
 }
 
-/// A client that cannot be told the end of an update has it in parts all the same, as many as were
-/// announced, whatever becomes of the picture; and what it does not reach any more is black.
+/// A client without LastRect gets an update in parts too. The number of rectangles equals the
+/// announced one, even if the mode changes meanwhile. Areas that the new picture does not cover
+/// become black.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
     let mode = |width, height| Some(Mode { width, height, stride: 4 * width, start: 0 });
@@ -796,7 +797,7 @@ async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
         let (mut old, mut new) = (bench.eye().await, bench.eye().await);
         old.encodings(&[encoding]).await;
         old.ask(false).await;
-        // It is on its way now, and there is no room for all of it there.
+        // The update has begun, and the connection cannot hold all of it.
         let mut first = [0; 4];
         timeout(LONG, old.stream.read_exact(&mut first)).await.unwrap().unwrap();
         assert!(u16::from_be_bytes([first[2], first[3]]) > 2, "{first:?}");
@@ -821,7 +822,7 @@ async fn an_update_ends_as_was_announced_when_the_mode_changes_meanwhile() {
     }
 }
 
-/// Whoever does not read what was packed for it keeps nobody waiting who needs the same.
+/// Clients that do not read occupy the budget, and must not block others that need it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
     let bench = bench(rules(Passwords::default()));
@@ -829,7 +830,7 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
     bench.fake.set(Some(Mode { width: 2200, height: 1900, stride: 8800, start: 0 }));
     bench.fake.paint(1);
     let mut slow = Vec::new();
-    // Tight, without the end that can be told: more of them than there is room for.
+    // More clients with Tight and without LastRect than the budget allows.
     for _ in 0..BUDGET * 1024 / (2200 * 1900 * 4) + 2 {
         let mut eye = bench.eye().await;
         assert_eq!(eye.size, size);
@@ -846,12 +847,12 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
     let mut eye = bench.eye().await;
     eye.encodings(&[7]).await;
     eye.ask(false).await;
-    // In Raw, then.
+    // The update is sent in Raw.
     timeout(LONG, eye.see()).await.expect("an update").unwrap();
     assert!(eye.pixels == bench.fake.pixels());
 }
 
-/// Every question that has a longer answer than it is, and none is read: memory is bounded.
+/// A client sends requests with long replies and reads none: memory is bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_asks_and_does_not_read_is_not_heard_any_further() {
     let bench = bench(rules(Passwords::default()));
@@ -870,7 +871,7 @@ async fn who_asks_and_does_not_read_is_not_heard_any_further() {
     let client = bench.server.all().pop().expect("it is there");
     let waits = client.state(|state| state.replies.len());
     assert!(waits < (64 << 10) + (64 << 10), "{waits} bytes wait");
-    // And goes on when it reads.
+    // The server continues when the client reads.
     let read = async { while reader.read(&mut [0; 65536]).await.is_ok_and(|count| count > 0) {} };
     let more = async { writer.write_all(&[0; 1 << 20]).await.ok() };
     timeout(LONG, async {
@@ -880,8 +881,8 @@ async fn who_asks_and_does_not_read_is_not_heard_any_further() {
     .unwrap();
 }
 
-/// Fifty clients: good ones keep seeing the picture while others stall, dribble, send noise and
-/// come and go; afterwards nobody is left, and nothing of the picture.
+/// Fifty clients: good ones keep seeing the picture while others stall, read slowly, send noise,
+/// and reconnect. In the end, all clients are gone and the picture is freed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_clients_do_not_disturb_good_ones() {
     let bench = bench(rules(Passwords::default()));
@@ -891,8 +892,8 @@ async fn bad_clients_do_not_disturb_good_ones() {
         let line = bench.connect(Entry::Open { view_only: kind % 2 == 0 });
         bad.spawn(misbehave(kind, line));
     }
-    // The host has other things to do meanwhile, which makes some rounds worse and none better:
-    // far from what one who blocks would make of it.
+    // Other load on the host makes some rounds slower and none faster. A client that blocks others
+    // would make all of them far slower than this limit.
     let mut together = 0.0_f64;
     for _ in 0..3 {
         together = together.max(frames(&bench).await);
@@ -913,8 +914,8 @@ async fn bad_clients_do_not_disturb_good_ones() {
 
 const GOOD: u32 = 10;
 
-/// How many updates a second good clients see of a picture that changes for two seconds, and on
-/// until they saw some.
+/// Number of updates per second that good clients see of a changing picture. Measures two seconds,
+/// and longer until there were some.
 async fn frames(bench: &Bench) -> f64 {
     let seen = Arc::new(AtomicU32::new(0));
     let mut good = tokio::task::JoinSet::new();
@@ -945,7 +946,7 @@ async fn frames(bench: &Bench) -> f64 {
 async fn misbehave(kind: u32, line: DuplexStream) {
     let Ok(mut eye) = Eye::open(Box::new(line), true).await else { return };
     match kind % 4 {
-        // Asks for everything and never reads.
+        // Requests the whole picture all the time and never reads.
         0 => loop {
             let full = [3, 0, 0, 0, 0, 0, 1, 64, 0, 200];
             if eye.stream.write_all(&full).await.is_err() {
@@ -960,17 +961,18 @@ async fn misbehave(kind: u32, line: DuplexStream) {
                 sleep(Duration::from_millis(20)).await;
             }
         }
-        // Noise.
+        // Sends noise.
         2 => {
             let noise: Vec<u8> = (0..255_u32).map(|it| (it * kind + 7).to_le_bytes()[0]).collect();
             while eye.stream.write_all(&noise).await.is_ok() {}
         }
-        // Leaves in the middle of an update.
+        // Disconnects in the middle of an update.
         _ => eye.ask(false).await,
     }
 }
 
-/// Shows what scrolls to a client that says these numbers; how many pixels it moved, and was sent.
+/// Shows scrolling content to a client with these encodings. Returns the numbers of pixels that it
+/// moved and received.
 async fn scrolls(bench: &Bench, encodings: &[i32]) -> (usize, usize) {
     let mut eye = bench.eye().await;
     eye.encodings(encodings).await;
@@ -996,13 +998,13 @@ async fn what_scrolls_is_moved_by_those_who_can() {
     let (moved, drawn) = scrolls(&bench, &[0]).await;
     assert!(moved == 0 && drawn >= 10 * all, "{drawn} pixels");
     for encodings in [&[0, 1][..], &[1, 0, -224], &[1, 0, -223, -308]] {
-        // A look may fall into the middle of a write, and finds less then.
+        // A scan may run in the middle of a write, and then finds less.
         let (moved, drawn) = scrolls(&bench, encodings).await;
         assert!(moved > 5 * all && drawn < 7 * all, "{moved} pixels moved, {drawn} sent");
     }
 }
 
-/// Asks for parts, for everything again, late, or for changes as they come.
+/// Requests updates of parts, of everything, with delays, or of changes as they come.
 async fn look_around(mut eye: Eye, seed: u32) -> Eye {
     let mut chance = Chance::new(seed);
     let mut numbers = vec![0, -223];
@@ -1025,8 +1027,8 @@ async fn look_around(mut eye: Eye, seed: u32) -> Eye {
     eye
 }
 
-/// Everything at once: in the end those who move what they have see what is on the display, as do
-/// those who cannot.
+/// All kinds of clients at once. In the end, clients with and without CopyRect see the picture of
+/// the display.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_moves_all_clients_see_the_same_in_the_end() {
     let bench = bench(rules(Passwords::default()));
