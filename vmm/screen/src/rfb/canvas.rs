@@ -16,7 +16,7 @@ use host::input::{Hub, Lights};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::owed::Owed;
+use super::owed::PendingUpdate;
 use super::picture::Picture;
 use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
@@ -36,7 +36,7 @@ const FEW_PAGES: u32 = 256;
 
 /// State of one client: pixels to be sent, and wake-ups.
 pub struct Viewer {
-    owed: Mutex<Owed>,
+    pending: Mutex<PendingUpdate>,
     /// The client waits for changes.
     waits: AtomicBool,
     /// Notified when there may be something to send.
@@ -54,13 +54,13 @@ impl Drop for Viewer {
 
 impl Viewer {
     /// Accesses the pending changes of this client.
-    pub fn owed<T>(&self, work: impl FnOnce(&mut Owed) -> T) -> T {
-        work(&mut self.owed.lock().expect("no viewer panicked"))
+    pub fn pending<T>(&self, work: impl FnOnce(&mut PendingUpdate) -> T) -> T {
+        work(&mut self.pending.lock().expect("no viewer panicked"))
     }
 
     /// Accesses the tiles that are to be sent to this client.
     pub fn dirty<T>(&self, work: impl FnOnce(&mut Tiles) -> T) -> T {
-        self.owed(|owed| work(owed.dirty()))
+        self.pending(|pending| work(pending.dirty()))
     }
 }
 
@@ -171,7 +171,7 @@ impl Canvas {
             self.look(true);
         };
         let viewer = Arc::new(Viewer {
-            owed: Mutex::new(Owed::all(picture.size())),
+            pending: Mutex::new(PendingUpdate::all(picture.size())),
             waits: AtomicBool::new(false),
             wake: Notify::new(),
             wanted: self.wanted.clone(),
@@ -293,7 +293,7 @@ impl Canvas {
             scanout.changed(&mut look.pages);
         }
         let mode = checked(self.scanout.as_ref().and_then(|it| it.mode()));
-        look.moves(self.viewers().iter().any(|it| it.owed(|owed| owed.copies())));
+        look.moves(self.viewers().iter().any(|it| it.pending(|pending| pending.copies())));
         let mut picture = self.picture.write().expect("no canvas panicked");
         let before = picture.size();
         let mut changed = Tiles::none(before.0, before.1);
@@ -327,7 +327,7 @@ impl Canvas {
         }
         // Keep the lock of the picture: the clients' sets must have its size.
         for viewer in self.viewers() {
-            viewer.owed(|owed| owed.change(&changed, &moves));
+            viewer.pending(|pending| pending.change(&changed, &moves));
             viewer.wake.notify_one();
         }
         true
@@ -367,7 +367,7 @@ impl Look {
     fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Picture, changed: &mut Tiles) {
         if let Some(scroll) = &mut self.scroll {
             let pages: usize = self.pages.iter().map(|it| it.count_ones() as usize).sum();
-            scroll.keep(to, pages * to_usize(PAGE / 4));
+            scroll.save(to, pages * to_usize(PAGE / 4));
         }
         let mut next = 0;
         let count = self.pages.len() as u64 * 64;

@@ -14,21 +14,21 @@ use super::picture::{Area, Move};
 use super::tiles::Tiles;
 
 /// Further moves are sent as pixels instead.
-const MOST: usize = 32;
+const MAX_PENDING_MOVES: usize = 32;
 
-/// What one client still has to receive.
-pub struct Owed {
+/// Changes that one client has not received yet.
+pub struct PendingUpdate {
     dirty: Tiles,
-    flying: Tiles,
+    in_flight: Tiles,
     moves: Vec<Move>,
     copies: bool,
 }
 
-impl Owed {
+impl PendingUpdate {
     /// A client that has received nothing of a picture of this size.
     pub fn all((width, height): (u16, u16)) -> Self {
-        let (dirty, flying) = (Tiles::all(width, height), Tiles::none(width, height));
-        Self { dirty, flying, moves: Vec::new(), copies: false }
+        let (dirty, in_flight) = (Tiles::all(width, height), Tiles::none(width, height));
+        Self { dirty, in_flight, moves: Vec::new(), copies: false }
     }
 
     /// The tiles whose pixels the client lacks.
@@ -45,7 +45,7 @@ impl Owed {
     pub fn set_copies(&mut self, copies: bool) {
         self.copies = copies;
         if !copies {
-            self.give_up();
+            self.drop_moves();
         }
     }
 
@@ -62,12 +62,12 @@ impl Owed {
         }
         // Tiles of the previous picture that the client does not have.
         let mut other = self.dirty.clone();
-        other.unite(&self.flying);
+        other.unite(&self.in_flight);
         self.dirty.unite(changed);
         for it in moves {
             let mut left = self.dirty.clone();
             it.carry(&other, &mut left);
-            if self.moves.len() < MOST && left.count() < self.dirty.count() {
+            if self.moves.len() < MAX_PENDING_MOVES && left.count() < self.dirty.count() {
                 self.moves.push(*it);
                 self.dirty = left;
                 other.insert_area(it.to);
@@ -79,27 +79,27 @@ impl Owed {
     /// follow.
     pub fn take(&mut self, asked: Area) -> (Vec<Move>, Tiles) {
         if !self.moves.iter().all(|it| asked.covers(it.to)) {
-            self.give_up();
+            self.drop_moves();
         }
         let tiles = self.dirty.split_off(asked);
         // A final move is useless if the pixels of its target are sent anyway.
         while self.moves.pop_if(|last| tiles.covers(last.to)).is_some() {}
-        self.fly(&tiles);
+        self.set_in_flight(&tiles);
         (std::mem::take(&mut self.moves), tiles)
     }
 
     /// Sets the tiles that are planned and not encoded yet.
-    pub fn fly(&mut self, tiles: &Tiles) {
+    pub fn set_in_flight(&mut self, tiles: &Tiles) {
         if tiles.size() == self.dirty.size() {
-            self.flying.clone_from(tiles);
+            self.in_flight.clone_from(tiles);
         } else {
             // The picture has a new size. Nothing of the old plan will be encoded.
-            self.flying = Tiles::none(self.dirty.size().0, self.dirty.size().1);
+            self.in_flight = Tiles::none(self.dirty.size().0, self.dirty.size().1);
         }
     }
 
     /// Replaces all pending moves with dirty tiles.
-    fn give_up(&mut self) {
+    fn drop_moves(&mut self) {
         self.moves.drain(..).for_each(|it| self.dirty.insert_area(it.to));
     }
 }
@@ -139,7 +139,7 @@ mod test {
 
     /// A client whose requests, plans and encodings come at random times.
     struct Reader {
-        owed: Owed,
+        pending: PendingUpdate,
         size: (u16, u16),
         pixels: Vec<u32>,
         planned: Tiles,
@@ -151,30 +151,30 @@ mod test {
 
     impl Reader {
         fn new(lazy: u16, whole: bool, copies: bool, size: (u16, u16)) -> Self {
-            let mut owed = Owed::all(size);
-            owed.set_copies(copies);
+            let mut pending = PendingUpdate::all(size);
+            pending.set_copies(copies);
             let planned = Tiles::none(0, 0);
-            Self { owed, size: (0, 0), pixels: Vec::new(), planned, lazy, whole, moved: 0 }
+            Self { pending, size: (0, 0), pixels: Vec::new(), planned, lazy, whole, moved: 0 }
         }
 
         fn plan(&mut self, chance: &mut Chance, settle: bool) {
-            let size = self.owed.dirty().size();
+            let size = self.pending.dirty().size();
             if size != self.size {
                 self.size = size;
                 self.pixels = vec![0; usize::from(size.0) * usize::from(size.1)];
             }
             if !settle && chance.below(20) == 0 {
-                let copies = self.owed.copies();
-                self.owed.set_copies(false);
-                self.owed.set_copies(copies);
+                let copies = self.pending.copies();
+                self.pending.set_copies(false);
+                self.pending.set_copies(copies);
             }
             let all = Area { x: 0, y: 0, width: u16::MAX, height: u16::MAX };
             let whole = self.whole || settle || chance.below(2) == 0;
             let asked = if whole { all } else { chance.area(size) };
             if chance.below(30) == 0 {
-                self.owed.dirty().insert_area(asked);
+                self.pending.dirty().insert_area(asked);
             }
-            let (moves, tiles) = self.owed.take(asked);
+            let (moves, tiles) = self.pending.take(asked);
             for it in moves {
                 self.moved += it.to.pixels();
                 move_pixels(&mut self.pixels, size.0.into(), it);
@@ -199,11 +199,13 @@ mod test {
                 let row = start..start + usize::from(row.width);
                 self.pixels[row.clone()].copy_from_slice(&picture.pixels[row]);
             }
-            self.owed.fly(&self.planned);
+            self.pending.set_in_flight(&self.planned);
         }
 
         fn is_settled(&mut self) -> bool {
-            self.planned.is_empty() && self.owed.dirty.is_empty() && self.owed.moves.is_empty()
+            self.planned.is_empty()
+                && self.pending.dirty.is_empty()
+                && self.pending.moves.is_empty()
         }
     }
 
@@ -247,11 +249,11 @@ mod test {
                 draw(&mut picture, &mut chance);
                 let changed = different(&old, &picture);
                 if old.size() == picture.size() && chance.below(10) > 0 {
-                    scroll.keep(&old, old.pixels.len());
+                    scroll.save(&old, old.pixels.len());
                 }
                 let moves = scroll.find(&picture, &changed);
                 for it in &mut readers {
-                    it.owed.change(&changed, &moves);
+                    it.pending.change(&changed, &moves);
                     while chance.below(10) >= it.lazy && round < 130 && chance.below(3) > 0 {
                         it.work(&picture, &mut chance, false);
                     }
@@ -272,70 +274,73 @@ mod test {
 
     #[test]
     fn what_would_come_out_of_something_that_flies_is_sent_as_pixels() {
-        let mut owed = Owed::all((128, 128));
-        owed.set_copies(true);
+        let mut pending = PendingUpdate::all((128, 128));
+        pending.set_copies(true);
         let all = Area { x: 0, y: 0, width: 128, height: 128 };
         let changed = Tiles::all(128, 128);
         let up = Move { from: (0, 20), to: Area { x: 0, y: 0, width: 128, height: 96 } };
         // All tiles are planned, and their pixels may be taken before or after the move.
-        assert_eq!(owed.take(all).0, []);
-        owed.change(&changed, &[up]);
-        assert_eq!((owed.moves.len(), owed.dirty.count()), (0, 16));
-        assert_eq!(owed.take(all).0, []);
-        owed.fly(&Tiles::none(128, 128));
-        owed.change(&changed, &[up]);
+        assert_eq!(pending.take(all).0, []);
+        pending.change(&changed, &[up]);
+        assert_eq!((pending.moves.len(), pending.dirty.count()), (0, 16));
+        assert_eq!(pending.take(all).0, []);
+        pending.set_in_flight(&Tiles::none(128, 128));
+        pending.change(&changed, &[up]);
         assert_eq!(
-            (owed.moves.as_slice(), owed.dirty.bounds()),
+            (pending.moves.as_slice(), pending.dirty.bounds()),
             (&[up][..], Area { x: 0, y: 96, width: 128, height: 32 })
         );
         // The next move finds the lowest part unknown, and moves the rest again.
-        owed.change(&changed, &[up]);
-        assert_eq!((owed.moves.len(), owed.dirty.bounds().y), (2, 64));
-        let (moves, tiles) = owed.take(Area { height: 90, ..all });
+        pending.change(&changed, &[up]);
+        assert_eq!((pending.moves.len(), pending.dirty.bounds().y), (2, 64));
+        let (moves, tiles) = pending.take(Area { height: 90, ..all });
         assert!(moves.is_empty() && tiles.count() == 12, "not all of it was asked for");
     }
 
     #[test]
     fn what_a_move_overwrites_is_no_source_of_the_next() {
-        let mut owed = Owed::all((64, 64));
-        owed.set_copies(true);
-        owed.dirty().put(Area { x: 0, y: 0, width: 64, height: 64 }, false);
+        let mut pending = PendingUpdate::all((64, 64));
+        pending.set_copies(true);
+        pending.dirty().put(Area { x: 0, y: 0, width: 64, height: 64 }, false);
         let part = |x: u16| Area { x, y: 0, width: 32, height: 64 };
         let across = |from: u16, to: u16| Move { from: (from, 0), to: part(to) };
         // The halves swap places. Only one of them can be a move.
-        owed.change(&Tiles::all(64, 64), &[across(0, 32), across(32, 0)]);
-        assert_eq!((owed.moves.as_slice(), owed.dirty.bounds()), (&[across(0, 32)][..], part(0)));
+        pending.change(&Tiles::all(64, 64), &[across(0, 32), across(32, 0)]);
+        assert_eq!(
+            (pending.moves.as_slice(), pending.dirty.bounds()),
+            (&[across(0, 32)][..], part(0))
+        );
     }
 
     #[test]
     fn a_tile_that_is_partly_moved_keeps_what_else_is_in_it() {
         let part = Move { from: (64, 40), to: Area { x: 64, y: 0, width: 19, height: 64 } };
         for lacks in [false, true] {
-            let mut owed = Owed::all((128, 128));
-            owed.set_copies(true);
-            owed.dirty().put(Area { x: 0, y: 0, width: 128, height: 128 }, false);
+            let mut pending = PendingUpdate::all((128, 128));
+            pending.set_copies(true);
+            pending.dirty().put(Area { x: 0, y: 0, width: 128, height: 128 }, false);
             if lacks {
-                owed.dirty().insert(95, 0);
+                pending.dirty().insert(95, 0);
             }
             let mut changed = Tiles::none(128, 128);
             changed.insert_area(part.to);
-            owed.change(&changed, &[part]);
+            pending.change(&changed, &[part]);
             let rest = if lacks { 32 } else { 0 };
-            assert_eq!((owed.moves.len(), owed.dirty.bounds().height), (1, rest));
+            assert_eq!((pending.moves.len(), pending.dirty.bounds().height), (1, rest));
         }
     }
 
     #[test]
     fn no_more_moves_wait_than_there_is_room_for() {
-        let mut owed = Owed::all((64, 640));
-        owed.set_copies(true);
-        owed.dirty().put(Area { x: 0, y: 0, width: 64, height: 640 }, false);
+        let mut pending = PendingUpdate::all((64, 640));
+        pending.set_copies(true);
+        pending.dirty().put(Area { x: 0, y: 0, width: 64, height: 640 }, false);
         let to = Area { x: 0, y: 0, width: 64, height: 32 };
         for _ in 0..100 {
             let mut changed = Tiles::none(64, 640);
             changed.insert_area(to);
-            owed.change(&changed, &[Move { from: (0, 320), to }]);
+            pending.change(&changed, &[Move { from: (0, 320), to }]);
         }
-        assert_eq!((owed.moves.len(), owed.dirty.count()), (MOST, 2));
+        assert_eq!((pending.moves.len(), pending.dirty.count()), (MAX_PENDING_MOVES, 2));
     }
 }

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use super::canvas::Canvas;
 use super::encode::{self, Choice, Encoder, Encoding};
 use super::format::PixelFormat;
-use super::owed::Owed;
+use super::owed::PendingUpdate;
 use super::picture::{Area, Move, View};
 use super::session::{Report, State, milestone};
 use super::tiles::Tiles;
@@ -190,14 +190,14 @@ impl Painter {
         // because scans hold that lock for a while. The size of the tiles is the size of the
         // picture.
         client.state(|state| {
-            client.viewer.owed(|owed| {
+            client.viewer.pending(|pending| {
                 let mut plan =
                     Plan { first: std::mem::take(&mut state.replies), ..Plan::default() };
-                let size = owed.dirty().size();
+                let size = pending.dirty().size();
                 self.resize(size, state, &mut plan);
-                owed.set_copies(state.wishes.can.copy && self.told.size == size);
+                pending.set_copies(state.wishes.can.copy && self.told.size == size);
                 self.signs(lights, state, &mut plan);
-                self.pixels(owed, state, &mut plan);
+                self.pixels(pending, state, &mut plan);
                 self.pointer(state, &mut plan);
                 let asks = plan.job.is_none() && state.request.is_some();
                 canvas.wait(&client.viewer, asks || is_streaming(state));
@@ -290,7 +290,7 @@ impl Painter {
     }
 
     /// Takes the tiles that the client waits for.
-    fn pixels(&mut self, owed: &mut Owed, state: &mut State, plan: &mut Plan) {
+    fn pixels(&mut self, pending: &mut PendingUpdate, state: &mut State, plan: &mut Plan) {
         let streams = is_streaming(state);
         let asked = match (state.request, state.continuous.filter(|_| streams)) {
             (Some(one), Some(_)) | (Some(one), None) => one,
@@ -298,7 +298,7 @@ impl Painter {
             (None, None) => return,
         };
         let slow = state.rate.slow();
-        let (moves, tiles) = owed.take(asked);
+        let (moves, tiles) = pending.take(asked);
         let mut job = Job {
             tiles,
             choice: state.wishes.choice(slow),
@@ -325,7 +325,7 @@ impl Painter {
             if job.tiles.is_empty() {
                 return;
             }
-            owed.fly(&job.tiles);
+            pending.set_in_flight(&job.tiles);
             job.choice = state.wishes.choice(0);
         } else if slow > 0 && job.choice.quality.is_some() {
             self.coarse.unite(&job.tiles);
@@ -364,7 +364,7 @@ impl Painter {
         while !job.is_done() {
             let part = self.encode(job, message).await?;
             (job, message) = (part.job, part.out);
-            self.client.viewer.owed(|owed| owed.fly(&job.tiles));
+            self.client.viewer.pending(|pending| pending.set_in_flight(&job.tiles));
             rectangles += part.rectangles;
             self.encoder = Some(part.encoder);
             if end != End::Known && !job.is_done() {

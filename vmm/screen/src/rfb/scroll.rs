@@ -18,42 +18,42 @@ use super::tiles::{TILE, Tiles};
 
 /// A search starts if at least `min(pixels / LARGE_SHARE, max(MANY_PIXELS, pixels / SMALL_SHARE))`
 /// pixels changed.
-const PART: usize = 16;
-const SMALL_PART: usize = 64;
-const MANY: usize = 32 << 10;
+const LARGE_SHARE: usize = 16;
+const SMALL_SHARE: usize = 64;
+const MANY_PIXELS: usize = 32 << 10;
 /// A move must contain at least 1/16 of the changed tiles.
-const WORTH: usize = 16;
+const MIN_SHARE: usize = 16;
 /// Maximum moves of one search, and maximum blocks of whole tiles among them.
-const MOST: usize = 16;
-const BLOCKS: usize = 4;
+const MAX_MOVES: usize = 16;
+const MAX_BLOCKS: usize = 4;
 /// A window is `WINDOW_WIDTH` pixels of a row, and the pixels `ROW_GAP` rows below them, because
 /// single rows of letters often look alike. The gap is odd because scaled text may have each row
 /// twice.
-const WINDOW: usize = 32;
-const BELOW: usize = 7;
+const WINDOW_WIDTH: usize = 32;
+const ROW_GAP: usize = 7;
 /// Columns in which windows are taken; each has one window per row.
 const COLUMNS: usize = 8;
 /// Number of rows of the old picture that are searched: one for every `ROW_SPACING` changed rows,
 /// within these limits.
-const ROWS: std::ops::RangeInclusive<usize> = 16..=64;
-const EACH: usize = 8;
+const SEARCHED_ROWS: std::ops::RangeInclusive<usize> = 16..=64;
+const ROW_SPACING: usize = 8;
 /// Size of the sieve in words of 64 bits.
-const SIEVE: usize = 1024;
+const SIEVE_WORDS: usize = 1024;
 /// Slots of the vote table, and how many of the best offsets are tried.
-const WAYS: usize = 1024;
-const TRIED: usize = 3;
+const VOTE_SLOTS: usize = 1024;
+const MAX_TRIED: usize = 3;
 /// Offsets with fewer votes are not tried.
-const VOTES: u32 = 4;
+const MIN_VOTES: u32 = 4;
 /// Failed searches before pauses begin. Each further failure doubles the pause, up to `MAX_PAUSE`
 /// skipped searches.
-const PATIENCE: u32 = 3;
-const PAUSE: u32 = 31;
+const FREE_FAILURES: u32 = 3;
+const MAX_PAUSE: u32 = 31;
 /// Marks a missing coordinate.
-const NOWHERE: u16 = u16::MAX;
+const MISSING: u16 = u16::MAX;
 /// Odd constants for hashing.
-const BASE: u64 = 0x9e37_79b9_7f4a_7c15;
-const LOWER: u64 = 0xc2b2_ae3d_27d4_eb4f;
-const MIX: u64 = 0xd6e8_feb8_6659_fd93;
+const HASH_BASE: u64 = 0x9e37_79b9_7f4a_7c15;
+const LOWER_FACTOR: u64 = 0xc2b2_ae3d_27d4_eb4f;
+const MIX_FACTOR: u64 = 0xd6e8_feb8_6659_fd93;
 
 /// State of the search between frames, shared by all clients of a canvas.
 #[derive(Default)]
@@ -62,7 +62,7 @@ pub struct Scroll {
     before: Vec<u32>,
     stale: Tiles,
     /// `before` is the picture right before the current change.
-    kept: bool,
+    saved: bool,
     failures: u32,
     pause: u32,
     search: Search,
@@ -70,8 +70,8 @@ pub struct Scroll {
 
 impl Scroll {
     /// Saves the picture before at most `written` of its pixels are overwritten.
-    pub fn keep(&mut self, picture: &Picture, written: usize) {
-        self.kept = false;
+    pub fn save(&mut self, picture: &Picture, written: usize) {
+        self.saved = false;
         if !is_much(written, picture) {
             return;
         }
@@ -79,7 +79,7 @@ impl Scroll {
             self.pause -= 1;
             return;
         }
-        self.kept = true;
+        self.saved = true;
         if self.stale.size() != picture.size() || self.before.len() != picture.pixels.len() {
             self.before.clone_from(&picture.pixels);
             self.stale = Tiles::none(picture.width, picture.height);
@@ -100,7 +100,7 @@ impl Scroll {
     /// Returns the moves that explain some of the changed tiles. They must be applied in this
     /// order.
     pub fn find(&mut self, picture: &Picture, changed: &Tiles) -> Vec<Move> {
-        if !std::mem::take(&mut self.kept) {
+        if !std::mem::take(&mut self.saved) {
             if self.stale.size() == changed.size() {
                 self.stale.unite(changed);
             } else {
@@ -112,60 +112,60 @@ impl Scroll {
         if !is_much(changed.pixels(), picture) {
             return Vec::new();
         }
-        let both = Both { old: &self.before, new: &picture.pixels, size: picture.size() };
-        let moves = self.search.run(&both, changed);
-        self.learn(!moves.is_empty());
+        let frames = Frames { old: &self.before, new: &picture.pixels, size: picture.size() };
+        let moves = self.search.run(&frames, changed);
+        self.record_result(!moves.is_empty());
         moves
     }
 
-    fn learn(&mut self, found: bool) {
+    fn record_result(&mut self, found: bool) {
         self.failures = if found { 0 } else { self.failures.saturating_add(1) };
-        let doubled = self.failures.saturating_sub(PATIENCE).min(PAUSE);
-        self.pause = ((1_u32 << doubled.min(8)) - 1).min(PAUSE);
+        let doubled = self.failures.saturating_sub(FREE_FAILURES).min(MAX_PAUSE);
+        self.pause = ((1_u32 << doubled.min(8)) - 1).min(MAX_PAUSE);
     }
 }
 
 fn is_much(pixels: usize, picture: &Picture) -> bool {
     let all = picture.pixels.len();
-    pixels >= (all / PART).min(MANY.max(all / SMALL_PART))
+    pixels >= (all / LARGE_SHARE).min(MANY_PIXELS.max(all / SMALL_SHARE))
 }
 
 /// The picture before and after a change.
-struct Both<'a> {
+struct Frames<'a> {
     old: &'a [u32],
     new: &'a [u32],
     size: (u16, u16),
 }
 
-impl Both<'_> {
+impl Frames<'_> {
     fn width(&self) -> usize {
         self.size.0.into()
     }
 
     /// Measures a tile beside a block that moved, in lines counted from the block: the smallest
     /// depth that contains all changes, and the largest depth that matches the moved source.
-    fn depth(&self, tile: Area, side: Side, way: Way) -> (u16, u16) {
+    fn depth(&self, tile: Area, side: Side, offset: Offset) -> (u16, u16) {
         let length = side.length(tile);
-        let is_still = |line: &u16| self.is_moved(side.lines(tile, *line, 1), Way::default());
-        let moved = |line: &u16| self.is_moved(side.lines(tile, *line, 1), way);
+        let is_still = |line: &u16| self.is_moved(side.lines(tile, *line, 1), Offset::default());
+        let moved = |line: &u16| self.is_moved(side.lines(tile, *line, 1), offset);
         let still = (0..length).rev().take_while(is_still).count();
         let moved = (0..length).take_while(moved).count();
         (length - number(still), number(moved))
     }
 
     /// Finds moved strips in the tiles beside a block, where the rest of each tile is unchanged.
-    fn fringe(&self, block: Area, side: Side, way: Way, left: &Tiles) -> Vec<Area> {
+    fn fringe(&self, block: Area, side: Side, offset: Offset, left: &Tiles) -> Vec<Area> {
         let mut strips: Vec<(Area, u16, u16)> = Vec::new();
         for tile in side.beside(block, self.size).pieces(TILE, TILE) {
-            let (changed, moved) = self.depth(tile, side, way);
+            let (changed, moved) = self.depth(tile, side, offset);
             if changed > moved || (changed > 0 && !left.touches(tile)) {
                 continue;
             }
             if let Some((area, least, most)) = strips.last_mut()
-                && let Some(both) = joined(*area, tile)
+                && let Some(merged) = joined(*area, tile)
                 && changed.max(*least) <= moved.min(*most)
             {
-                (*area, *least, *most) = (both, changed.max(*least), moved.min(*most));
+                (*area, *least, *most) = (merged, changed.max(*least), moved.min(*most));
             } else {
                 strips.push((tile, changed, moved));
             }
@@ -175,8 +175,8 @@ impl Both<'_> {
     }
 
     /// Whether this area of the new picture equals the source area of the old one.
-    fn is_moved(&self, to: Area, way: Way) -> bool {
-        let Some(from) = way.back(to, self.size) else { return false };
+    fn is_moved(&self, to: Area, offset: Offset) -> bool {
+        let Some(from) = offset.back(to, self.size) else { return false };
         let row = |pixels, area: Area, row: u16| -> &[u32] {
             let pixels: &[u32] = pixels;
             let start = (usize::from(area.y) + usize::from(row)) * self.width();
@@ -244,24 +244,24 @@ fn joined(one: Area, next: Area) -> Option<Area> {
 
 /// Distance of a move in pixels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Way {
+struct Offset {
     right: i16,
     down: i16,
 }
 
-impl Way {
+impl Offset {
     fn between(from: (usize, usize), to: (u16, u16)) -> Self {
-        let way = |from: usize, to: u16| {
+        let offset = |from: usize, to: u16| {
             let from = i32::try_from(from).unwrap_or(0);
             i16::try_from(i32::from(to) - from).unwrap_or(0)
         };
-        Self { right: way(from.0, to.0), down: way(from.1, to.1) }
+        Self { right: offset(from.0, to.0), down: offset(from.1, to.1) }
     }
 
     /// The source area, if it lies within the picture.
     fn back(self, to: Area, (width, height): (u16, u16)) -> Option<Area> {
-        let back = |to: u16, way: i16, length: u16, most: u16| {
-            let from = u16::try_from(i32::from(to) - i32::from(way)).ok()?;
+        let back = |to: u16, offset: i16, length: u16, most: u16| {
+            let from = u16::try_from(i32::from(to) - i32::from(offset)).ok()?;
             (u32::from(from) + u32::from(length) <= u32::from(most)).then_some(from)
         };
         let x = back(to.x, self.right, to.width, width)?;
@@ -283,7 +283,7 @@ struct Search {
     windows: Vec<Window>,
     /// One bit for each hash in `windows`, to reject most positions quickly.
     sieve: Vec<u64>,
-    ways: Vec<(Way, u32)>,
+    votes: Vec<(Offset, u32)>,
     /// Hash input of the row that is being searched.
     row: Vec<u64>,
 }
@@ -292,7 +292,7 @@ struct Search {
 struct Window {
     /// Lower half of the window's hash.
     sum: u32,
-    /// Position in the new picture. The row is `NOWHERE` if the window occurs twice, the column if
+    /// Position in the new picture. The row is `MISSING` if the window occurs twice, the column if
     /// the slot is free.
     place: (u16, u16),
 }
@@ -300,23 +300,23 @@ struct Window {
 /// Combines the pixels of a window's two rows, so that the rolling hash can add and remove them
 /// together.
 fn pixel(upper: u32, lower: u32) -> u64 {
-    u64::from(upper).wrapping_add(u64::from(lower).wrapping_mul(LOWER))
+    u64::from(upper).wrapping_add(u64::from(lower).wrapping_mul(LOWER_FACTOR))
 }
 
 fn next(sum: u64, pixel: u64) -> u64 {
-    sum.wrapping_mul(BASE).wrapping_add(pixel)
+    sum.wrapping_mul(HASH_BASE).wrapping_add(pixel)
 }
 
 fn mixed(sum: u64) -> u64 {
-    let sum = (sum ^ sum >> 32).wrapping_mul(MIX);
+    let sum = (sum ^ sum >> 32).wrapping_mul(MIX_FACTOR);
     sum ^ sum >> 32
 }
 
 /// Factor of the pixel that leaves the window: [`HASH_BASE`] to the power of `WINDOW_WIDTH`.
-const LEAVES: u64 = {
+const LEAVING_FACTOR: u64 = {
     let (mut power, mut count) = (1_u64, 0);
-    while count < WINDOW {
-        power = power.wrapping_mul(BASE);
+    while count < WINDOW_WIDTH {
+        power = power.wrapping_mul(HASH_BASE);
         count += 1;
     }
     power
@@ -324,23 +324,23 @@ const LEAVES: u64 = {
 
 /// Index of the sieve's word for this hash.
 fn word(sum: u32) -> usize {
-    sum as usize / 64 % SIEVE
+    sum as usize / 64 % SIEVE_WORDS
 }
 
 impl Search {
-    fn run(&mut self, both: &Both<'_>, changed: &Tiles) -> Vec<Move> {
+    fn run(&mut self, frames: &Frames<'_>, changed: &Tiles) -> Vec<Move> {
         let area = changed.bounds();
-        if usize::from(area.width) < WINDOW || usize::from(area.height) <= BELOW {
+        if usize::from(area.width) < WINDOW_WIDTH || usize::from(area.height) <= ROW_GAP {
             return Vec::new();
         }
-        self.collect(both, area, changed);
+        self.collect(frames, area, changed);
         let mut moved = Vec::new();
-        let least = (changed.count() / WORTH).max(1);
+        let least = (changed.count() / MIN_SHARE).max(1);
         let mut left = changed.clone();
         let mut blocks = 0;
-        for way in self.vote(both, area) {
-            let mut grid = Grid::new(both, area, way, &left);
-            while blocks < BLOCKS
+        for offset in self.vote(frames, area) {
+            let mut grid = Grid::new(frames, area, offset, &left);
+            while blocks < MAX_BLOCKS
                 && let Some(block) = grid.best(least)
             {
                 blocks += 1;
@@ -348,12 +348,12 @@ impl Search {
                 let mut all = vec![block];
                 // With a diagonal offset, the block and its strips could overwrite each other's
                 // source.
-                if way.right == 0 || way.down == 0 {
-                    let fringe = |side: Side| both.fringe(block, side, way, &left);
+                if offset.right == 0 || offset.down == 0 {
+                    let fringe = |side: Side| frames.fringe(block, side, offset, &left);
                     all.extend(Side::ALL.into_iter().flat_map(fringe));
                 }
                 for to in all {
-                    let from = way.back(to, both.size).filter(|_| moved.len() < MOST);
+                    let from = offset.back(to, frames.size).filter(|_| moved.len() < MAX_MOVES);
                     moved.extend(from.map(|from| Move { from: (from.x, from.y), to }));
                     left.put(to, false);
                 }
@@ -363,26 +363,26 @@ impl Search {
     }
 
     /// Fills the table with windows of the new picture.
-    fn collect(&mut self, both: &Both<'_>, area: Area, changed: &Tiles) {
-        let rows = usize::from(area.height) - BELOW;
-        let columns = COLUMNS.min(usize::from(area.width) / WINDOW);
+    fn collect(&mut self, frames: &Frames<'_>, area: Area, changed: &Tiles) {
+        let rows = usize::from(area.height) - ROW_GAP;
+        let columns = COLUMNS.min(usize::from(area.width) / WINDOW_WIDTH);
         self.windows.clear();
-        let free = Window { sum: 0, place: (NOWHERE, NOWHERE) };
+        let free = Window { sum: 0, place: (MISSING, MISSING) };
         self.windows.resize((2 * rows * columns).next_power_of_two(), free);
         self.sieve.clear();
-        self.sieve.resize(SIEVE, 0);
+        self.sieve.resize(SIEVE_WORDS, 0);
         let gap = usize::from(area.width) / columns;
         for column in 0..columns {
-            let x = usize::from(area.x) + column * gap + (gap - WINDOW) / 2;
+            let x = usize::from(area.x) + column * gap + (gap - WINDOW_WIDTH) / 2;
             for y in usize::from(area.y)..usize::from(area.y) + rows {
                 let place = (number(x), number(y));
                 if !changed.touches(Area { x: place.0, y: place.1, width: 1, height: 1 }) {
                     continue;
                 }
-                let start = y * both.width() + x;
-                let upper = &both.new[start..start + WINDOW];
-                let start = start + BELOW * both.width();
-                let lower = &both.new[start..start + WINDOW];
+                let start = y * frames.width() + x;
+                let upper = &frames.new[start..start + WINDOW_WIDTH];
+                let start = start + ROW_GAP * frames.width();
+                let lower = &frames.new[start..start + WINDOW_WIDTH];
                 if is_plain(upper) && is_plain(lower) {
                     continue;
                 }
@@ -399,7 +399,7 @@ impl Search {
         let mut places = (start..start + 8).map(|place| place & mask);
         let place = places.find(|place| {
             let it = &self.windows[*place];
-            it.place.0 == NOWHERE || it.sum == sum
+            it.place.0 == MISSING || it.sum == sum
         });
         place.map(|place| (place, sum))
     }
@@ -408,52 +408,53 @@ impl Search {
         let Some((at, sum)) = self.position(sum) else { return };
         self.sieve[word(sum)] |= 1 << (sum % 64);
         let it = &mut self.windows[at];
-        if it.place.0 == NOWHERE {
+        if it.place.0 == MISSING {
             *it = Window { sum, place };
         } else {
-            it.place.1 = NOWHERE;
+            it.place.1 = MISSING;
         }
     }
 
     /// Looks for the windows in the old picture. Returns the offsets with the most votes.
-    fn vote(&mut self, both: &Both<'_>, area: Area) -> Vec<Way> {
-        self.ways.clear();
-        self.ways.resize(WAYS, (Way::default(), 0));
-        let count = (usize::from(area.height) / EACH).clamp(*ROWS.start(), *ROWS.end());
-        let area = around(area, both.size);
-        let rows = usize::from(area.height) - BELOW;
+    fn vote(&mut self, frames: &Frames<'_>, area: Area) -> Vec<Offset> {
+        self.votes.clear();
+        self.votes.resize(VOTE_SLOTS, (Offset::default(), 0));
+        let count = (usize::from(area.height) / ROW_SPACING)
+            .clamp(*SEARCHED_ROWS.start(), *SEARCHED_ROWS.end());
+        let area = around(area, frames.size);
+        let rows = usize::from(area.height) - ROW_GAP;
         let count = count.min(rows);
         for row in 0..count {
             // The varying start avoids rows at the same height of each text line.
             let (start, end) = (row * rows / count, (row + 1) * rows / count);
             let y = usize::from(area.y) + start + row * 7 % (end - start);
-            self.vote_in(both, area, y);
+            self.vote_in(frames, area, y);
         }
-        let mut best: Vec<_> = self.ways.iter().filter(|it| it.1 >= VOTES).copied().collect();
+        let mut best: Vec<_> = self.votes.iter().filter(|it| it.1 >= MIN_VOTES).copied().collect();
         best.sort_unstable_by_key(|it| std::cmp::Reverse(it.1));
         let least = best.first().map_or(0, |it| it.1 / 8);
-        best.iter().take(TRIED).filter(|it| it.1 >= least).map(|it| it.0).collect()
+        best.iter().take(MAX_TRIED).filter(|it| it.1 >= least).map(|it| it.0).collect()
     }
 
     /// Collects the votes of one row of the old picture.
-    fn vote_in(&mut self, both: &Both<'_>, area: Area, y: usize) {
+    fn vote_in(&mut self, frames: &Frames<'_>, area: Area, y: usize) {
         let (left, width) = (usize::from(area.x), usize::from(area.width));
-        let start = y * both.width() + left;
-        let upper = &both.old[start..start + width];
-        let start = start + BELOW * both.width();
-        let lower = &both.old[start..start + width];
+        let start = y * frames.width() + left;
+        let upper = &frames.old[start..start + width];
+        let start = start + ROW_GAP * frames.width();
+        let lower = &frames.old[start..start + width];
         self.row.clear();
         // Nothing leaves the first windows.
-        self.row.resize(WINDOW, 0);
+        self.row.resize(WINDOW_WIDTH, 0);
         let pixels = upper.iter().zip(lower).map(|(upper, lower)| pixel(*upper, *lower));
         self.row.extend(pixels);
         let row = std::mem::take(&mut self.row);
         let mut sum = 0;
-        for (at, (enters, leaves)) in row[WINDOW..].iter().zip(&row).enumerate() {
-            sum = next(sum, enters.wrapping_sub(leaves.wrapping_mul(LEAVES)));
+        for (at, (enters, leaves)) in row[WINDOW_WIDTH..].iter().zip(&row).enumerate() {
+            sum = next(sum, enters.wrapping_sub(leaves.wrapping_mul(LEAVING_FACTOR)));
             // The window is not full before.
-            if at + 1 >= WINDOW {
-                self.find((left + at + 1 - WINDOW, y), mixed(sum));
+            if at + 1 >= WINDOW_WIDTH {
+                self.find((left + at + 1 - WINDOW_WIDTH, y), mixed(sum));
             }
         }
         self.row = row;
@@ -468,23 +469,23 @@ impl Search {
         }
         let Some((at, _)) = self.position(mixed) else { return };
         let it = self.windows[at];
-        if it.place.1 != NOWHERE && it.sum == sum {
-            self.count(Way::between(from, it.place));
+        if it.place.1 != MISSING && it.sum == sum {
+            self.count(Offset::between(from, it.place));
         }
     }
 
     /// Counts one vote. If offsets share a slot, the one with the majority remains.
-    fn count(&mut self, way: Way) {
-        if way == Way::default() {
+    fn count(&mut self, offset: Offset) {
+        if offset == Offset::default() {
             return;
         }
-        let room = &mut self.ways[way.slot(WAYS)];
-        if room.0 == way {
-            room.1 += 1;
-        } else if room.1 == 0 {
-            *room = (way, 1);
+        let slot = &mut self.votes[offset.slot(VOTE_SLOTS)];
+        if slot.0 == offset {
+            slot.1 += 1;
+        } else if slot.1 == 0 {
+            *slot = (offset, 1);
         } else {
-            room.1 -= 1;
+            slot.1 -= 1;
         }
     }
 }
@@ -507,7 +508,7 @@ fn is_plain(pixels: &[u32]) -> bool {
 }
 
 fn number(at: usize) -> u16 {
-    u16::try_from(at).unwrap_or(NOWHERE)
+    u16::try_from(at).unwrap_or(MISSING)
 }
 
 /// Sorts the moves so that none overwrites the source of a later one. Among rectangles with the
@@ -588,10 +589,10 @@ mod test {
     }
 
     /// Runs one search and checks its result.
-    fn look(scroll: &mut Scroll, old: &Picture, new: &Picture) -> Vec<Move> {
-        scroll.keep(old, new.pixels.len());
+    fn search(scroll: &mut Scroll, old: &Picture, new: &Picture) -> Vec<Move> {
+        scroll.save(old, new.pixels.len());
         let moves = scroll.find(new, &different(old, new));
-        assert!(moves.len() <= MOST);
+        assert!(moves.len() <= MAX_MOVES);
         for it in &moves {
             for (to, from) in it.to.pieces(9999, 1).zip(it.source().pieces(9999, 1)) {
                 let row = |of: &Picture, area: Area| {
@@ -606,8 +607,8 @@ mod test {
                 for x in 0..usize::from(new.width) {
                     let at = y * usize::from(new.width) + x;
                     let pixel = area(number(x), number(y), 1, 1);
-                    let told = moves.iter().any(|it| it.to.covers(pixel));
-                    if other.touches(pixel) && it.to.meets(tile_of(pixel)) && !told {
+                    let found = moves.iter().any(|it| it.to.covers(pixel));
+                    if other.touches(pixel) && it.to.meets(tile_of(pixel)) && !found {
                         assert_eq!(new.pixels[at], old.pixels[at], "{x}, {y} of {it:?}");
                     }
                 }
@@ -620,13 +621,13 @@ mod test {
         area(pixel.x / TILE * TILE, pixel.y / TILE * TILE, TILE, TILE)
     }
 
-    fn way(it: &Move) -> (i32, i32) {
-        let way = |to: u16, from: u16| i32::from(to) - i32::from(from);
-        (way(it.to.x, it.from.0), way(it.to.y, it.from.1))
+    fn offset(it: &Move) -> (i32, i32) {
+        let offset = |to: u16, from: u16| i32::from(to) - i32::from(from);
+        (offset(it.to.x, it.from.0), offset(it.to.y, it.from.1))
     }
 
     fn moved(old: &Picture, new: &Picture) -> Vec<Move> {
-        look(&mut Scroll::default(), old, new)
+        search(&mut Scroll::default(), old, new)
     }
 
     #[test]
@@ -655,12 +656,12 @@ mod test {
         after.pixels[1270] ^= 0x00ff_ffff;
         let moves = moved(&before, &after);
         assert!(!moves.is_empty() && moves.iter().all(|it| window.covers(it.to)), "{moves:?}");
-        assert!(moves.iter().all(|it| way(it) == (0, -20)), "{moves:?}");
+        assert!(moves.iter().all(|it| offset(it) == (0, -20)), "{moves:?}");
         // The window begins and ends within tiles, and so do the moves.
         assert!(moves.iter().any(|it| it.to.x == 301), "{moves:?}");
         assert!(moves.iter().any(|it| it.to.height >= 320), "{moves:?}");
         let back = moved(&after, &before);
-        assert!(!back.is_empty() && back.iter().all(|it| way(it) == (0, 20)), "{back:?}");
+        assert!(!back.is_empty() && back.iter().all(|it| offset(it) == (0, 20)), "{back:?}");
     }
 
     /// The guest's picture may be read while it is half drawn.
@@ -693,7 +694,7 @@ mod test {
         for (x, y) in [(113, 90), (87, 111), (100, 77), (140, 100), (500, 450)] {
             let moves = moved(&with(100, 100), &with(x, y));
             let wanted = (i32::from(x) - 100, i32::from(y) - 100);
-            assert!(moves.iter().all(|it| way(it) == wanted), "to {x}, {y}: {moves:?}");
+            assert!(moves.iter().all(|it| offset(it) == wanted), "to {x}, {y}: {moves:?}");
             let pixels: usize = moves.iter().map(|it| it.to.pixels()).sum();
             assert!(pixels > 380 * 230, "to {x}, {y}: {moves:?}");
         }
@@ -706,11 +707,11 @@ mod test {
         put(&mut before, &text(1280, 800, 1000), area(0, 0, 1280, 400));
         put(&mut after, &text(1280, 800, 1020), area(0, 0, 1280, 400));
         put(&mut after, &text(1280, 800, 60), area(0, 400, 1280, 400));
-        let mut ways: Vec<u16> =
+        let mut offsets: Vec<u16> =
             moved(&before, &after).iter().map(|it| it.from.1 - it.to.y).collect();
-        ways.sort_unstable();
-        ways.dedup();
-        assert_eq!(ways, [20, 60]);
+        offsets.sort_unstable();
+        offsets.dedup();
+        assert_eq!(offsets, [20, 60]);
     }
 
     #[test]
@@ -776,9 +777,9 @@ mod test {
             for (old, new) in [(&page(), &other), (&other, &page())] {
                 let changed = different(old, new);
                 let mut scroll = Scroll::default();
-                scroll.keep(old, old.pixels.len());
+                scroll.save(old, old.pixels.len());
                 let start = worked();
-                assert!(scroll.find(new, &changed).len() <= MOST);
+                assert!(scroll.find(new, &changed).len() <= MAX_MOVES);
                 longest = longest.max(worked() - start);
                 let start = worked();
                 assert_ne!(different(old, new), Tiles::default());
@@ -798,8 +799,8 @@ mod test {
         let mut tries = Vec::new();
         for at in 0..400 {
             let new = frame();
-            scroll.keep(&old, new.pixels.len());
-            if scroll.kept {
+            scroll.save(&old, new.pixels.len());
+            if scroll.saved {
                 assert!(scroll.before == old.pixels, "whatever was left out");
                 tries.push(at);
             }
@@ -813,7 +814,7 @@ mod test {
         for lines in 0..100 {
             let (old, new) = (text(320, 200, lines * 10), text(320, 200, lines * 10 + 10));
             scroll.stale = Tiles::all(320, 200);
-            found += usize::from(!look(&mut scroll, &old, &new).is_empty());
+            found += usize::from(!search(&mut scroll, &old, &new).is_empty());
         }
         assert!(found > 60, "{found}");
     }

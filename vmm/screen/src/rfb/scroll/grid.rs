@@ -1,6 +1,6 @@
 //! Finds the largest rectangles of tiles that moved by one offset.
 
-use super::{Both, Way, number};
+use super::{Frames, Offset, number};
 use crate::rfb::picture::Area;
 use crate::rfb::tiles::{TILE, Tiles};
 
@@ -19,9 +19,9 @@ pub(super) struct Grid {
 type Block = (std::ops::Range<usize>, std::ops::Range<usize>);
 
 impl Grid {
-    pub(super) fn new(both: &Both<'_>, area: Area, way: Way, changed: &Tiles) -> Self {
+    pub(super) fn new(frames: &Frames<'_>, area: Area, offset: Offset, changed: &Tiles) -> Self {
         let tiles = || area.pieces(TILE, TILE);
-        let moved = tiles().map(|tile| both.is_moved(tile, way)).collect();
+        let moved = tiles().map(|tile| frames.is_moved(tile, offset)).collect();
         let changed = tiles().map(|tile| changed.touches(tile)).collect();
         let columns = usize::from(area.width.div_ceil(TILE));
         let mut grid = Self { area, columns, moved, sums: Vec::new(), changed };
@@ -111,9 +111,9 @@ impl Grid {
     }
 
     /// Excludes the tiles of a reported move from further searches.
-    pub(super) fn clear(&mut self, told: Area) {
+    pub(super) fn clear(&mut self, found: Area) {
         for (at, tile) in self.area.pieces(TILE, TILE).enumerate() {
-            if told.covers(tile) {
+            if found.covers(tile) {
                 (self.moved[at], self.changed[at]) = (false, false);
             }
         }
