@@ -22,17 +22,17 @@ use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
 
 /// Colour before the first picture: dim instead of black, so that the viewer's window is visible.
-const DIM: u32 = 0x0018_1818;
+const FIRST_COLOUR: u32 = 0x0018_1818;
 /// Size before the first picture.
-const NOTHING: (u16, u16) = (640, 480);
+const FIRST_SIZE: (u16, u16) = (640, 480);
 /// Maximum width and height. A display of 64 MiB cannot have more.
-const MOST: u32 = 8192;
+const MAX_SIDE: u32 = 8192;
 /// Maximum offset of the picture's end in the display's memory.
-const FARTHEST: u64 = 1 << 30;
+const MAX_END: u64 = 1 << 30;
 /// Maximum time to wait for a refresh.
-const LATE: Duration = Duration::from_secs(1);
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 /// If more pages than this have changed, they are copied on a blocking thread.
-const FEW_PAGES: u32 = 256;
+const MAX_INLINE_PAGES: u32 = 256;
 
 /// State of one client: pixels to be sent, and wake-ups.
 pub struct Viewer {
@@ -70,7 +70,7 @@ pub struct Canvas {
     hub: Arc<Hub>,
     picture: RwLock<Picture>,
     viewers: Mutex<Vec<Weak<Viewer>>>,
-    look: Mutex<Look>,
+    scan: Mutex<Scan>,
     /// State of the keyboard's lights at the last scan.
     lights: Mutex<Option<Lights>>,
     /// Notified when a viewer begins to wait, arrives or leaves.
@@ -80,12 +80,12 @@ pub struct Canvas {
     /// Number of scans that were started.
     begun: AtomicU64,
     /// Number of the last scan that is complete.
-    over: watch::Sender<u64>,
+    done: watch::Sender<u64>,
 }
 
 /// State that only scans use.
 #[derive(Default)]
-struct Look {
+struct Scan {
     mode: Option<Mode>,
     pages: Vec<u64>,
     line: Vec<u8>,
@@ -108,11 +108,11 @@ impl Pace {
     /// screen costs.
     const SLOWEST: Duration = Duration::from_millis(200);
     /// Delay of the first scan after input. The guest has often drawn its response by then.
-    const SOON: Duration = Duration::from_millis(4);
+    const AFTER_INPUT: Duration = Duration::from_millis(4);
     /// Scans without a change that count as a pause.
-    const PATIENCE: u32 = 32;
+    const PAUSE: u32 = 32;
     /// Scans without a change that count as a long pause: about five seconds.
-    const LONG: u32 = Self::PATIENCE + 125;
+    const LONG_PAUSE: u32 = Self::PAUSE + 125;
 
     fn new() -> Self {
         Self { interval: Self::FAST, still: 0 }
@@ -121,8 +121,8 @@ impl Pace {
     fn saw(&mut self, change: bool) {
         self.still = if change { 0 } else { self.still.saturating_add(1) };
         self.interval = match self.still {
-            still if still > Self::LONG => Self::SLOWEST,
-            still if still > Self::PATIENCE => Self::SLOW,
+            still if still > Self::LONG_PAUSE => Self::SLOWEST,
+            still if still > Self::PAUSE => Self::SLOW,
             _ => Self::FAST,
         };
     }
@@ -136,12 +136,12 @@ impl Canvas {
             hub,
             picture: RwLock::default(),
             viewers: Mutex::default(),
-            look: Mutex::default(),
+            scan: Mutex::default(),
             lights: Mutex::default(),
             wanted: Arc::default(),
             hurry: Notify::new(),
             begun: AtomicU64::new(0),
-            over: watch::Sender::new(0),
+            done: watch::Sender::new(0),
         })
     }
 
@@ -152,7 +152,7 @@ impl Canvas {
 
     /// The keyboard's lights at the last scan.
     pub fn lights(&self) -> Option<Lights> {
-        *self.lights.lock().expect("no look panicked")
+        *self.lights.lock().expect("no scan panicked")
     }
 
     /// Locks the picture for reading. Its size equals that of all clients' sets of tiles meanwhile.
@@ -168,7 +168,7 @@ impl Canvas {
                 break picture;
             }
             drop(picture);
-            self.look(true);
+            self.scan(true);
         };
         let viewer = Arc::new(Viewer {
             pending: Mutex::new(PendingUpdate::all(picture.size())),
@@ -198,10 +198,10 @@ impl Canvas {
     /// waited for changes.
     pub async fn refresh(&self, viewer: &Viewer) {
         let next = self.begun.load(Ordering::SeqCst) + 1;
-        let mut over = self.over.subscribe();
+        let mut done = self.done.subscribe();
         self.wait(viewer, true);
         self.hurry();
-        timeout(LATE, over.wait_for(|last| *last >= next)).await.ok();
+        timeout(REFRESH_TIMEOUT, done.wait_for(|last| *last >= next)).await.ok();
     }
 
     /// Keeps the picture up to date while it is polled.
@@ -210,7 +210,7 @@ impl Canvas {
         loop {
             let viewers = self.viewers();
             if viewers.is_empty() {
-                self.forget();
+                self.free();
                 self.wanted.notified().await;
                 continue;
             }
@@ -223,7 +223,7 @@ impl Canvas {
             let start = Instant::now();
             let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
             pace.saw(self.clone().step().await);
-            self.over.send_replace(number);
+            self.done.send_replace(number);
             // However large the picture is, scans take at most half of a processor.
             let sleep = pace.interval.saturating_sub(start.elapsed()).max(start.elapsed());
             tokio::select! {
@@ -232,7 +232,7 @@ impl Canvas {
                     pace = Pace::new();
                     // Mice send up to a thousand events per second.
                     let early = (Pace::FAST / 2).saturating_sub(start.elapsed());
-                    tokio::time::sleep(Pace::SOON.max(early)).await;
+                    tokio::time::sleep(Pace::AFTER_INPUT.max(early)).await;
                 }
             }
         }
@@ -240,32 +240,32 @@ impl Canvas {
 
     /// Scans once. Returns true if something changed.
     async fn step(self: Arc<Self>) -> bool {
-        if !self.ask() {
+        if !self.poll() {
             return false;
         }
-        let few = {
-            let look = self.look.lock().expect("no look panicked");
-            look.pages.iter().map(|it| it.count_ones()).sum::<u32>() < FEW_PAGES
+        let inline = {
+            let scan = self.scan.lock().expect("no scan panicked");
+            scan.pages.iter().map(|it| it.count_ones()).sum::<u32>() < MAX_INLINE_PAGES
         };
-        if few {
-            return self.look(false);
+        if inline {
+            return self.scan(false);
         }
-        tokio::task::spawn_blocking(move || self.look(false)).await.unwrap_or(false)
+        tokio::task::spawn_blocking(move || self.scan(false)).await.unwrap_or(false)
     }
 
     /// Reads the lights and the list of written pages. Returns true if the picture may have
     /// changed.
-    fn ask(&self) -> bool {
+    fn poll(&self) -> bool {
         let lights = self.hub.lights();
-        let before = std::mem::replace(&mut *self.lights.lock().expect("no look panicked"), lights);
+        let before = std::mem::replace(&mut *self.lights.lock().expect("no scan panicked"), lights);
         if before != lights {
             self.viewers().iter().for_each(|viewer| viewer.wake.notify_one());
         }
         let Some(scanout) = &self.scanout else { return false };
-        let mut look = self.look.lock().expect("no look panicked");
-        let look = &mut *look;
-        scanout.changed(&mut look.pages);
-        look.pages.iter().any(|word| *word != 0) || checked(scanout.mode()) != look.mode
+        let mut scan = self.scan.lock().expect("no scan panicked");
+        let scan = &mut *scan;
+        scanout.changed(&mut scan.pages);
+        scan.pages.iter().any(|word| *word != 0) || checked(scanout.mode()) != scan.mode
     }
 
     fn viewers(&self) -> Vec<Arc<Viewer>> {
@@ -275,53 +275,56 @@ impl Canvas {
     }
 
     /// Frees the picture, unless a viewer has arrived.
-    fn forget(&self) {
-        let mut look = self.look.lock().expect("no look panicked");
+    fn free(&self) {
+        let mut scan = self.scan.lock().expect("no scan panicked");
         let mut picture = self.picture.write().expect("no canvas panicked");
         if self.viewers().is_empty() {
             *picture = Picture::default();
-            *look = Look::default();
+            *scan = Scan::default();
         }
     }
 
     /// Copies the written pages, or everything if `all` is set. Returns true if a pixel changed.
-    fn look(&self, all: bool) -> bool {
-        let mut look = self.look.lock().expect("no look panicked");
-        let look = &mut *look;
+    fn scan(&self, all: bool) -> bool {
+        let mut scan = self.scan.lock().expect("no scan panicked");
+        let scan = &mut *scan;
         if let Some(scanout) = self.scanout.as_ref().filter(|_| all) {
             // Resets the list of written pages: this scan copies them all.
-            scanout.changed(&mut look.pages);
+            scanout.changed(&mut scan.pages);
         }
         let mode = checked(self.scanout.as_ref().and_then(|it| it.mode()));
-        look.moves(self.viewers().iter().any(|it| it.pending(|pending| pending.copies())));
+        scan.moves(self.viewers().iter().any(|it| it.pending(|pending| pending.copies())));
         let mut picture = self.picture.write().expect("no canvas panicked");
         let before = picture.size();
         let mut changed = Tiles::none(before.0, before.1);
-        let anew = all || mode != look.mode;
-        look.mode = mode;
+        let anew = all || mode != scan.mode;
+        scan.mode = mode;
         match (mode, &self.scanout) {
             (Some(mode), Some(scanout)) => {
                 let size = size(&mode);
                 if size != before || picture.pixels.is_empty() {
-                    picture.fill(size, DIM);
+                    picture.fill(size, FIRST_COLOUR);
                     changed = Tiles::all(size.0, size.1);
                 }
                 if anew {
-                    look.pages.clear();
+                    scan.pages.clear();
                     let end = mode.start + u64::from(mode.stride) * u64::from(mode.height);
-                    look.pages.resize(to_usize(end.div_ceil(PAGE).div_ceil(64)), u64::MAX);
+                    scan.pages.resize(to_usize(end.div_ceil(PAGE).div_ceil(64)), u64::MAX);
                 }
-                look.copy(&mode, scanout.as_ref(), &mut picture, &mut changed);
+                scan.copy(&mode, scanout.as_ref(), &mut picture, &mut changed);
             }
             _ if anew || picture.pixels.is_empty() => {
                 let first = picture.pixels.is_empty();
-                picture.fill(if first { NOTHING } else { before }, if first { DIM } else { 0 });
+                picture.fill(
+                    if first { FIRST_SIZE } else { before },
+                    if first { FIRST_COLOUR } else { 0 },
+                );
                 changed = Tiles::all(picture.width, picture.height);
             }
             _ => {}
         }
-        look.pages.fill(0);
-        let moves = look.scroll.as_mut().map(|it| it.find(&picture, &changed)).unwrap_or_default();
+        scan.pages.fill(0);
+        let moves = scan.scroll.as_mut().map(|it| it.find(&picture, &changed)).unwrap_or_default();
         if changed.is_empty() {
             return false;
         }
@@ -337,9 +340,9 @@ impl Canvas {
 /// Rejects modes that a picture cannot have. The screen then counts as switched off.
 fn checked(mode: Option<Mode>) -> Option<Mode> {
     mode.filter(|mode| {
-        let sides = (1..=MOST).contains(&mode.width) && (1..=MOST).contains(&mode.height);
+        let sides = (1..=MAX_SIDE).contains(&mode.width) && (1..=MAX_SIDE).contains(&mode.height);
         let end = mode.start.checked_add(u64::from(mode.stride) * u64::from(mode.height));
-        let near = end.is_some_and(|end| end <= FARTHEST);
+        let near = end.is_some_and(|end| end <= MAX_END);
         sides && near && u64::from(mode.stride) >= u64::from(mode.width) * 4
     })
 }
@@ -353,7 +356,7 @@ fn to_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-impl Look {
+impl Scan {
     /// Allocates or frees the search for moves, depending on whether any client supports them.
     fn moves(&mut self, wanted: bool) {
         if !wanted {
@@ -458,15 +461,15 @@ mod test {
     #[test]
     fn a_picture_that_stays_is_looked_at_less_and_less_until_it_changes() {
         let mut pace = Pace::new();
-        let mut looks = Vec::new();
+        let mut intervals = Vec::new();
         let mut time = Duration::ZERO;
         while time < Duration::from_secs(20) {
             pace.saw(false);
-            looks.push(pace.interval);
+            intervals.push(pace.interval);
             time += pace.interval;
         }
-        assert!(looks.is_sorted() && looks.contains(&Pace::SLOW), "{looks:?}");
-        assert_eq!(looks.last(), Some(&Pace::SLOWEST));
+        assert!(intervals.is_sorted() && intervals.contains(&Pace::SLOW), "{intervals:?}");
+        assert_eq!(intervals.last(), Some(&Pace::SLOWEST));
         pace.saw(true);
         assert_eq!(pace.interval, Pace::FAST);
     }
@@ -479,16 +482,16 @@ mod test {
         assert_eq!(areas(&viewer), [area(0, 0, 200, 100)]);
         fake.draw(40, 70, 0x0012_3456);
         fake.touch();
-        assert!(canvas.ask() && canvas.look(false));
+        assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(areas(&viewer), [area(32, 64, 32, 32)]);
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 40], 0x0012_3456));
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
         fake.touch();
-        assert!(canvas.ask() && !canvas.look(false), "written, and still the same");
+        assert!(canvas.poll() && !canvas.scan(false), "written, and still the same");
         // The fourth byte of a pixel is ignored.
         fake.draw(40, 70, 0xff12_3456);
-        assert!(canvas.ask() && !canvas.look(false), "the same colour");
-        assert!(!canvas.ask(), "not written");
+        assert!(canvas.poll() && !canvas.scan(false), "the same colour");
+        assert!(!canvas.poll(), "not written");
         assert!(areas(&viewer).is_empty());
     }
 
@@ -503,7 +506,7 @@ mod test {
         let last = |canvas: &Canvas| canvas.show(|picture| picture.pixels[39 * 33 + 32]);
         assert_eq!(last(&canvas), 0x00ab_cdef);
         fake.draw(32, 39, 0x0000_0001);
-        assert!(canvas.ask() && canvas.look(false));
+        assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(last(&canvas), 1);
         assert_eq!(areas(&viewer), [area(32, 32, 1, 8)]);
     }
@@ -515,10 +518,10 @@ mod test {
         let viewer = canvas.admit();
         areas(&viewer);
         fake.set(Some(Mode { width: 100, height: 50, stride: 400, start: 0 }));
-        assert!(canvas.ask() && canvas.look(false));
+        assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(areas(&viewer), [area(0, 0, 100, 50)]);
         fake.set(None);
-        assert!(canvas.ask() && canvas.look(false));
+        assert!(canvas.poll() && canvas.scan(false));
         assert_eq!(canvas.show(Picture::size), (100, 50));
         canvas.show(|picture| assert!(picture.pixels.iter().all(|pixel| *pixel == 0)));
         for silly in [
@@ -528,7 +531,7 @@ mod test {
             Mode { width: 100, height: 50, stride: 400, start: u64::MAX },
         ] {
             fake.set(Some(silly));
-            assert!(!canvas.ask(), "{silly:?} is off");
+            assert!(!canvas.poll(), "{silly:?} is off");
         }
     }
 
@@ -537,10 +540,10 @@ mod test {
         let canvas = Canvas::new(None, Arc::default());
         let viewer = canvas.admit();
         assert_eq!(areas(&viewer), [area(0, 0, 640, 480)]);
-        assert!(!canvas.ask());
+        assert!(!canvas.poll());
         drop(viewer);
         assert!(canvas.viewers().is_empty());
-        canvas.forget();
+        canvas.free();
         canvas.show(|picture| assert_eq!(picture.pixels.capacity(), 0));
     }
 }

@@ -15,12 +15,12 @@ use tokio::sync::Notify;
 use super::security::Door;
 
 /// One of this many places is reserved for addresses of this host.
-const OURS: usize = 8;
+const RESERVED_SHARE: usize = 8;
 
 /// A limited number of places. See the module.
 #[derive(Clone)]
 pub struct Crowd {
-    most: usize,
+    max: usize,
     each: usize,
     /// Addresses of this host are treated like all others.
     equal: bool,
@@ -59,13 +59,13 @@ pub struct Busy {
 
 impl Crowd {
     /// Creates `max` places, of which one address can take `each`.
-    pub fn new(most: usize, each: usize) -> Self {
-        Self { most, each, equal: false, taken: Taken::default() }
+    pub fn new(max: usize, each: usize) -> Self {
+        Self { max, each, equal: false, taken: Taken::default() }
     }
 
     /// Like [`Crowd::new`], but treats addresses of this host like all others.
-    pub(crate) fn of_equals(most: usize, each: usize) -> Self {
-        Self { equal: true, ..Self::new(most, each) }
+    pub(crate) fn of_equals(max: usize, each: usize) -> Self {
+        Self { equal: true, ..Self::new(max, each) }
     }
 
     /// Takes a place that never gives way, if one is free.
@@ -80,10 +80,10 @@ impl Crowd {
 
     fn take(&self, door: Door, busy: usize) -> Option<Place> {
         let mut taken = lock(&self.taken);
-        let (each, most) = match (self.equal, door.is_here()) {
-            (true, _) => (self.each, self.most),
-            (false, true) => (self.most, self.most),
-            (false, false) => (self.each, self.most - self.most / OURS),
+        let (each, max) = match (self.equal, door.is_here()) {
+            (true, _) => (self.each, self.max),
+            (false, true) => (self.max, self.max),
+            (false, false) => (self.each, self.max - self.max / RESERVED_SHARE),
         };
         let count = |door| taken.iter().filter(|it| it.door == door).count();
         // If the address has reached its limit, it loses one of its own places. Otherwise the
@@ -94,7 +94,7 @@ impl Crowd {
             // Of equal maximums `max_by_key` returns the last, which is the first of the list.
             others.rev().max_by_key(|it| count(it.door))
         };
-        let gone = match (count(door) >= each, taken.len() >= most) {
+        let gone = match (count(door) >= each, taken.len() >= max) {
             (false, false) => None,
             (true, _) => Some(own()?.clone()),
             (false, true) => Some(crowded().or_else(own)?.clone()),

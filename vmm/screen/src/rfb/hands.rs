@@ -40,9 +40,9 @@ const WHEEL: [u16; 2] = [1 << 3, 1 << 4];
 /// Buttons that mean turns of the wheel: left and right.
 const PAN: [u16; 2] = [1 << 5, 1 << 6];
 /// How often to check whether a full queue has room again.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Coordinate that means no movement, for clients that send movements.
-const STILL: i32 = 0x7fff;
+const NO_MOVEMENT: i32 = 0x7fff;
 
 impl Hands {
     /// Input state without pressed keys or buttons.
@@ -64,7 +64,7 @@ impl Hands {
         let start = Instant::now();
         while self.must_wait() {
             self.gave_up = start.elapsed() > patience;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         !self.gave_up
     }
@@ -100,17 +100,17 @@ impl Hands {
     /// Moves the pointer to a pixel of a picture of `size`, and sets the buttons.
     pub fn point(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
         let (x, y) = (i32::from(x), i32::from(y));
-        let way = (x - self.pointer.x, y - self.pointer.y);
-        self.go(way, buttons, size);
+        let distance = (x - self.pointer.x, y - self.pointer.y);
+        self.move_by(distance, buttons, size);
     }
 
     /// Moves the pointer by a distance, which is encoded with an offset of 0x7fff, and sets the
     /// buttons.
     pub fn push(&mut self, x: u16, y: u16, buttons: u16, size: (u16, u16)) {
-        self.go((i32::from(x) - STILL, i32::from(y) - STILL), buttons, size);
+        self.move_by((i32::from(x) - NO_MOVEMENT, i32::from(y) - NO_MOVEMENT), buttons, size);
     }
 
-    fn go(&mut self, (dx, dy): (i32, i32), buttons: u16, size: (u16, u16)) {
+    fn move_by(&mut self, (dx, dy): (i32, i32), buttons: u16, size: (u16, u16)) {
         let pressed = buttons & !self.pointer.buttons;
         let notches = |[more, less]: [u16; 2]| {
             i32::from(pressed & more != 0) - i32::from(pressed & less != 0)
@@ -127,7 +127,7 @@ impl Hands {
             u16::try_from(scaled.clamp(0, most)).unwrap_or(0)
         };
         let (x, y) = (place(pointer.x, size.0), place(pointer.y, size.1));
-        let buttons = order(buttons);
+        let buttons = our_buttons(buttons);
         // A tablet may appear at any time, for example when an operating system has started.
         pointer.relative = !self.hub.position(Position { x, y, wheel, pan, buttons });
         if pointer.relative {
@@ -137,7 +137,7 @@ impl Hands {
 }
 
 /// Converts the protocol's order of buttons to ours.
-fn order(buttons: u16) -> u8 {
+fn our_buttons(buttons: u16) -> u8 {
     // Left, right, middle, back, forward.
     let theirs = [0, 2, 1, 7, 8];
     (0..)
@@ -149,9 +149,9 @@ impl Drop for Hands {
     fn drop(&mut self) {
         let steps = self.fingers.leave();
         self.send(steps);
-        if order(self.pointer.buttons) != 0 {
+        if our_buttons(self.pointer.buttons) != 0 {
             // Release the buttons at the current position.
-            self.go((0, 0), 0, self.pointer.size);
+            self.move_by((0, 0), 0, self.pointer.size);
         }
     }
 }
@@ -212,13 +212,13 @@ mod test {
         assert!(!hands.must_wait() && hands.wait(LONG).await);
         full.0.store(true, Ordering::Relaxed);
         let reads = async {
-            sleep(5 * LOOK).await;
+            sleep(5 * POLL_INTERVAL).await;
             full.0.store(false, Ordering::Relaxed);
         };
         let (read, ()) = tokio::join!(hands.wait(LONG), reads);
         assert!(read, "it reads in time");
         full.0.store(true, Ordering::Relaxed);
-        assert!(hands.must_wait() && !hands.wait(2 * LOOK).await, "it reads nothing");
+        assert!(hands.must_wait() && !hands.wait(2 * POLL_INTERVAL).await, "it reads nothing");
         assert!(!hands.must_wait() && !hands.wait(LONG).await, "and is not waited for again");
         full.0.store(false, Ordering::Relaxed);
         assert!(!hands.must_wait());

@@ -42,14 +42,14 @@ const X509_NONE: u32 = 260;
 const X509_VNC: u32 = 261;
 const X509_PLAIN: u32 = 262;
 /// Authentication method of clients that were authenticated elsewhere.
-const BEFORE: &str = "checked before";
+const ELSEWHERE: &str = "checked before";
 /// Maximum bytes of a name or a password.
-const LONGEST_NAME: u32 = 1024;
+const MAX_NAME: u32 = 1024;
 /// Time limit for steps that need no person. A person then has more time to type a password.
-const QUICK: Duration = Duration::from_secs(20);
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// VNC clients wait for the server to speak first. A peer that sends anything within this time is
 /// not one.
-const FIRST: Duration = Duration::from_millis(20);
+const SILENCE: Duration = Duration::from_millis(20);
 
 /// Performs the whole handshake.
 pub(super) async fn greet(
@@ -64,7 +64,7 @@ pub(super) async fn greet(
         Entry::Open { view_only } => {
             quick(choose(&mut stream, version, NONE)).await?;
             let right = if view_only { Right::View } else { Right::Full };
-            return finish(stream, version, right, BEFORE).await;
+            return finish(stream, version, right, ELSEWHERE).await;
         }
         Entry::Ask(door) => door,
     };
@@ -76,14 +76,14 @@ pub(super) async fn greet(
     let needed = rules.passwords.are_needed();
     let kind = if rules.tls.is_some() { VENCRYPT } else { [NONE, VNC][usize::from(needed)] };
     quick(choose(&mut stream, version, kind)).await?;
-    let talk = Talk { rules, doors, door, version };
+    let authentication = Authentication { rules, doors, door, version };
     match kind {
         NONE => finish(stream, version, Right::Full, "none").await,
         VNC => {
-            let right = talk.vnc(&mut stream).await?;
+            let right = authentication.vnc(&mut stream).await?;
             finish(stream, version, right, "vnc").await
         }
-        _ => talk.vencrypt(stream).await,
+        _ => authentication.vencrypt(stream).await,
     }
 }
 
@@ -91,8 +91,8 @@ fn too_many(left: Duration) -> String {
     format!("too many wrong passwords: try again in {} s", left.as_secs() + 1)
 }
 
-async fn quick<T>(talk: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    timeout(QUICK, talk).await.context("it said nothing for a while")?
+async fn quick<T>(step: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    timeout(STEP_TIMEOUT, step).await.context("it said nothing for a while")?
 }
 
 /// Rejects a client with a reason.
@@ -103,26 +103,26 @@ pub(super) async fn refuse(stream: &mut Wire, reason: &str) -> anyhow::Result<()
 
 /// Exchanges the versions.
 async fn versions(stream: &mut Wire, listens: bool) -> anyhow::Result<Version> {
-    let mut said = [0; 12];
+    let mut received = [0; 12];
     let mut count = 0;
-    if listens && let Ok(read) = timeout(FIRST, stream.read(&mut said)).await {
+    if listens && let Ok(read) = timeout(SILENCE, stream.read(&mut received)).await {
         count = read?;
         ensure!(count > 0, "it left without a word");
-        foreigner(stream, &said[..count]).await?;
+        detect_other_protocol(stream, &received[..count]).await?;
     }
     stream.write_all(GREETING).await?;
     stream.flush().await?;
-    while count < said.len() {
-        let read = stream.read(&mut said[count..]).await?;
+    while count < received.len() {
+        let read = stream.read(&mut received[count..]).await?;
         ensure!(read > 0, "it left without a word");
         count += read;
-        foreigner(stream, &said[..count]).await?;
+        detect_other_protocol(stream, &received[..count]).await?;
     }
-    parse_version(&said)
+    parse_version(&received)
 }
 
-fn parse_version(said: &[u8; 12]) -> anyhow::Result<Version> {
-    let text = std::str::from_utf8(said).ok();
+fn parse_version(received: &[u8; 12]) -> anyhow::Result<Version> {
+    let text = std::str::from_utf8(received).ok();
     let numbers = text.and_then(|text| text.strip_prefix("RFB ")?.strip_suffix('\n'));
     let numbers = numbers.and_then(|numbers| numbers.split_once('.'));
     let number = |text: &str| {
@@ -130,7 +130,7 @@ fn parse_version(said: &[u8; 12]) -> anyhow::Result<Version> {
         plain.then(|| text.parse::<u16>().ok()).flatten()
     };
     let version = numbers.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
-    Ok(match version.with_context(|| format!("it said `{}`", said.escape_ascii()))? {
+    Ok(match version.with_context(|| format!("it said `{}`", received.escape_ascii()))? {
         // Versions that never existed are treated as the first one.
         (0..=2, _) | (3, 0..=6) => Version::V3,
         (3, 7) => Version::V7,
@@ -139,9 +139,9 @@ fn parse_version(said: &[u8; 12]) -> anyhow::Result<Version> {
 }
 
 /// Detects peers that use another protocol.
-async fn foreigner(stream: &mut Wire, said: &[u8]) -> anyhow::Result<()> {
+async fn detect_other_protocol(stream: &mut Wire, received: &[u8]) -> anyhow::Result<()> {
     const METHODS: &[&[u8]] = &[b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"CONN", b"PRI "];
-    if METHODS.iter().any(|method| said.starts_with(method)) {
+    if METHODS.iter().any(|method| received.starts_with(method)) {
         let text = "This port speaks VNC (RFB), not HTTP: open it with a VNC viewer.\n";
         let answer = format!(
             "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\
@@ -152,11 +152,11 @@ async fn foreigner(stream: &mut Wire, said: &[u8]) -> anyhow::Result<()> {
         stream.flush().await?;
         // Unread input would make the kernel discard our answer.
         let mut rest = [0; 4096];
-        timeout(FIRST, stream.read(&mut rest)).await.ok();
+        timeout(SILENCE, stream.read(&mut rest)).await.ok();
         stream.shutdown().await?;
         bail!("it speaks HTTP: this port is for VNC viewers");
     }
-    if said.starts_with(&[0x16, 0x03]) {
+    if received.starts_with(&[0x16, 0x03]) {
         bail!("it speaks TLS at once: VNC viewers begin with RFB, and TLS follows (VeNCrypt)");
     }
     Ok(())
@@ -188,11 +188,11 @@ async fn refuse_early(stream: &mut Wire, version: Version, reason: &str) -> anyh
     } else {
         stream.write_u8(0).await?;
     }
-    say(stream, reason).await
+    send_text(stream, reason).await
 }
 
 /// Sends a text with its length.
-async fn say<S: Duplex + ?Sized>(stream: &mut S, text: &str) -> anyhow::Result<()> {
+async fn send_text<S: Duplex + ?Sized>(stream: &mut S, text: &str) -> anyhow::Result<()> {
     stream.write_u32(u32::try_from(text.len())?).await?;
     stream.write_all(text.as_bytes()).await?;
     stream.flush().await?;
@@ -207,7 +207,7 @@ async fn finish(
     security: &'static str,
 ) -> anyhow::Result<Welcome> {
     // Before 3.8 there is no result if there was no authentication.
-    if version == Version::V8 || !matches!(security, "none" | BEFORE) {
+    if version == Version::V8 || !matches!(security, "none" | ELSEWHERE) {
         stream.write_u32(0).await?;
         stream.flush().await?;
     }
@@ -215,14 +215,14 @@ async fn finish(
     Ok(Welcome { stream, right, shared, security })
 }
 
-struct Talk<'a> {
+struct Authentication<'a> {
     rules: &'a Rules,
     doors: &'a Doors,
     door: Door,
     version: Version,
 }
 
-impl Talk<'_> {
+impl Authentication<'_> {
     /// VNC authentication: a challenge and a response.
     async fn vnc<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
         let mut challenge = [0; 16];
@@ -238,8 +238,8 @@ impl Talk<'_> {
     /// Reads a name and a password, within TLS.
     async fn plain<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
         let (user, password) = (stream.read_u32().await?, stream.read_u32().await?);
-        let most = user.max(password);
-        ensure!(most <= LONGEST_NAME, "a name or password of {most} bytes");
+        let longest = user.max(password);
+        ensure!(longest <= MAX_NAME, "a name or password of {longest} bytes");
         let mut both = vec![0; user as usize + password as usize];
         stream.read_exact(&mut both).await?;
         let (user, password) = both.split_at(user as usize);
@@ -261,7 +261,7 @@ impl Talk<'_> {
         stream.write_u32(1).await?;
         if self.version == Version::V8 {
             let short = reason.split_once(',').map_or(&*reason, |it| it.0);
-            say(stream, short).await?;
+            send_text(stream, short).await?;
         }
         stream.flush().await?;
         stream.shutdown().await?;

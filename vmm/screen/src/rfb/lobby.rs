@@ -19,11 +19,11 @@ use super::security::{Door, Doors, Right};
 use super::{Admission, Duplex, Entry, MOST, Rules, Wire};
 
 /// Maximum clients that are not authenticated yet, in addition to [`MOST`].
-const STRANGERS: usize = 32;
+const MAX_STRANGERS: usize = 32;
 /// Maximum of these per address.
-const NEIGHBOURS: usize = 8;
+const MAX_PER_ADDRESS: usize = 8;
 /// Maximum refusals that are sent at the same time. Further clients are disconnected silently.
-const REFUSALS: usize = 8;
+const MAX_REFUSALS: usize = 8;
 /// Time limit for the whole handshake, in which a person types a password.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(120);
 /// Time limit for a refusal.
@@ -33,7 +33,7 @@ const INTRODUCTION: Duration = Duration::from_secs(5);
 /// How long to go on sending to one side after the other has disconnected.
 const GRACE: Duration = Duration::from_secs(1);
 /// Maximum bytes of the line that announces a client.
-const LONGEST: usize = 100;
+const MAX_LINE: usize = 100;
 
 /// Admits clients. See the module.
 pub struct Lobby {
@@ -46,7 +46,7 @@ pub struct Lobby {
 
 /// The place of a client during the handshake. Strangers do not take places of admitted clients:
 /// they could take all of them, and those places never give way.
-enum Waits {
+enum HandshakePlace {
     Inside(OwnedSemaphorePermit),
     Outside(Place),
 }
@@ -64,9 +64,9 @@ impl Lobby {
         Self {
             doors,
             places: Arc::new(Semaphore::new(MOST)),
-            strangers: Crowd::new(STRANGERS, NEIGHBOURS),
+            strangers: Crowd::new(MAX_STRANGERS, MAX_PER_ADDRESS),
             complaints: Complaints::default(),
-            refusals: Semaphore::new(REFUSALS),
+            refusals: Semaphore::new(MAX_REFUSALS),
         }
     }
 
@@ -82,9 +82,11 @@ impl Lobby {
         admission: &Admission,
     ) -> Option<Entrant> {
         let place = match admission.entry {
-            Entry::Open { .. } => self.places.clone().try_acquire_owned().ok().map(Waits::Inside),
+            Entry::Open { .. } => {
+                self.places.clone().try_acquire_owned().ok().map(HandshakePlace::Inside)
+            }
             Entry::Ask(_) if self.places.available_permits() == 0 => None,
-            Entry::Ask(door) => self.strangers.wait(door).map(Waits::Outside),
+            Entry::Ask(door) => self.strangers.wait(door).map(HandshakePlace::Outside),
         };
         let Some(place) = place else {
             self.turn_away(stream, admission).await;
@@ -94,8 +96,8 @@ impl Lobby {
         let greet = timeout(HANDSHAKE, greet);
         let entered = async {
             let (welcome, place) = match place {
-                Waits::Inside(place) => (greet.await, Ok(place)),
-                Waits::Outside(stranger) => tokio::select! {
+                HandshakePlace::Inside(place) => (greet.await, Ok(place)),
+                HandshakePlace::Outside(stranger) => tokio::select! {
                     welcome = greet => (welcome, self.places.clone().try_acquire_owned()),
                     () = stranger.lost() => bail!("it gave way to a newcomer"),
                 },
@@ -123,7 +125,7 @@ impl Lobby {
     async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
         let Ok(_turn) = self.refusals.try_acquire() else { return };
         self.complain(admission, "was turned away: too many clients are there");
-        let reason = format!("too many clients are there: {MOST}, or {STRANGERS} at the door");
+        let reason = format!("too many clients are there: {MOST}, or {MAX_STRANGERS} at the door");
         timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
     }
 }
@@ -210,7 +212,7 @@ pub(super) async fn announced(stream: &mut impl Duplex) -> anyhow::Result<String
         loop {
             match stream.read_u8().await? {
                 b'\n' => return Ok(line),
-                byte @ b' '..=b'~' if line.len() < LONGEST => line.push(byte.into()),
+                byte @ b' '..=b'~' if line.len() < MAX_LINE => line.push(byte.into()),
                 _ => bail!("its first line does not say who it is"),
             }
         }

@@ -15,9 +15,9 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Bytes per second: many times the traffic of a mouse with a thousand events per second.
 const RATE: i64 = 256 << 10;
 /// Bytes that a quiet client may send at once: enough for several texts of the maximum length.
-const MOST: i64 = 4 << 20;
+const MAX_CREDIT: i64 = 4 << 20;
 /// Bytes that a new client may send at once: enough for the handshake.
-const FIRST: i64 = 64 << 10;
+const FIRST_CREDIT: i64 = 64 << 10;
 const SECOND: i64 = 1_000_000_000;
 /// Minimum pause, so that the reader does not wake up for every byte.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -33,14 +33,14 @@ pub(crate) struct Meter<S> {
 
 impl<S> Meter<S> {
     pub(crate) fn new(line: S) -> Self {
-        Self { line, credit: FIRST, since: Instant::now(), rest: None }
+        Self { line, credit: FIRST_CREDIT, since: Instant::now(), rest: None }
     }
 
     /// Adds the credit for the time since the last call.
     fn earn(&mut self, now: Instant) {
         let nanos = i64::try_from((now - self.since).as_nanos()).unwrap_or(i64::MAX);
         let earned = nanos.saturating_mul(RATE) / SECOND;
-        self.credit = self.credit.saturating_add(earned).min(MOST);
+        self.credit = self.credit.saturating_add(earned).min(MAX_CREDIT);
         // Keep the time that is too short for a whole byte.
         let rest = nanos.saturating_mul(RATE) % SECOND / RATE;
         self.since = now - Duration::from_nanos(rest.unsigned_abs());
@@ -135,10 +135,10 @@ mod test {
         for micros in 1..=2_000_000 {
             meter.earn(start + Duration::from_micros(micros));
         }
-        let two_seconds = FIRST + 2 * RATE;
+        let two_seconds = FIRST_CREDIT + 2 * RATE;
         let near = two_seconds * 999 / 1000..=two_seconds;
         assert!(near.contains(&meter.credit), "{}", meter.credit);
         meter.earn(start + Duration::from_secs(3600));
-        assert_eq!(meter.credit, MOST);
+        assert_eq!(meter.credit, MAX_CREDIT);
     }
 }

@@ -161,7 +161,7 @@ pub struct Server {
     /// Permits to encode.
     encoders: Arc<Semaphore>,
     /// A single permit to encode updates whose clients may have the picture already.
-    patient: Arc<Semaphore>,
+    repeats: Arc<Semaphore>,
 }
 
 /// A client that was let in.
@@ -198,7 +198,7 @@ impl Server {
             next: AtomicU64::new(1),
             budget: Arc::new(Semaphore::new(BUDGET)),
             encoders: Arc::new(Semaphore::new(encoders())),
-            patient: Arc::new(Semaphore::new(1)),
+            repeats: Arc::new(Semaphore::new(1)),
         })
     }
 
@@ -222,14 +222,14 @@ impl Server {
         let Some(entrant) = self.lobby.admit(&rules, stream, &admission).await else { return };
         let Entrant { welcome, place: _place } = entrant;
         let peer = admission.peer;
-        match self.host(welcome, &peer, rules).await {
+        match self.show_screen(welcome, &peer, rules).await {
             Ok(()) => tracing::info!("vnc: {peer} left"),
             Err(error) => tracing::info!("vnc: {peer} is gone: {error:#}"),
         }
     }
 
     /// Shows the screen to a client that was let in.
-    async fn host(
+    async fn show_screen(
         self: &Arc<Self>,
         mut welcome: Welcome,
         peer: &str,
@@ -258,7 +258,7 @@ impl Server {
             kick: Notify::new(),
             sent: AtomicU64::new(0),
         });
-        let _seat = self.seat(&client)?;
+        let _registration = self.register(&client)?;
         let may = if right == Right::Full { "with keyboard and mouse" } else { "to look only" };
         tracing::info!("vnc: {peer} is connected, {may} (security {})", client.security);
         let (reader, writer) = tokio::io::split(welcome.stream);
@@ -273,7 +273,7 @@ impl Server {
 
     /// Registers the client. A client with exclusive access disconnects all others, unless it is
     /// view-only.
-    fn seat(self: &Arc<Self>, client: &Arc<Client>) -> anyhow::Result<Seat> {
+    fn register(self: &Arc<Self>, client: &Arc<Client>) -> anyhow::Result<Registration> {
         let mut clients = self.clients.lock().expect("no client panicked");
         let alone = !client.shared && client.right == Right::Full;
         if alone {
@@ -284,7 +284,7 @@ impl Server {
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());
-        Ok(Seat { server: self.clone(), number })
+        Ok(Registration { server: self.clone(), number })
     }
 
     /// Offers a text that the guest copied to all clients with full access.
@@ -322,12 +322,12 @@ impl Server {
 }
 
 /// Registration in the list of clients, removed on drop.
-struct Seat {
+struct Registration {
     server: Arc<Server>,
     number: u64,
 }
 
-impl Drop for Seat {
+impl Drop for Registration {
     fn drop(&mut self) {
         self.server.clients.lock().expect("no client panicked").remove(&self.number);
     }

@@ -123,13 +123,13 @@ mod test {
     use super::*;
     use crate::rfb::picture::Picture;
     use crate::rfb::scroll::Scroll;
-    use crate::rfb::testing::{Chance, move_pixels, stir};
+    use crate::rfb::testing::{Chance, draw_randomly, move_pixels};
 
     /// Draws something, and sometimes changes the size.
     fn draw(picture: &mut Picture, chance: &mut Chance) {
         if chance.below(40) > 0 {
             let size = picture.size();
-            return stir(&mut picture.pixels, size, chance);
+            return draw_randomly(&mut picture.pixels, size, chance);
         }
         let mut side = || 200 + 10 * chance.below(6);
         (picture.width, picture.height) = (side(), side());

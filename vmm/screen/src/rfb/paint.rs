@@ -31,7 +31,7 @@ use super::{BUDGET, Client, Server};
 pub const CHUNK: usize = 1 << 18;
 /// Updates with at most this many pixels are encoded on the current thread, because a switch would
 /// cost more.
-const SMALL: usize = 1 << 13;
+const SMALL_JOB: usize = 1 << 13;
 /// A client that accepts no data for this long is disconnected.
 pub(super) const STALL: Duration = Duration::from_secs(30);
 /// Bytes that a client must accept within `STALL`.
@@ -39,11 +39,11 @@ pub(super) const PIECE: usize = 64 << 10;
 /// How long an update waits for memory from the budget, before it is sent in Raw, which needs none.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Capacity that a buffer keeps between two updates.
-const KEPT: usize = 64 << 10;
+const KEPT_CAPACITY: usize = 64 << 10;
 /// Pieces in which black areas are encoded. Each has `CHUNK` pixels.
-const BLACK: (u16, u16) = (2048, 128);
+const BLACK_PIECE: (u16, u16) = (2048, 128);
 /// If nothing changed for this long, tiles of reduced quality are sent again.
-const STILL: Duration = Duration::from_millis(300);
+const SETTLED: Duration = Duration::from_millis(300);
 
 /// Writer of one client's updates.
 pub(super) struct Painter {
@@ -51,17 +51,17 @@ pub(super) struct Painter {
     client: Arc<Client>,
     encoder: Option<Encoder>,
     out: Vec<u8>,
-    told: Told,
+    known: Known,
     /// Tiles that were sent with less quality than the client asked for.
     coarse: Tiles,
     last: Instant,
 }
 
 /// State that the client already knows.
-struct Told {
+struct Known {
     size: (u16, u16),
     /// Actual size of the picture. It differs from `size` if the client cannot be resized.
-    inside: (u16, u16),
+    picture_size: (u16, u16),
     codes: bool,
     buttons: bool,
     name: bool,
@@ -98,7 +98,7 @@ struct Job {
     /// Areas that the client sees and the picture no longer covers. They are sent in black.
     rest: Vec<Area>,
     /// The client may have the pixels already. Updates with new pixels come first.
-    again: bool,
+    repeated: bool,
     last_rect: bool,
     fence: bool,
 }
@@ -107,11 +107,11 @@ struct Job {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     /// A LastRect rectangle follows the last one.
-    Told,
+    LastRect,
     /// The number of rectangles was counted in advance.
     Counted(u16),
     /// The whole update is encoded before its number of rectangles is written.
-    Known,
+    Buffered,
 }
 
 /// An encoded part of a job.
@@ -129,9 +129,9 @@ impl Painter {
             client,
             encoder: Some(Encoder::new()),
             out: Vec::new(),
-            told: Told {
+            known: Known {
                 size,
-                inside: size,
+                picture_size: size,
                 codes: false,
                 buttons: false,
                 name: false,
@@ -146,7 +146,7 @@ impl Painter {
     /// Writes until the client disconnects.
     pub(super) async fn run<W: AsyncWrite + Unpin>(mut self, mut writer: W) -> anyhow::Result<()> {
         loop {
-            if self.client.state(|state| std::mem::take(&mut state.anew)) {
+            if self.client.state(|state| std::mem::take(&mut state.refresh)) {
                 // A client that always requests the whole picture never waits for changes.
                 self.server.canvas.refresh(&self.client.viewer).await;
             }
@@ -179,7 +179,7 @@ impl Painter {
         if self.coarse.is_empty() {
             return wake.await;
         }
-        timeout(STILL, wake).await.ok();
+        timeout(SETTLED, wake).await.ok();
     }
 
     /// Decides what to send, and removes it from the client's pending changes.
@@ -195,7 +195,7 @@ impl Painter {
                     Plan { first: std::mem::take(&mut state.replies), ..Plan::default() };
                 let size = pending.dirty().size();
                 self.resize(size, state, &mut plan);
-                pending.set_copies(state.wishes.can.copy && self.told.size == size);
+                pending.set_copies(state.wishes.can.copy && self.known.size == size);
                 self.signs(lights, state, &mut plan);
                 self.pixels(pending, state, &mut plan);
                 self.pointer(state, &mut plan);
@@ -209,7 +209,7 @@ impl Painter {
     /// Announces a new size, and replies to requests for one.
     fn resize(&mut self, size: (u16, u16), state: &mut State, plan: &mut Plan) {
         let can = &state.wishes.can;
-        if size != self.told.size {
+        if size != self.known.size {
             if can.screens {
                 let report = Report { reason: 0, status: 0 };
                 if !state.reports.contains(&report) {
@@ -221,17 +221,17 @@ impl Painter {
             } else {
                 return;
             }
-            self.told.inside = size;
+            self.known.picture_size = size;
             // A client that waits for the whole picture now waits for the whole new picture.
             let whole = |area: &mut Area| {
-                let covers = (area.x, area.y) == (0, 0) && area.width >= self.told.size.0;
-                if covers && area.height >= self.told.size.1 {
+                let covers = (area.x, area.y) == (0, 0) && area.width >= self.known.size.0;
+                if covers && area.height >= self.known.size.1 {
                     (area.width, area.height) = size;
                 }
             };
             state.request.as_mut().map(whole);
             state.continuous.as_mut().map(whole);
-            self.told.size = size;
+            self.known.size = size;
             self.coarse = Tiles::none(size.0, size.1);
         }
         while let Some(report) = state.reports.pop_front() {
@@ -242,26 +242,26 @@ impl Painter {
 
     /// Sends other state that changed, to clients that support it.
     fn signs(&mut self, lights: Option<Lights>, state: &mut State, plan: &mut Plan) {
-        let (can, told, name) = (&state.wishes.can, &mut self.told, &self.client.rules.name);
+        let (can, known, name) = (&state.wishes.can, &mut self.known, &self.client.rules.name);
         let mut sign = |x: u16, number: i32, data: &[u8]| plan.sign((x, 0), (0, 0), number, data);
-        if can.codes && !std::mem::replace(&mut told.codes, can.codes) {
+        if can.codes && !std::mem::replace(&mut known.codes, can.codes) {
             sign(0, number::CODES, &[]);
         }
-        if can.buttons && !std::mem::replace(&mut told.buttons, can.buttons) {
+        if can.buttons && !std::mem::replace(&mut known.buttons, can.buttons) {
             sign(0, number::BUTTONS, &[]);
         }
-        if can.name && !std::mem::replace(&mut told.name, can.name) {
+        if can.name && !std::mem::replace(&mut known.name, can.name) {
             let length = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
             sign(0, number::NAME, &[&length[..], name.as_bytes()].concat());
         }
-        if can.motion && state.relative != state.told_relative {
-            state.told_relative = state.relative;
+        if can.motion && state.relative != state.announced_relative {
+            state.announced_relative = state.relative;
             sign(u16::from(!state.relative), number::MOTION, &[]);
         }
         if (can.lights || can.vmware_lights)
-            && let Some(now) = lights.filter(|now| told.lights != Some(*now))
+            && let Some(now) = lights.filter(|now| known.lights != Some(*now))
         {
-            told.lights = Some(now);
+            known.lights = Some(now);
             let bits = u8::from(now.scroll) | u8::from(now.num) << 1 | u8::from(now.caps) << 2;
             if can.lights {
                 sign(0, number::LIGHTS, &[bits]);
@@ -277,7 +277,7 @@ impl Painter {
     /// the client's current format, like those of the same update.
     fn pointer(&mut self, state: &State, plan: &mut Plan) {
         let Some(kind) = state.wishes.can.pointer.filter(|_| plan.job.is_some()) else { return };
-        if std::mem::replace(&mut self.told.pointer, true) {
+        if std::mem::replace(&mut self.known.pointer, true) {
             return;
         }
         let (number, pixel) = match kind {
@@ -303,14 +303,14 @@ impl Painter {
             tiles,
             choice: state.wishes.choice(slow),
             format: state.format,
-            clip: self.told.size,
+            clip: self.known.size,
             rest: Vec::new(),
-            again: state.again,
+            repeated: state.repeated,
             last_rect: state.wishes.can.last_rect,
             fence: state.wishes.can.fence,
         };
-        if job.tiles.size() != std::mem::replace(&mut self.told.inside, job.tiles.size()) {
-            job.rest = outside(job.clip, self.told.inside);
+        if job.tiles.size() != std::mem::replace(&mut self.known.picture_size, job.tiles.size()) {
+            job.rest = outside(job.clip, self.known.picture_size);
         }
         let same = job.tiles.size() == self.coarse.size();
         if !same {
@@ -318,7 +318,7 @@ impl Painter {
         }
         self.moves(&moves, plan);
         if job.tiles.is_empty() && moves.is_empty() {
-            if self.coarse.is_empty() || self.last.elapsed() < STILL {
+            if self.coarse.is_empty() || self.last.elapsed() < SETTLED {
                 return;
             }
             job.tiles = self.coarse.split_off(asked);
@@ -332,7 +332,7 @@ impl Painter {
         } else {
             self.coarse.subtract(&job.tiles);
         }
-        (state.request, state.again) = (None, false);
+        (state.request, state.repeated) = (None, false);
         plan.job = Some(job);
     }
 
@@ -367,7 +367,7 @@ impl Painter {
             self.client.viewer.pending(|pending| pending.set_in_flight(&job.tiles));
             rectangles += part.rectangles;
             self.encoder = Some(part.encoder);
-            if end != End::Known && !job.is_done() {
+            if end != End::Buffered && !job.is_done() {
                 if !std::mem::replace(&mut open, true) {
                     let count = if let End::Counted(count) = end { count } else { u16::MAX };
                     message[2..4].copy_from_slice(&count.to_be_bytes());
@@ -378,7 +378,7 @@ impl Painter {
             }
         }
         match end {
-            End::Told if open => rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message),
+            End::LastRect if open => rectangle((0, 0), (0, 0), number::LAST_RECT, &mut message),
             // The mode has changed meanwhile. The new picture follows in the next update.
             End::Counted(count) if open => {
                 (rectangles..count.into()).for_each(|_| pixel(&job.format, &mut message));
@@ -395,7 +395,7 @@ impl Painter {
         self.client.state(|state| state.rate.sent(number, bytes));
         self.write(writer, &message).await?;
         message.clear();
-        message.shrink_to(KEPT);
+        message.shrink_to(KEPT_CAPACITY);
         self.out = message;
         self.last = Instant::now();
         if !fence {
@@ -413,7 +413,7 @@ impl Painter {
     /// any.
     async fn end(&self, job: &mut Job, more: u16) -> (End, Option<OwnedSemaphorePermit>) {
         if job.last_rect {
-            return (End::Told, None);
+            return (End::LastRect, None);
         }
         let counted = |job: &Job| {
             let count = job.rectangles()?.checked_add(more.into())?;
@@ -424,16 +424,16 @@ impl Painter {
         }
         let pixels = job.tiles.pixels();
         if pixels <= CHUNK {
-            return (End::Known, None);
+            return (End::Buffered, None);
         }
         let kib = u32::try_from((pixels * 4).div_ceil(1 << 10).min(BUDGET)).unwrap_or(u32::MAX);
         let budget = self.server.budget.clone().acquire_many_owned(kib);
         if let Ok(Ok(budget)) = timeout(PATIENCE, budget).await {
-            return (End::Known, Some(budget));
+            return (End::Buffered, Some(budget));
         }
         // Every client supports Raw, and its rectangles can be counted.
         job.choice.encoding = Encoding::Raw;
-        (counted(job).unwrap_or(End::Known), None)
+        (counted(job).unwrap_or(End::Buffered), None)
     }
 
     /// Encodes the next part of a job and appends it to `out`.
@@ -441,15 +441,16 @@ impl Painter {
         let encoder = self.encoder.take().context("an encoder was lost")?;
         let part = Part { job, encoder, out, rectangles: 0 };
         let canvas = self.server.canvas.clone();
-        if part.job.rest.is_empty() && part.job.tiles.pixels() <= SMALL {
+        if part.job.rest.is_empty() && part.job.tiles.pixels() <= SMALL_JOB {
             return Ok(part.encode(&canvas));
         }
         let turn = async |turns: &Arc<Semaphore>| turns.clone().acquire_owned().await;
-        let patient = if part.job.again { Some(turn(&self.server.patient).await?) } else { None };
+        let repeats =
+            if part.job.repeated { Some(turn(&self.server.repeats).await?) } else { None };
         let turn = turn(&self.server.encoders).await?;
         let encode = move || {
             // Keep the permits until encoding ends, even if the client disconnects.
-            let _turns = (turn, patient);
+            let _turns = (turn, repeats);
             part.encode(&canvas)
         };
         tokio::task::spawn_blocking(encode).await.context("an encoder")
@@ -534,7 +535,7 @@ fn outside(client: (u16, u16), picture: (u16, u16)) -> Vec<Area> {
     let (right, bottom) = (client.0.saturating_sub(picture.0), client.1.saturating_sub(picture.1));
     let beside = Area { x: picture.0, y: 0, width: right, height: client.1 };
     let below = Area { x: 0, y: picture.1, width: client.0 - right, height: bottom };
-    [beside, below].into_iter().flat_map(|it| it.pieces(BLACK.0, BLACK.1)).collect()
+    [beside, below].into_iter().flat_map(|it| it.pieces(BLACK_PIECE.0, BLACK_PIECE.1)).collect()
 }
 
 /// Whether changes are sent without requests, and the connection has room for more.

@@ -19,9 +19,9 @@ const QUICK: Duration = Duration::from_millis(50);
 /// Updates of at most this many bytes never lower the quality.
 const SMALL: usize = 16 << 10;
 /// Maximum steps by which the quality is lowered.
-const STEPS: u8 = 8;
+const MAX_STEPS: u8 = 8;
 /// Maximum updates in flight.
-const MOST: usize = 64;
+const MAX_IN_FLIGHT: usize = 64;
 
 pub(super) struct Rate {
     sent: VecDeque<Sent>,
@@ -47,7 +47,7 @@ impl Rate {
     /// Whether another update may be sent.
     pub(super) fn is_open(&self) -> bool {
         let bytes: usize = self.sent.iter().map(|it| it.bytes).sum();
-        self.sent.len() < MOST && bytes < self.window
+        self.sent.len() < MAX_IN_FLIGHT && bytes < self.window
     }
 
     /// Number of steps by which the quality should be lowered.
@@ -60,7 +60,7 @@ impl Rate {
         let number = self.next;
         self.next += 1;
         // A client that requests updates without confirming any must not make the list grow.
-        if self.sent.len() >= MOST {
+        if self.sent.len() >= MAX_IN_FLIGHT {
             self.sent.pop_front();
         }
         self.sent.push_back(Sent { number, bytes: 0, at: Instant::now() });
@@ -101,7 +101,7 @@ impl Rate {
             self.window = (self.window + sent.bytes).min(most);
         }
         if took > fastest + SLOW && sent.bytes > SMALL {
-            self.slow = (self.slow + 1).min(STEPS);
+            self.slow = (self.slow + 1).min(MAX_STEPS);
         } else if took < fastest + QUICK {
             self.slow = self.slow.saturating_sub(1);
         }
@@ -136,7 +136,7 @@ mod test {
         let mut rate = Rate::default();
         round(&mut rate, 1 << 10, 10);
         (0..20).for_each(|_| round(&mut rate, 100 << 10, 900));
-        assert_eq!((rate.window, rate.slow), (*WINDOW.start(), STEPS));
+        assert_eq!((rate.window, rate.slow), (*WINDOW.start(), MAX_STEPS));
         (0..20).for_each(|_| round(&mut rate, 1 << 10, 12));
         assert_eq!(rate.slow, 0);
     }
@@ -146,14 +146,14 @@ mod test {
         let mut rate = Rate::default();
         rate.arrived(u64::MAX, Instant::now());
         rate.all_arrived(Instant::now());
-        for _ in 0..MOST {
+        for _ in 0..MAX_IN_FLIGHT {
             assert!(rate.is_open());
             rate.sending();
         }
         assert!(!rate.is_open(), "answers that never come");
-        for _ in 0..10 * MOST {
+        for _ in 0..10 * MAX_IN_FLIGHT {
             rate.sending();
         }
-        assert_eq!(rate.sent.len(), MOST, "however often it asks all the same");
+        assert_eq!(rate.sent.len(), MAX_IN_FLIGHT, "however often it asks all the same");
     }
 }

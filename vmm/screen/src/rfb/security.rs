@@ -62,19 +62,19 @@ impl fmt::Display for Door {
 }
 
 /// Maximum doors whose failures are remembered.
-const MOST_DOORS: usize = 1024;
+const MAX_DOORS: usize = 1024;
 /// Maximum doors that are remembered because of a login.
-const MOST_FRIENDS: usize = 256;
+const MAX_TRUSTED: usize = 256;
 /// Wrong passwords that all other doors together may send at once.
 const BURST: u32 = 64;
 /// Interval in which the budget grows by one.
 const REFILL: Duration = Duration::from_secs(10);
 /// Delay after the second failure. Each further failure doubles it.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// Maximum delay.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_DELAY: Duration = Duration::from_secs(60);
 /// Failures are forgotten after this long without an attempt.
-const FORGET: Duration = Duration::from_secs(15 * 60);
+const FORGET_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// Counts failed logins and delays further attempts.
 #[derive(Default)]
@@ -86,7 +86,7 @@ pub struct Doors {
 struct Book {
     failures: HashMap<Door, Failures>,
     /// Doors with a login by the full password, and the time of the last one.
-    friends: HashMap<Door, Instant>,
+    trusted: HashMap<Door, Instant>,
     budget: Budget,
 }
 
@@ -137,8 +137,8 @@ struct Failures {
 impl Failures {
     /// The first failure causes no delay: it may be a typing error.
     fn delay(self) -> Duration {
-        let doubled = FIRST.saturating_mul(1 << self.count.saturating_sub(2).min(16));
-        if self.count < 2 { Duration::ZERO } else { doubled.min(LONGEST) }
+        let doubled = FIRST_DELAY.saturating_mul(1 << self.count.saturating_sub(2).min(16));
+        if self.count < 2 { Duration::ZERO } else { doubled.min(MAX_DELAY) }
     }
 
     fn left(self, now: Instant) -> Duration {
@@ -149,7 +149,7 @@ impl Failures {
 impl Book {
     /// Whether the common budget does not apply to this door.
     fn trusts(&self, door: Door) -> bool {
-        door.is_here() || self.friends.contains_key(&door)
+        door.is_here() || self.trusted.contains_key(&door)
     }
 
     fn closed(&mut self, door: Door, now: Instant) -> Option<Duration> {
@@ -162,8 +162,8 @@ impl Book {
         if !self.trusts(door) {
             self.budget.left = self.budget.left.saturating_sub(1);
         }
-        self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET);
-        if self.failures.len() >= MOST_DOORS && !self.failures.contains_key(&door) {
+        self.failures.retain(|_, it| now.saturating_duration_since(it.last) < FORGET_AFTER);
+        if self.failures.len() >= MAX_DOORS && !self.failures.contains_key(&door) {
             // Forget the door with the shortest remaining delay.
             let least = self.failures.iter().min_by_key(|(_, it)| (it.left(now), it.last));
             let least = least.map(|(door, _)| *door);
@@ -182,12 +182,12 @@ impl Book {
             return;
         }
         self.failures.remove(&door);
-        if self.friends.len() >= MOST_FRIENDS && !self.friends.contains_key(&door) {
-            let oldest = self.friends.iter().min_by_key(|(_, since)| **since);
+        if self.trusted.len() >= MAX_TRUSTED && !self.trusted.contains_key(&door) {
+            let oldest = self.trusted.iter().min_by_key(|(_, since)| **since);
             let oldest = oldest.map(|(door, _)| *door);
-            oldest.map(|door| self.friends.remove(&door));
+            oldest.map(|door| self.trusted.remove(&door));
         }
-        self.friends.insert(door, now);
+        self.trusted.insert(door, now);
     }
 }
 
@@ -298,9 +298,9 @@ impl Passwords {
 }
 
 /// Compares a secret. The time does not reveal even its length.
-fn same(secret: &str, said: &[u8]) -> Choice {
+fn same(secret: &str, received: &[u8]) -> Choice {
     let digest = |bytes| digest(&SHA256, bytes);
-    digest(secret.as_bytes()).as_ref().ct_eq(digest(said).as_ref())
+    digest(secret.as_bytes()).as_ref().ct_eq(digest(received).as_ref())
 }
 
 /// DES with the bits of each byte of the key reversed: RFC 6143 keeps this old mistake.
@@ -363,23 +363,23 @@ mod test {
         for _ in 0..5 {
             book.failed(door, now);
             let wait = book.closed(door, now).unwrap();
-            assert!(wait > last && wait <= LONGEST);
+            assert!(wait > last && wait <= MAX_DELAY);
             last = wait;
         }
         assert_eq!(book.closed(Door::Local, now), None, "another's guesses");
-        for address in 0..3 * MOST_DOORS {
+        for address in 0..3 * MAX_DOORS {
             book.failed(Door::Network(address as u128), now);
         }
-        assert!(book.failures.len() <= MOST_DOORS);
+        assert!(book.failures.len() <= MAX_DOORS);
         assert!(book.failures.contains_key(&door), "it waits longest and stays");
         book.opened(door, Right::View, now);
         assert!(book.failures.contains_key(&door), "the password for looking is no way around");
         book.opened(door, Right::Full, now);
         assert_eq!(book.closed(door, now), None);
-        for address in 0..3 * MOST_FRIENDS {
+        for address in 0..3 * MAX_TRUSTED {
             book.opened(Door::Network(address as u128), Right::Full, now);
         }
-        assert_eq!(book.friends.len(), MOST_FRIENDS);
+        assert_eq!(book.trusted.len(), MAX_TRUSTED);
     }
 
     #[test]

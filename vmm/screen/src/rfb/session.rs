@@ -19,19 +19,19 @@ use super::{Client, Power, Server, keys};
 use crate::keys::fingers::Source;
 
 /// Maximum bytes of pending replies. A client that does not read them is not read any further.
-const MOST_REPLIES: usize = 64 << 10;
+const MAX_REPLY_BYTES: usize = 64 << 10;
 /// Maximum pending replies to resize requests.
-const MOST_REPORTS: usize = 16;
+const MAX_REPORTS: usize = 16;
 /// Bytes per read.
-const READ: usize = 16 << 10;
+const READ_SIZE: usize = 16 << 10;
 /// Messages that are handled before other tasks get a turn.
-const TURN: usize = 64;
+const MAX_BATCH: usize = 64;
 /// Maximum presses of the machine's buttons, and the time in which they count.
-const PRESSES: (u32, Duration) = (4, Duration::from_secs(1));
+const MAX_PRESSES: (u32, Duration) = (4, Duration::from_secs(1));
 /// How long to wait for a guest that reads no keys, before keys are dropped.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum width and height that a client may request.
-const LARGEST: u16 = 8192;
+const MAX_SIDE: u16 = 8192;
 
 /// `EndOfContinuousUpdates`
 const END_OF_CONTINUOUS: u8 = 150;
@@ -63,9 +63,9 @@ pub(super) struct State {
     /// Area of continuous updates, if enabled.
     pub continuous: Option<Area>,
     /// The pending update may contain pixels that the client already has, or that are not new.
-    pub again: bool,
+    pub repeated: bool,
     /// A non-incremental request is pending: the picture must be refreshed before it is answered.
-    pub anew: bool,
+    pub refresh: bool,
     /// Messages to be sent before the next update.
     pub replies: Vec<u8>,
     /// Pending reports of the picture's size.
@@ -73,7 +73,7 @@ pub(super) struct State {
     /// The pointer is relative: clients should send movements instead of positions.
     pub relative: bool,
     /// The client was told that `relative` is set.
-    pub told_relative: bool,
+    pub announced_relative: bool,
     /// Measured speed of the connection.
     pub rate: Rate,
     /// Last text that the guest copied.
@@ -82,12 +82,12 @@ pub(super) struct State {
     notify: bool,
     /// A fence's reply that goes out with the effects of the next message (SyncNext).
     fence: Option<Vec<u8>>,
-    greeted: Greeted,
+    confirmed: Confirmed,
 }
 
 /// Extensions that were confirmed. Each is confirmed once.
 #[derive(Default)]
-struct Greeted {
+struct Confirmed {
     fence: bool,
     continuous: bool,
     power: bool,
@@ -101,17 +101,17 @@ impl Default for State {
             request: None,
             continuous: None,
             // The first picture is not new to anybody, so clients that wait for changes come first.
-            again: true,
-            anew: false,
+            repeated: true,
+            refresh: false,
             replies: Vec::new(),
             reports: VecDeque::new(),
             relative: false,
-            told_relative: false,
+            announced_relative: false,
             rate: Rate::default(),
             text: None,
             notify: true,
             fence: None,
-            greeted: Greeted::default(),
+            confirmed: Confirmed::default(),
         }
     }
 }
@@ -120,7 +120,7 @@ impl State {
     /// Announces or sends a text that the guest copied.
     pub(super) fn offer(&mut self, text: &Arc<Text>) {
         self.text = Some(text.clone());
-        if self.replies.len() > MOST_REPLIES {
+        if self.replies.len() > MAX_REPLY_BYTES {
             return;
         }
         if !self.wishes.can.clipboard {
@@ -131,17 +131,17 @@ impl State {
     }
 
     /// Handles `SetEncodings`.
-    fn wish(&mut self, numbers: &[i32], right: Right) {
+    fn set_encodings(&mut self, numbers: &[i32], right: Right) {
         self.wishes = Wishes::read(numbers);
         let (can, replies) = (&self.wishes.can, &mut self.replies);
-        let first = |can: bool, greeted: &mut bool| can && !std::mem::replace(greeted, can);
-        if first(can.fence, &mut self.greeted.fence) {
+        let first = |can: bool, confirmed: &mut bool| can && !std::mem::replace(confirmed, can);
+        if first(can.fence, &mut self.confirmed.fence) {
             fence(FENCE_REQUEST, &0_u64.to_be_bytes(), replies);
         }
-        if first(can.continuous, &mut self.greeted.continuous) {
+        if first(can.continuous, &mut self.confirmed.continuous) {
             replies.push(END_OF_CONTINUOUS);
         }
-        if right == Right::Full && first(can.power, &mut self.greeted.power) {
+        if right == Right::Full && first(can.power, &mut self.confirmed.power) {
             power(XVP_INIT, replies);
         }
         if can.clipboard && right == Right::Full {
@@ -150,7 +150,7 @@ impl State {
     }
 
     /// Handles `FramebufferUpdateRequest`.
-    fn ask(&mut self, incremental: bool, area: Area) {
+    fn add_request(&mut self, incremental: bool, area: Area) {
         if !self.wishes.can.fence {
             self.rate.all_arrived(Instant::now());
         }
@@ -160,13 +160,13 @@ impl State {
                 self.report(report);
             }
         }
-        self.again |= !incremental;
-        self.anew |= !incremental;
+        self.repeated |= !incremental;
+        self.refresh |= !incremental;
         self.request = Some(self.request.map_or(area, |before| around(before, area)));
     }
 
     fn report(&mut self, report: Report) {
-        if self.reports.len() < MOST_REPORTS {
+        if self.reports.len() < MAX_REPORTS {
             self.reports.push_back(report);
         }
     }
@@ -245,7 +245,7 @@ impl Session {
 
     /// Reads until the client disconnects.
     pub(super) async fn run<R: AsyncRead + Unpin>(mut self, mut reader: R) -> anyhow::Result<()> {
-        let mut bytes = vec![0; READ];
+        let mut bytes = vec![0; READ_SIZE];
         loop {
             let count = reader.read(&mut bytes).await?;
             if count == 0 {
@@ -256,7 +256,7 @@ impl Session {
             self.buffer.extend_from_slice(&bytes[skipped..count]);
             while self.take()? {
                 yield_now().await;
-                while self.is_owed_much() {
+                while self.has_unread_replies() {
                     self.client.room.notified().await;
                 }
                 if self.ahead && !self.hands.wait(PATIENCE).await {
@@ -268,8 +268,8 @@ impl Session {
     }
 
     /// Whether the client leaves too many replies unread.
-    fn is_owed_much(&self) -> bool {
-        self.client.state(|state| state.replies.len()) > MOST_REPLIES
+    fn has_unread_replies(&self) -> bool {
+        self.client.state(|state| state.replies.len()) > MAX_REPLY_BYTES
     }
 
     /// Whether this message is a key press that the guest has no room for.
@@ -282,7 +282,7 @@ impl Session {
     /// Handles buffered messages. Returns true if more remain, or if too many replies are pending.
     fn take(&mut self) -> anyhow::Result<bool> {
         let (mut start, mut count, mut more) = (0, 0, true);
-        while more && count < TURN && !self.is_owed_much() {
+        while more && count < MAX_BATCH && !self.has_unread_replies() {
             let more_buttons = self.client.state(|state| state.wishes.can.buttons);
             let Some((message, used)) = message::parse(&self.buffer[start..], more_buttons)? else {
                 more = false;
@@ -293,7 +293,7 @@ impl Session {
                 break;
             }
             (start, count) = (start + used, count + 1);
-            self.heed(message);
+            self.handle(message);
             let skipped = self.skip.min(self.buffer.len() - start);
             self.skip -= skipped;
             start += skipped;
@@ -301,17 +301,17 @@ impl Session {
         self.buffer.drain(..start);
         if self.buffer.is_empty() {
             // Free the memory of a long message.
-            self.buffer.shrink_to(READ);
+            self.buffer.shrink_to(READ_SIZE);
         }
         self.client.viewer.wake.notify_one();
         Ok(more)
     }
 
-    fn heed(&mut self, message: Message) {
+    fn handle(&mut self, message: Message) {
         let before = self.client.state(|state| state.fence.take());
         match message {
             Message::Key { .. } | Message::Pointer { .. } | Message::Code { .. } => {
-                self.touch(&message);
+                self.input(&message);
             }
             Message::CutText(bytes) => self.copied(|| clipboard::from_latin(&bytes)),
             Message::Clipboard(bytes) => self.clipboard(&bytes),
@@ -321,7 +321,7 @@ impl Session {
                 tracing::debug!("vnc: {}: a text of {length} bytes is left out", self.client.peer);
                 self.skip = length;
             }
-            other => self.settle(other),
+            other => self.handle_display(other),
         }
         if let Some(fence) = before {
             self.client.state(|state| state.replies.extend(fence));
@@ -329,7 +329,7 @@ impl Session {
     }
 
     /// Handles messages that only concern the picture and the connection.
-    fn settle(&self, message: Message) {
+    fn handle_display(&self, message: Message) {
         let client = &self.client;
         match message {
             Message::PixelFormat(format) => client.state(|state| {
@@ -339,13 +339,13 @@ impl Session {
                 }
             }),
             Message::Encodings(numbers) => {
-                client.state(|state| state.wish(&numbers, client.right));
+                client.state(|state| state.set_encodings(&numbers, client.right));
             }
             Message::Request { incremental, area } => {
                 if !incremental {
                     client.viewer.dirty(|dirty| dirty.insert_area(area));
                 }
-                client.state(|state| state.ask(incremental, area));
+                client.state(|state| state.add_request(incremental, area));
             }
             Message::Continuous { on, area } => client.state(|state| {
                 state.continuous = on.then_some(area);
@@ -373,7 +373,7 @@ impl Session {
     }
 
     /// Handles keyboard and pointer events.
-    fn touch(&mut self, message: &Message) {
+    fn input(&mut self, message: &Message) {
         if self.client.right != Right::Full {
             return;
         }
@@ -384,7 +384,7 @@ impl Session {
             }
             Message::Pointer { buttons, x, y } => {
                 let size = self.client.viewer.dirty(|dirty| dirty.size());
-                if self.client.state(|state| state.told_relative) {
+                if self.client.state(|state| state.announced_relative) {
                     self.hands.push(x, y, buttons, size);
                 } else {
                     self.hands.point(x, y, buttons, size);
@@ -424,21 +424,21 @@ impl Session {
     }
 
     fn power(&mut self, version: u8, code: u8) {
-        let wish = match (version, code) {
+        let button = match (version, code) {
             (1, XVP_SHUTDOWN) => Some(Power::Off),
             (1, XVP_RESET) => Some(Power::Reset),
             // No button of the machine reboots a guest gracefully.
             _ => None,
         };
-        if self.pressed.1.elapsed() > PRESSES.1 {
+        if self.pressed.1.elapsed() > MAX_PRESSES.1 {
             self.pressed = (0, Instant::now());
         }
-        let early = self.pressed.0 >= PRESSES.0;
-        match wish.filter(|_| self.client.right == Right::Full && !early) {
-            Some(wish) => {
+        let early = self.pressed.0 >= MAX_PRESSES.0;
+        match button.filter(|_| self.client.right == Right::Full && !early) {
+            Some(button) => {
                 self.pressed.0 += 1;
-                tracing::info!("vnc: {} presses a button: {wish:?}", self.client.peer);
-                (self.server.outside.power)(wish);
+                tracing::info!("vnc: {} presses a button: {button:?}", self.client.peer);
+                (self.server.outside.power)(button);
             }
             None => self.client.state(|state| power(XVP_FAIL, &mut state.replies)),
         }
@@ -446,7 +446,7 @@ impl Session {
 
     /// Handles `SetDesktopSize`.
     fn size(&self, (width, height): (u16, u16), screens: &[Screen]) {
-        let fits = (1..=LARGEST).contains(&width) && (1..=LARGEST).contains(&height);
+        let fits = (1..=MAX_SIDE).contains(&width) && (1..=MAX_SIDE).contains(&height);
         let status = match (self.server.canvas.scanout(), screens) {
             _ if self.client.right != Right::Full => 1,
             (None, _) => 1,

@@ -28,8 +28,8 @@ use super::lobby::Lobby;
 use super::picture::Area;
 use super::security::{Door, Doors, Passwords};
 use super::testing::{
-    CERTIFICATE, Chance, Eye, Fake, Heard, KEY, OTHER_CERTIFICATE, OTHER_KEY, THIRD_KEY, lock_out,
-    stir,
+    CERTIFICATE, Chance, Eye, Fake, KEY, OTHER_CERTIFICATE, OTHER_KEY, Received, THIRD_KEY,
+    draw_randomly, lock_out,
 };
 use super::{Admission, BUDGET, Entry, MOST, Outside, Power, Rules, Server, tls};
 use crate::keys::layout::Layout;
@@ -168,7 +168,7 @@ async fn a_picture_and_its_changes_arrive_as_they_are() {
     bench.sees_all(&mut eye).await;
     let start = Instant::now();
     eye.ask(true).await;
-    let quiet = timeout(Duration::from_millis(200), eye.hear()).await;
+    let quiet = timeout(Duration::from_millis(200), eye.receive()).await;
     assert!(quiet.is_err() && start.elapsed() >= Duration::from_millis(200), "nothing changed");
 }
 
@@ -200,13 +200,13 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
     let screens = |eye: &Eye| eye.signs.iter().filter(|it| it.0 == -308).count();
     assert_eq!(screens(&extended), 1, "the answer to a full request");
     let wish = [251, 0, 2, 128, 1, 224, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 128, 1, 224, 0, 0, 0, 0];
-    extended.say(&wish).await;
+    extended.send(&wish).await;
     extended.see().await.unwrap();
     let (_, place, _) = extended.signs.last().unwrap();
     assert_eq!(*place, [1, 4, 320, 200], "forwarded to the guest");
     assert_eq!(bench.fake.preferred(), Some((640, 480)));
     // A client that cannot parse the reply may request sizes too.
-    plain.say(&wish).await;
+    plain.send(&wish).await;
     plain.ask(false).await;
     plain.see().await.unwrap();
     assert!(plain.signs.is_empty(), "{:?}", plain.signs);
@@ -253,19 +253,19 @@ async fn extensions_are_confirmed_and_answered() {
     let mut eye = bench.eye().await;
     *bench.board.lights.lock().unwrap() = Some(Lights { caps: true, num: false, scroll: true });
     eye.encodings(&[0, -224, -257, -258, -261, -307, -309, -312, -313, -316, -1_063_131_698]).await;
-    assert_eq!(eye.hear().await.unwrap(), Heard::Fence(1 << 31, vec![0; 8]));
-    assert_eq!(eye.hear().await.unwrap(), Heard::EndOfContinuous);
-    assert_eq!(eye.hear().await.unwrap(), Heard::Power(1));
-    let Heard::Clipboard(caps) = eye.hear().await.unwrap() else { panic!("no caps") };
+    assert_eq!(eye.receive().await.unwrap(), Received::Fence(1 << 31, vec![0; 8]));
+    assert_eq!(eye.receive().await.unwrap(), Received::EndOfContinuous);
+    assert_eq!(eye.receive().await.unwrap(), Received::Power(1));
+    let Received::Clipboard(caps) = eye.receive().await.unwrap() else { panic!("no caps") };
     assert_eq!(clipboard::read(&caps).unwrap(), Say::Caps { request: true, notify: true });
-    eye.say(&[248, 0, 0, 0, 0x80, 0, 0x10, 3, 2, 7, 8]).await;
+    eye.send(&[248, 0, 0, 0, 0x80, 0, 0x10, 3, 2, 7, 8]).await;
     eye.ask(false).await;
     let (mut fence, mut lights) = (false, false);
     while !(fence && lights) {
         eye.ask(true).await;
-        match timeout(LONG, eye.hear()).await.unwrap().unwrap() {
-            Heard::Fence(3, payload) => fence = payload == [7, 8],
-            Heard::Fence(flags, payload) => {
+        match timeout(LONG, eye.receive()).await.unwrap().unwrap() {
+            Received::Fence(3, payload) => fence = payload == [7, 8],
+            Received::Fence(flags, payload) => {
                 assert_eq!((flags, payload.len()), (1 << 31 | 1, 8), "a milestone");
             }
             _ => lights = eye.signs.iter().any(|it| it.0 == -261),
@@ -276,9 +276,9 @@ async fn extensions_are_confirmed_and_answered() {
     assert!([-258, -307, -316].iter().all(|it| signs.contains(it)), "{signs:?}");
     assert_eq!(eye.signs.iter().find(|it| it.0 == -261).unwrap().2, [0b101]);
     for code in [2, 4, 3] {
-        eye.say(&[250, 0, 1, code]).await;
+        eye.send(&[250, 0, 1, code]).await;
     }
-    while eye.hear().await.unwrap() != Heard::Power(0) {}
+    while eye.receive().await.unwrap() != Received::Power(0) {}
     assert_eq!(*bench.power.lock().unwrap(), [Power::Off, Power::Reset]);
 }
 
@@ -313,9 +313,9 @@ async fn a_client_is_given_a_pointer_that_cannot_be_seen_once() {
     // The pixel of the pointer has the client's format of two bytes, whenever the client sets it.
     let mut eye = bench.eye().await;
     eye.encodings(&[0, -239]).await;
-    let early = timeout(Duration::from_millis(100), eye.hear()).await;
+    let early = timeout(Duration::from_millis(100), eye.receive()).await;
     assert!(early.is_err(), "it goes with pixels: {early:?}");
-    eye.say(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
+    eye.send(&[0, 0, 0, 0, 16, 16, 0, 1, 0, 31, 0, 63, 0, 31, 11, 5, 0, 0, 0, 0]).await;
     eye.ask(false).await;
     let mut start = [0; 4 + 12 + 3];
     timeout(LONG, eye.stream.read_exact(&mut start)).await.unwrap().unwrap();
@@ -330,38 +330,38 @@ async fn continuous_updates_come_unasked_until_they_end() {
     let bench = bench(rules(Passwords::default()));
     let mut eye = bench.eye().await;
     eye.encodings(&[0, -224, -312, -313]).await;
-    eye.say(&[150, 1, 0, 0, 0, 0, 1, 64, 0, 200]).await;
+    eye.send(&[150, 1, 0, 0, 0, 0, 1, 64, 0, 200]).await;
     let mut updates = 0;
     for seed in 0..20 {
         bench.fake.paint(seed + 10);
         while eye.pixels != bench.fake.pixels() {
-            match timeout(LONG, eye.hear()).await.unwrap().unwrap() {
-                Heard::Update => updates += 1,
-                Heard::Fence(_, payload) => {
+            match timeout(LONG, eye.receive()).await.unwrap().unwrap() {
+                Received::Update => updates += 1,
+                Received::Fence(_, payload) => {
                     let mut answer = vec![248, 0, 0, 0, 0, 0, 0, 1, 8];
                     answer.extend(payload);
-                    eye.say(&answer).await;
+                    eye.send(&answer).await;
                 }
                 _ => {}
             }
         }
     }
     assert!(updates >= 20);
-    eye.say(&[150, 0, 0, 0, 0, 0, 1, 64, 0, 200]).await;
-    while timeout(LONG, eye.hear()).await.unwrap().unwrap() != Heard::EndOfContinuous {}
+    eye.send(&[150, 0, 0, 0, 0, 0, 1, 64, 0, 200]).await;
+    while timeout(LONG, eye.receive()).await.unwrap().unwrap() != Received::EndOfContinuous {}
     bench.fake.paint(99);
-    assert!(timeout(Duration::from_millis(200), eye.hear()).await.is_err());
+    assert!(timeout(Duration::from_millis(200), eye.receive()).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_reach_the_guest_and_are_let_go_when_the_client_drops() {
     let bench = bench(rules(Passwords::default()));
     let mut eye = bench.eye().await;
-    eye.say(&[4, 1, 0, 0, 0, 0, 0xff, 0xe1]).await;
-    eye.say(&[4, 1, 0, 0, 0, 0, 0, b'A']).await;
-    eye.say(&[4, 0, 0, 0, 0, 0, 0, b'a']).await;
-    eye.say(&[255, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x9d]).await;
-    eye.say(&[5, 1, 0, 4, 0, 3]).await;
+    eye.send(&[4, 1, 0, 0, 0, 0, 0xff, 0xe1]).await;
+    eye.send(&[4, 1, 0, 0, 0, 0, 0, b'A']).await;
+    eye.send(&[4, 0, 0, 0, 0, 0, 0, b'a']).await;
+    eye.send(&[255, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x9d]).await;
+    eye.send(&[5, 1, 0, 4, 0, 3]).await;
     let count = || bench.board.events.lock().unwrap().len();
     while count() < 5 {
         sleep(Duration::from_millis(5)).await;
@@ -389,11 +389,11 @@ async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
     full(true);
     let (mut typist, mut other) = (bench.eye().await, bench.eye().await);
     for letter in b'a'..=b'z' {
-        typist.say(&[4, 1, 0, 0, 0, 0, 0, letter]).await;
-        typist.say(&[4, 0, 0, 0, 0, 0, 0, letter]).await;
+        typist.send(&[4, 1, 0, 0, 0, 0, 0, letter]).await;
+        typist.send(&[4, 0, 0, 0, 0, 0, 0, letter]).await;
     }
     // A client that does not type is served all the time.
-    other.say(&[5, 0, 0, 4, 0, 3]).await;
+    other.send(&[5, 0, 0, 4, 0, 3]).await;
     bench.sees_all(&mut other).await;
     let keys = || {
         let events = bench.board.events.lock().unwrap();
@@ -417,29 +417,29 @@ async fn texts_go_both_ways() {
     let bench = bench(rules(Passwords::default()));
     let (mut new, mut old) = (bench.eye().await, bench.eye().await);
     new.encodings(&[0, -1_063_131_698]).await;
-    assert!(matches!(new.hear().await.unwrap(), Heard::Clipboard(_)));
-    old.say(b"\x06\0\0\0\0\0\0\x02h\xe4").await;
+    assert!(matches!(new.receive().await.unwrap(), Received::Clipboard(_)));
+    old.send(b"\x06\0\0\0\0\0\0\x02h\xe4").await;
     let mut provide = Vec::new();
     clipboard::provide("€\n", &mut provide);
     provide[0] = 6;
-    new.say(&provide).await;
+    new.send(&provide).await;
     // The text is too long, but the message behind it is read.
-    old.say(&[6, 0, 0, 0, 0, 32, 0, 0]).await;
+    old.send(&[6, 0, 0, 0, 0, 32, 0, 0]).await;
     for _ in 0..64 {
-        old.say(&vec![b'x'; 32 << 10]).await;
+        old.send(&vec![b'x'; 32 << 10]).await;
     }
-    old.say(b"\x06\0\0\0\0\0\0\x03end").await;
+    old.send(b"\x06\0\0\0\0\0\0\x03end").await;
     while bench.agent.0.lock().unwrap().len() < 3 {
         sleep(Duration::from_millis(5)).await;
     }
     let texts: BTreeSet<_> = bench.agent.0.lock().unwrap().iter().cloned().collect();
     assert_eq!(texts, BTreeSet::from(["hä".into(), "€\n".into(), "end".into()]));
     bench.server.copied("ö€");
-    assert_eq!(old.hear().await.unwrap(), Heard::Text(b"\xf6?".to_vec()));
-    let Heard::Clipboard(notify) = new.hear().await.unwrap() else { panic!("not told") };
+    assert_eq!(old.receive().await.unwrap(), Received::Text(b"\xf6?".to_vec()));
+    let Received::Clipboard(notify) = new.receive().await.unwrap() else { panic!("not told") };
     assert_eq!(clipboard::read(&notify).unwrap(), Say::Notify(true));
-    new.say(&[6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1]).await;
-    let Heard::Clipboard(text) = new.hear().await.unwrap() else { panic!("not given") };
+    new.send(&[6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1]).await;
+    let Received::Clipboard(text) = new.receive().await.unwrap() else { panic!("not given") };
     assert_eq!(clipboard::read(&text).unwrap(), Say::Provide("ö€".into()));
 }
 
@@ -457,10 +457,10 @@ async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
     timeout(LONG, both).await.expect("a looker sends nobody away");
     let alone = bench.connect(Entry::Open { view_only: false });
     let _alone = Eye::open(Box::new(alone), false).await.unwrap();
-    assert!(timeout(LONG, first.hear()).await.unwrap().is_err(), "gone");
+    assert!(timeout(LONG, first.receive()).await.unwrap().is_err(), "gone");
     let late = bench.connect(Entry::Open { view_only: false });
     let mut late = Eye::open(Box::new(late), true).await.unwrap();
-    assert!(timeout(LONG, late.hear()).await.unwrap().is_err(), "somebody is alone there");
+    assert!(timeout(LONG, late.receive()).await.unwrap().is_err(), "somebody is alone there");
     drop(looker);
 }
 
@@ -504,8 +504,8 @@ async fn passwords_are_asked_for_in_every_version() {
     let mut line = bench.connect(network(1));
     assert_eq!(vnc(&mut line, b"RFB 003.008\n", "view").await.unwrap(), 0);
     let mut looker = Eye::init(Box::new(line), true).await.unwrap();
-    looker.say(&[4, 1, 0, 0, 0, 0, 0, b'a', 250, 0, 1, 4]).await;
-    assert_eq!(looker.hear().await.unwrap(), Heard::Power(0), "a looker may not");
+    looker.send(&[4, 1, 0, 0, 0, 0, 0, b'a', 250, 0, 1, 4]).await;
+    assert_eq!(looker.receive().await.unwrap(), Received::Power(0), "a looker may not");
     assert!(bench.board.events.lock().unwrap().is_empty());
     for _ in 0..2 {
         let mut line = bench.connect(network(2));
@@ -681,8 +681,8 @@ async fn http_is_answered_and_noise_is_closed() {
         assert!(answer.is_empty() || answer == b"RFB 003.008\n");
     }
     let mut eye = bench.eye().await;
-    eye.say(&[77]).await;
-    assert!(timeout(LONG, eye.hear()).await.unwrap().is_err(), "closed alone");
+    eye.send(&[77]).await;
+    assert!(timeout(LONG, eye.receive()).await.unwrap().is_err(), "closed alone");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -691,8 +691,8 @@ async fn clients_with_a_map_of_colours_are_sent_one() {
     let mut eye = bench.eye().await;
     let mut format = PixelFormat::OURS.write();
     (format[0], format[1], format[3]) = (8, 8, 0);
-    eye.say(&[&[0, 0, 0, 0][..], &format].concat()).await;
-    assert_eq!(eye.hear().await.unwrap(), Heard::Colours);
+    eye.send(&[&[0, 0, 0, 0][..], &format].concat()).await;
+    assert_eq!(eye.receive().await.unwrap(), Received::Colours);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -1005,7 +1005,7 @@ async fn what_scrolls_is_moved_by_those_who_can() {
 }
 
 /// Requests updates of parts, of everything, with delays, or of changes as they come.
-async fn look_around(mut eye: Eye, seed: u32) -> Eye {
+async fn request_randomly(mut eye: Eye, seed: u32) -> Eye {
     let mut chance = Chance::new(seed);
     let mut numbers = vec![0, -223];
     numbers.extend([1].iter().filter(|_| seed > 0));
@@ -1034,7 +1034,7 @@ async fn whatever_moves_all_clients_see_the_same_in_the_end() {
     let bench = bench(rules(Passwords::default()));
     let mut clients = tokio::task::JoinSet::new();
     for seed in 0..6 {
-        clients.spawn(look_around(bench.eye().await, seed));
+        clients.spawn(request_randomly(bench.eye().await, seed));
     }
     let mut chance = Chance::new(11);
     let mut eyes = Vec::new();
@@ -1045,7 +1045,7 @@ async fn whatever_moves_all_clients_see_the_same_in_the_end() {
         }
         bench.fake.redraw(|pixels, width| {
             let height = u16::try_from(pixels.len() / width).unwrap();
-            stir(pixels, (u16::try_from(width).unwrap(), height), &mut chance);
+            draw_randomly(pixels, (u16::try_from(width).unwrap(), height), &mut chance);
         });
         sleep(Duration::from_millis(chance.below(12).into())).await;
         while let Some(eye) = clients.try_join_next() {

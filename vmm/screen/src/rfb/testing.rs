@@ -176,7 +176,7 @@ pub(super) fn move_pixels(pixels: &mut [u32], stride: usize, it: Move) {
 }
 
 /// Draws at random: mostly text that scrolls or a window that is dragged.
-pub(super) fn stir(pixels: &mut [u32], size: (u16, u16), chance: &mut Chance) {
+pub(super) fn draw_randomly(pixels: &mut [u32], size: (u16, u16), chance: &mut Chance) {
     let stride = usize::from(size.0);
     let paint = |pixels: &mut [u32], area: Area, colour: &mut dyn FnMut() -> u32| {
         for y in area.y..area.y + area.height {
@@ -243,7 +243,7 @@ H00faQZtin9ytMuveLojbnVkzSZfXVz5J87vcslL8CIvbBXB0sUr4frD\n\
 
 /// A message from the server.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Received {
     Update,
     Colours,
     Fence(u32, Vec<u8>),
@@ -293,7 +293,7 @@ impl Eye {
         Ok(Self { stream, size, name, pixels, signs: Vec::new(), drawn: 0, moved: 0 })
     }
 
-    pub(super) async fn say(&mut self, bytes: &[u8]) {
+    pub(super) async fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).await.unwrap();
     }
 
@@ -301,7 +301,7 @@ impl Eye {
         let mut out = vec![2, 0];
         out.extend(u16::try_from(numbers.len()).unwrap().to_be_bytes());
         numbers.iter().for_each(|number| out.extend(number.to_be_bytes()));
-        self.say(&out).await;
+        self.send(&out).await;
     }
 
     pub(super) async fn ask(&mut self, incremental: bool) {
@@ -313,38 +313,38 @@ impl Eye {
     pub(super) async fn ask_for(&mut self, incremental: bool, area: [u16; 4]) {
         let mut out = vec![3, u8::from(incremental)];
         area.iter().for_each(|number| out.extend(number.to_be_bytes()));
-        self.say(&out).await;
+        self.send(&out).await;
     }
 
-    pub(super) async fn hear(&mut self) -> anyhow::Result<Heard> {
+    pub(super) async fn receive(&mut self) -> anyhow::Result<Received> {
         let stream = &mut self.stream;
         Ok(match stream.read_u8().await? {
             0 => {
                 self.update().await?;
-                Heard::Update
+                Received::Update
             }
             1 => {
                 stream.read_exact(&mut [0; 5 + 256 * 6]).await?;
-                Heard::Colours
+                Received::Colours
             }
             3 => {
                 stream.read_exact(&mut [0; 3]).await?;
                 let length = stream.read_i32().await?;
                 let mut text = vec![0; length.unsigned_abs() as usize];
                 stream.read_exact(&mut text).await?;
-                if length < 0 { Heard::Clipboard(text) } else { Heard::Text(text) }
+                if length < 0 { Received::Clipboard(text) } else { Received::Text(text) }
             }
-            150 => Heard::EndOfContinuous,
+            150 => Received::EndOfContinuous,
             248 => {
                 stream.read_exact(&mut [0; 3]).await?;
                 let flags = stream.read_u32().await?;
                 let mut payload = vec![0; stream.read_u8().await?.into()];
                 stream.read_exact(&mut payload).await?;
-                Heard::Fence(flags, payload)
+                Received::Fence(flags, payload)
             }
             250 => {
                 stream.read_exact(&mut [0; 2]).await?;
-                Heard::Power(stream.read_u8().await?)
+                Received::Power(stream.read_u8().await?)
             }
             other => anyhow::bail!("message {other}"),
         })
@@ -352,7 +352,7 @@ impl Eye {
 
     /// Receives messages up to the next update.
     pub(super) async fn see(&mut self) -> anyhow::Result<()> {
-        while self.hear().await? != Heard::Update {}
+        while self.receive().await? != Received::Update {}
         Ok(())
     }
 

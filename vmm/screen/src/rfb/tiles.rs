@@ -151,14 +151,14 @@ impl Tiles {
 
     /// Removes tiles and appends them to `areas` as rectangles, until these have at least `limit`
     /// pixels.
-    pub fn take(&mut self, most: usize, areas: &mut Vec<Area>) {
+    pub fn take(&mut self, limit: usize, areas: &mut Vec<Area>) {
         let (columns, mut pixels) = (self.columns(), 0);
-        while pixels < most {
+        while pixels < limit {
             let Some(first) = self.bits.iter().position(|bit| *bit) else { return };
             let row = &self.bits[first..(first / columns + 1) * columns];
             let run = row.iter().take_while(|bit| **bit).count();
             let pixels_of_row = run * usize::from(TILE) * usize::from(TILE);
-            let room = ((most - pixels) / pixels_of_row).max(1);
+            let room = ((limit - pixels) / pixels_of_row).max(1);
             let mut rows = 0;
             while rows < room {
                 let start = first + rows * columns;

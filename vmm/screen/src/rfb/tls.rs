@@ -15,7 +15,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{Error, ServerConfig};
 
 /// Minimum interval between two checks of the files. They are checked only when a client connects.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Identifies a version of a file: device, inode, size, and modification time.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
@@ -24,13 +24,13 @@ type Stamp = Option<(u64, u64, u64, i64, i64)>;
 pub struct Files {
     cert: PathBuf,
     key: PathBuf,
-    now: Mutex<Now>,
+    now: Mutex<Loaded>,
 }
 
-struct Now {
+struct Loaded {
     acceptor: TlsAcceptor,
     stamps: [Stamp; 2],
-    looked: Instant,
+    checked: Instant,
 }
 
 impl Files {
@@ -47,22 +47,22 @@ impl Files {
             (None, Some(_)) => bail!("tls-key needs tls-cert, the certificate for that key"),
         };
         let stamps = [stamp(&cert), stamp(&key)];
-        let now = Now { acceptor: load(&cert, &key)?, stamps, looked: Instant::now() };
+        let now = Loaded { acceptor: load(&cert, &key)?, stamps, checked: Instant::now() };
         Ok(Some(Self { cert, key, now: Mutex::new(now) }))
     }
 
     /// Returns the acceptor for the current files. While these are not a valid pair, perhaps
     /// because only one has been replaced so far, the previous pair remains in use.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let mut now = self.now.lock().expect("no look panicked");
-        if now.looked.elapsed() >= LOOK {
-            self.look(&mut now);
+        let mut now = self.now.lock().expect("no reload panicked");
+        if now.checked.elapsed() >= CHECK_INTERVAL {
+            self.reload(&mut now);
         }
         now.acceptor.clone()
     }
 
-    fn look(&self, now: &mut Now) {
-        now.looked = Instant::now();
+    fn reload(&self, now: &mut Loaded) {
+        now.checked = Instant::now();
         let stamps = [stamp(&self.cert), stamp(&self.key)];
         if stamps == now.stamps {
             return;

@@ -19,7 +19,7 @@ pub(super) enum Effort {
     Search(i32),
     /// Only use short codes for frequent bytes. Photographs have no repetitions, and a search takes
     /// ten times as long.
-    Count,
+    Huffman,
 }
 
 impl Effort {
@@ -33,7 +33,7 @@ impl Effort {
     /// the same.
     pub(super) fn photograph(self) -> Self {
         match self {
-            Self::Search(1..=5) => Self::Count,
+            Self::Search(1..=5) => Self::Huffman,
             it => it,
         }
     }
@@ -41,7 +41,7 @@ impl Effort {
     fn compressor(self) -> Deflate {
         let (level, strategy) = match self {
             Self::Search(level) => (level, Strategy::Default),
-            Self::Count => (1, Strategy::HuffmanOnly),
+            Self::Huffman => (1, Strategy::HuffmanOnly),
         };
         // Negative: raw deflate, because we write the header.
         let window_bits = -15;
@@ -65,7 +65,7 @@ pub(super) struct Stream {
 
 impl Stream {
     /// Compresses `plain` and clears it, if there is enough data.
-    pub(super) fn pour(&mut self, effort: Effort, plain: &mut Vec<u8>, out: &mut Vec<u8>) {
+    pub(super) fn feed(&mut self, effort: Effort, plain: &mut Vec<u8>, out: &mut Vec<u8>) {
         if plain.len() >= PORTION {
             self.write(effort, plain, DeflateFlush::NoFlush, out);
             plain.clear();
@@ -85,7 +85,7 @@ impl Stream {
         if self.effort != Some(effort) {
             self.switch(effort, out);
         }
-        if let Some((_, deflate)) = &mut self.compressors[usize::from(effort == Effort::Count)] {
+        if let Some((_, deflate)) = &mut self.compressors[usize::from(effort == Effort::Huffman)] {
             compress(deflate, plain, flush, out);
         }
     }
@@ -93,7 +93,7 @@ impl Stream {
     /// Switches to the compressor for this effort. It is reset, because its history is not what the
     /// decoder has seen last.
     fn switch(&mut self, effort: Effort, out: &mut Vec<u8>) {
-        let slot = |effort| usize::from(effort == Effort::Count);
+        let slot = |effort| usize::from(effort == Effort::Huffman);
         if let Some(before) = self.effort.replace(effort)
             && let Some((_, deflate)) = &mut self.compressors[slot(before)]
         {
@@ -142,15 +142,15 @@ mod test {
             noise.to_le_bytes()[3]
         }));
         let (mut stream, mut decoder) = (Stream::default(), Decompress::new(true));
-        let efforts = [Effort::Count, Effort::Search(1), Effort::Count, Effort::Search(1)];
+        let efforts = [Effort::Huffman, Effort::Search(1), Effort::Huffman, Effort::Search(1)];
         let levels = [0, 9, 3, 1, 0, 6].map(Effort::Search);
         for (round, effort) in efforts.into_iter().chain(levels).enumerate() {
             let (mut plain, mut out) = (Vec::new(), Vec::new());
             for (index, part) in text.chunks(10_000).enumerate() {
                 plain.extend(part);
-                let other = if index % 17 == 5 { Effort::Count } else { effort };
+                let other = if index % 17 == 5 { Effort::Huffman } else { effort };
                 if other == effort {
-                    stream.pour(effort, &mut plain, &mut out);
+                    stream.feed(effort, &mut plain, &mut out);
                 } else {
                     stream.finish(other, &mut plain, &mut out);
                 }

@@ -18,7 +18,7 @@ const COLOURS: usize = 64;
 
 /// Colors that the client keeps from tile to tile.
 #[derive(Clone, Copy, Default)]
-struct Kept {
+struct KnownColours {
     background: Option<u32>,
     foreground: Option<u32>,
 }
@@ -30,7 +30,7 @@ pub(super) fn encode(
     palette: &mut Palette,
     out: &mut Vec<u8>,
 ) -> usize {
-    let mut hextile = Hextile { size: wire.size(), palette, kept: Kept::default() };
+    let mut hextile = Hextile { size: wire.size(), palette, known: KnownColours::default() };
     let mut tile = Vec::with_capacity(usize::from(SIDE * SIDE));
     for area in view.area.pieces(SIDE, SIDE) {
         let piece = view.of(area);
@@ -41,7 +41,7 @@ pub(super) fn encode(
             out.push(RAW);
             piece.rows().for_each(|row| wire.write(row, out));
             // Both are undefined after a raw tile.
-            hextile.kept = Kept::default();
+            hextile.known = KnownColours::default();
         }
     }
     1
@@ -50,7 +50,7 @@ pub(super) fn encode(
 struct Hextile<'a> {
     size: usize,
     palette: &'a mut Palette,
-    kept: Kept,
+    known: KnownColours,
 }
 
 impl Hextile<'_> {
@@ -98,19 +98,19 @@ impl Hextile<'_> {
     fn head(&mut self, mask: u8, background: u32, ink: Option<u32>, out: &mut Vec<u8>) -> bool {
         let at = out.len();
         out.push(mask);
-        if self.kept.background != Some(background) {
-            self.kept.background = Some(background);
+        if self.known.background != Some(background) {
+            self.known.background = Some(background);
             out[at] |= BACKGROUND;
             put([background].into_iter(), self.size, out);
         }
-        if let Some(foreground) = ink.filter(|_| self.kept.foreground != ink) {
+        if let Some(foreground) = ink.filter(|_| self.known.foreground != ink) {
             out[at] |= FOREGROUND;
             put([foreground].into_iter(), self.size, out);
         }
         // A tile of many colors makes the foreground undefined. One without rectangles does not
         // change it.
         if mask != 0 {
-            self.kept.foreground = ink;
+            self.known.foreground = ink;
         }
         true
     }

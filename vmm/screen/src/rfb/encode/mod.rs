@@ -125,7 +125,7 @@ impl Job<'_, '_> {
 
 /// Buffers that are reused for each rectangle, by all clients whose pictures this thread encodes.
 #[derive(Default)]
-struct Room {
+struct Scratch {
     tile: Vec<u32>,
     plain: Vec<u8>,
     palette: Palette,
@@ -135,7 +135,7 @@ struct Room {
 }
 
 thread_local! {
-    static ROOM: RefCell<Room> = RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 /// Encoder for one client, whose decoder has the same streams.
@@ -190,25 +190,25 @@ impl Encoder {
             self.pixel = Wire::pixel(format);
             self.compact = Wire::compact(format);
         }
-        ROOM.with_borrow_mut(|room| self.append(Job { choice, view }, room, out))
+        SCRATCH.with_borrow_mut(|scratch| self.append(Job { choice, view }, scratch, out))
     }
 
-    fn append(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+    fn append(&mut self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
         let (Job { choice, view }, format) = (job, self.format);
         match choice.encoding {
             _ if view.area.is_empty() => 0,
             Encoding::TightPng if !format.is_full() => self.raw(job, out),
-            Encoding::Tight | Encoding::TightPng => self.tight.encode(job, &format, room, out),
+            Encoding::Tight | Encoding::TightPng => self.tight.encode(job, &format, scratch, out),
             Encoding::Raw => self.raw(job, out),
-            Encoding::Rre => rre::rre(view, &self.pixel, &mut room.tile, out),
-            Encoding::CoRre => rre::corre(view, &self.pixel, &mut room.tile, out),
+            Encoding::Rre => rre::rre(view, &self.pixel, &mut scratch.tile, out),
+            Encoding::CoRre => rre::corre(view, &self.pixel, &mut scratch.tile, out),
             Encoding::Hextile => {
                 header(view.area, Encoding::Hextile, out);
-                hextile::encode(view, &self.pixel, &mut room.palette, out)
+                hextile::encode(view, &self.pixel, &mut scratch.palette, out)
             }
-            Encoding::Zlib => self.zlib(job, room, out),
-            Encoding::Trle => self.trle(job, room, out),
-            Encoding::Zrle => self.zrle(job, room, out),
+            Encoding::Zlib => self.zlib(job, scratch, out),
+            Encoding::Trle => self.trle(job, scratch, out),
+            Encoding::Zrle => self.zrle(job, scratch, out),
         }
     }
 
@@ -219,45 +219,45 @@ impl Encoder {
         1
     }
 
-    fn zlib(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+    fn zlib(&mut self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Zlib, out);
         let (length, effort) = (Length::reserve(out), job.effort());
         for row in job.view.rows() {
-            self.pixel.write(row, &mut room.plain);
-            self.zlib.pour(effort, &mut room.plain, out);
+            self.pixel.write(row, &mut scratch.plain);
+            self.zlib.feed(effort, &mut scratch.plain, out);
         }
-        self.zlib.finish(effort, &mut room.plain, out);
+        self.zlib.finish(effort, &mut scratch.plain, out);
         length.fill(out);
         1
     }
 
-    fn zrle(&mut self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+    fn zrle(&mut self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Zrle, out);
         let (length, effort) = (Length::reserve(out), job.effort());
         let mut before = effort;
         for area in job.view.area.pieces(64, 64) {
-            self.compact.gather(&job.view.of(area), &mut room.tile);
-            let tile = tiles::Tile::new(&room.tile, area, self.compact.size());
-            let shape = tile.shape(&mut room.palette);
+            self.compact.gather(&job.view.of(area), &mut scratch.tile);
+            let tile = tiles::Tile::new(&scratch.tile, area, self.compact.size());
+            let shape = tile.shape(&mut scratch.palette);
             let its = if shape.is_raw() { effort.photograph() } else { effort };
             if its != before {
-                self.zrle.finish(before, &mut room.plain, out);
+                self.zrle.finish(before, &mut scratch.plain, out);
                 before = its;
             }
-            tile.write(shape, &room.palette, &mut room.plain);
-            self.zrle.pour(its, &mut room.plain, out);
+            tile.write(shape, &scratch.palette, &mut scratch.plain);
+            self.zrle.feed(its, &mut scratch.plain, out);
         }
-        self.zrle.finish(before, &mut room.plain, out);
+        self.zrle.finish(before, &mut scratch.plain, out);
         length.fill(out);
         1
     }
 
-    fn trle(&self, job: Job<'_, '_>, room: &mut Room, out: &mut Vec<u8>) -> usize {
+    fn trle(&self, job: Job<'_, '_>, scratch: &mut Scratch, out: &mut Vec<u8>) -> usize {
         header(job.view.area, Encoding::Trle, out);
         for area in job.view.area.pieces(16, 16) {
-            self.compact.gather(&job.view.of(area), &mut room.tile);
-            let tile = tiles::Tile::new(&room.tile, area, self.compact.size());
-            tile.write(tile.shape(&mut room.palette), &room.palette, out);
+            self.compact.gather(&job.view.of(area), &mut scratch.tile);
+            let tile = tiles::Tile::new(&scratch.tile, area, self.compact.size());
+            tile.write(tile.shape(&mut scratch.palette), &scratch.palette, out);
         }
         1
     }

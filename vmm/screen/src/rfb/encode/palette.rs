@@ -1,10 +1,10 @@
 //! Collects the colors of an area.
 
 /// Slots of the hash table: twice the maximum number of colors.
-const PLACES: usize = 512;
+const SLOTS: usize = 512;
 
 /// Maximum number of colors.
-pub(super) const MOST: usize = 256;
+pub(super) const MAX_COLOURS: usize = 256;
 
 /// Pixels that are compared at once, because mostly all are equal.
 const CHUNK: usize = 16;
@@ -16,7 +16,7 @@ fn is_all(words: &[u32], word: u32) -> bool {
 
 /// A slot of the hash table. It is empty unless it has the current age.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct Slot {
     age: u32,
     word: u32,
     index: u8,
@@ -24,15 +24,15 @@ struct Place {
 
 /// Colors in the order in which they were added.
 pub(super) struct Palette {
-    places: Box<[Place; PLACES]>,
+    slots: Box<[Slot; SLOTS]>,
     age: u32,
     words: Vec<u32>,
 }
 
 impl Default for Palette {
     fn default() -> Self {
-        let places = Box::new([Place::default(); PLACES]);
-        Self { places, age: 1, words: Vec::with_capacity(MOST) }
+        let slots = Box::new([Slot::default(); SLOTS]);
+        Self { slots, age: 1, words: Vec::with_capacity(MAX_COLOURS) }
     }
 }
 
@@ -51,31 +51,31 @@ impl Palette {
     }
 
     /// The slot of a color, or the empty slot where it belongs.
-    fn place(&self, word: u32) -> usize {
-        let mut at = (word.wrapping_mul(0x9e37_79b1) >> 23) as usize % PLACES;
-        while self.places[at].age == self.age && self.places[at].word != word {
-            at = (at + 1) % PLACES;
+    fn slot(&self, word: u32) -> usize {
+        let mut at = (word.wrapping_mul(0x9e37_79b1) >> 23) as usize % SLOTS;
+        while self.slots[at].age == self.age && self.slots[at].word != word {
+            at = (at + 1) % SLOTS;
         }
         at
     }
 
     /// The index of a color, which must be in the palette.
     pub(super) fn index(&self, word: u32) -> u8 {
-        self.places[self.place(word)].index
+        self.slots[self.slot(word)].index
     }
 
     /// Adds a color, unless the palette has `limit` colors. Returns whether it contains the color
     /// now.
     pub(super) fn add(&mut self, word: u32, limit: usize) -> bool {
-        let at = self.place(word);
-        if self.places[at].age == self.age {
+        let at = self.slot(word);
+        if self.slots[at].age == self.age {
             return true;
         }
         let Ok(index) = u8::try_from(self.words.len()) else { return false };
         if self.words.len() >= limit {
             return false;
         }
-        self.places[at] = Place { age: self.age, word, index };
+        self.slots[at] = Slot { age: self.age, word, index };
         self.words.push(word);
         true
     }
@@ -100,8 +100,8 @@ impl Palette {
         // Remove the last color first: then no search has to pass a slot that became empty.
         while self.words.len() > length {
             let Some(word) = self.words.pop() else { return };
-            let at = self.place(word);
-            self.places[at].age = self.age.wrapping_sub(1);
+            let at = self.slot(word);
+            self.slots[at].age = self.age.wrapping_sub(1);
         }
     }
 
@@ -143,9 +143,9 @@ mod test {
         for round in 0..3_u32 {
             palette.clear();
             let words: Vec<u32> = (0..256).map(|it| (it * 0x0001_0307) ^ round).collect();
-            assert!(palette.add_all(&words, MOST));
+            assert!(palette.add_all(&words, MAX_COLOURS));
             assert_eq!(palette.words(), words);
-            assert!(!palette.add(0xffff_ffff, MOST));
+            assert!(!palette.add(0xffff_ffff, MAX_COLOURS));
             palette.truncate(100);
             for (index, word) in words.iter().enumerate() {
                 let kept = palette.words.get(index) == Some(word);
@@ -153,7 +153,7 @@ mod test {
                 assert!(!kept || usize::from(palette.index(*word)) == index);
                 assert_eq!(palette.add(*word, 100), kept);
             }
-            assert!(palette.add_all(&words[100..], MOST));
+            assert!(palette.add_all(&words[100..], MAX_COLOURS));
             assert_eq!(palette.index(words[255]), 255);
         }
     }

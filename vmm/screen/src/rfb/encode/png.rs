@@ -3,7 +3,7 @@
 use anyhow::Result;
 use png::{BitDepth, ColorType, Compression, Encoder};
 
-use super::palette::{MOST, Palette};
+use super::palette::{MAX_COLOURS, Palette};
 use super::wire::put;
 use crate::rfb::picture::View;
 
@@ -20,7 +20,7 @@ pub(super) fn write(
     image: &mut Vec<u8>,
 ) -> Result<()> {
     palette.clear();
-    let indexed = view.rows().all(|row| palette.add_all(row, MOST));
+    let indexed = view.rows().all(|row| palette.add_all(row, MAX_COLOURS));
     let depth = match palette.words().len() {
         0..=2 => BitDepth::One,
         3..=4 => BitDepth::Two,
@@ -36,7 +36,7 @@ pub(super) fn write(
     if indexed {
         encoder.set_color(ColorType::Indexed);
         encoder.set_depth(depth);
-        let mut entries = Vec::with_capacity(3 * MOST);
+        let mut entries = Vec::with_capacity(3 * MAX_COLOURS);
         colours(palette.words(), &mut entries);
         encoder.set_palette(entries);
         view.rows().for_each(|row| palette.indices(row, depth as usize, plain));

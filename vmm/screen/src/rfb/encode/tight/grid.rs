@@ -1,7 +1,7 @@
 //! Classifies a picture in cells of 16 pixels (plain, two colors, photograph, others), and finds
 //! rectangles of similar cells.
 
-use crate::rfb::encode::palette::{MOST, Palette};
+use crate::rfb::encode::palette::{MAX_COLOURS, Palette};
 use crate::rfb::picture::{Area, View};
 
 const SIDE: u16 = 16;
@@ -14,7 +14,7 @@ enum Kind {
     /// Two colors.
     Two,
     /// More colors, possibly with sharp edges.
-    Some,
+    Other,
     /// Many colors, and no details that JPEG would spoil.
     Photo,
 }
@@ -36,11 +36,11 @@ impl Cell {
     }
 
     /// The colors, if there are at most two.
-    fn few(&self) -> Option<&[u32]> {
+    fn few_colours(&self) -> Option<&[u32]> {
         match self.kind {
             Kind::Solid => Some(&self.words[..1]),
             Kind::Two => Some(&self.words),
-            Kind::Some | Kind::Photo => None,
+            Kind::Other | Kind::Photo => None,
         }
     }
 }
@@ -95,8 +95,8 @@ impl Grid {
         self.columns = view.area.width.div_ceil(SIDE);
         self.rows = view.area.height.div_ceil(SIDE);
         let pieces = view.area.pieces(SIDE, SIDE);
-        let look = |area| look(&view.of(area), &mut self.palette);
-        self.cells.extend(pieces.map(look));
+        let classify = |area| classify(&view.of(area), &mut self.palette);
+        self.cells.extend(pieces.map(classify));
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -133,9 +133,14 @@ impl Grid {
     pub(super) fn colours(&self, span: Span, view: &View<'_>, palette: &mut Palette) -> bool {
         let before = palette.words().len();
         let fits = self.all(span, |cell| !cell.is(Kind::Photo))
-            && span.each().all(|one| match self.cells[self.at(one.column, one.row)].few() {
-                Some(words) => palette.add_all(words, MOST),
-                None => view.of(one.area(view.area)).rows().all(|row| palette.add_all(row, MOST)),
+            && span.each().all(|one| {
+                match self.cells[self.at(one.column, one.row)].few_colours() {
+                    Some(words) => palette.add_all(words, MAX_COLOURS),
+                    None => view
+                        .of(one.area(view.area))
+                        .rows()
+                        .all(|row| palette.add_all(row, MAX_COLOURS)),
+                }
             });
         if !fits {
             palette.truncate(before);
@@ -153,8 +158,8 @@ impl Grid {
     }
 
     /// Reclassifies a cell whose photograph is too small for JPEG.
-    pub(super) fn sharpen(&mut self, cell: usize) {
-        self.cells[cell].kind = Kind::Some;
+    pub(super) fn reject_photograph(&mut self, cell: usize) {
+        self.cells[cell].kind = Kind::Other;
     }
 
     /// Finds a span that starts at a cell: first as wide and then as high as each added strip fits.
@@ -191,8 +196,8 @@ impl Grid {
     pub(super) fn mono(&self, cell: usize) -> Option<Span> {
         let (mut words, mut count) = ([0; 2], 0);
         let mut known = |it: &Cell| {
-            let mut words_of = it.few().unwrap_or_default().iter();
-            it.few().is_some()
+            let mut words_of = it.few_colours().unwrap_or_default().iter();
+            it.few_colours().is_some()
                 && words_of.all(|word| {
                     if !words[..count].contains(word) {
                         if count == words.len() {
@@ -208,7 +213,7 @@ impl Grid {
     }
 
     /// Makes cells that photographs surround part of them, unless they contain an edge.
-    pub(super) fn close(&mut self) {
+    pub(super) fn fill_holes(&mut self) {
         for cell in 0..self.cells.len() {
             let it = self.cells[cell];
             if it.taken || it.sharp || it.kind == Kind::Photo {
@@ -233,7 +238,7 @@ impl Grid {
 }
 
 /// Classifies one cell.
-fn look(view: &View<'_>, palette: &mut Palette) -> Cell {
+fn classify(view: &View<'_>, palette: &mut Palette) -> Cell {
     let first = view.row(0)[0];
     let mut cell = Cell { kind: Kind::Solid, taken: false, sharp: false, words: [first; 2] };
     let Some(other) = view.rows().find_map(|row| another(row, first)) else { return cell };
@@ -246,7 +251,7 @@ fn look(view: &View<'_>, palette: &mut Palette) -> Cell {
         cell.kind = Kind::Two;
         return cell;
     }
-    cell.kind = Kind::Some;
+    cell.kind = Kind::Other;
     let pairs = view.area.pixels() - usize::from(view.area.height);
     let equal = count(view, |one, next| one == next);
     if 4 * equal >= 3 * pairs {
@@ -260,7 +265,7 @@ fn look(view: &View<'_>, palette: &mut Palette) -> Cell {
     if (16 * sharp < pairs || 4 * equal < pairs) && !(cell.sharp && is_partly_text(view, palette)) {
         palette.clear();
         // Counting stops as soon as there are enough.
-        if !view.rows().all(|row| palette.add_all(row, enough.clamp(1, MOST))) {
+        if !view.rows().all(|row| palette.add_all(row, enough.clamp(1, MAX_COLOURS))) {
             cell.kind = Kind::Photo;
         }
     }
@@ -297,12 +302,12 @@ fn is_edge_between(view: &View<'_>) -> bool {
 /// Whether a part of a cell does not resemble a photograph although the whole does, as at the edge
 /// of a photograph.
 fn is_partly_text(view: &View<'_>, palette: &mut Palette) -> bool {
-    let mut few = |area: Area| {
+    let mut few_colours = |area: Area| {
         palette.clear();
         view.of(area).rows().all(|row| palette.add_all(row, area.pixels() / 4))
     };
     let strips = |width, height| view.area.pieces(width, height);
-    view.rows().any(has_paper) || strips(SIDE, 4).chain(strips(4, SIDE)).any(&mut few)
+    view.rows().any(has_paper) || strips(SIDE, 4).chain(strips(4, SIDE)).any(&mut few_colours)
 }
 
 /// Whether a row has plain background somewhere, with or without text. It lies beside a photograph,

@@ -13,21 +13,21 @@ pub(super) use self::grid::Grid;
 use self::grid::Span;
 use super::deflate::{Effort, Stream};
 use super::wire::{Wire, put};
-use super::{Encoding, Job, Room, header, jpeg, png};
+use super::{Encoding, Job, Scratch, header, jpeg, png};
 use crate::rfb::format::PixelFormat;
 use crate::rfb::picture::{Area, View};
 
 /// Maximum width of a rectangle, by specification and in clients.
-const WIDTH: u16 = 2048;
+const MAX_WIDTH: u16 = 2048;
 
 /// Height that is planned at once. It limits the memory of the plan, and the length of a rectangle.
-const HEIGHT: u16 = 256;
+const MAX_HEIGHT: u16 = 256;
 
 /// Lengths have at most 22 bits.
-const LONGEST: usize = (1 << 22) - 1;
+const MAX_LENGTH: usize = (1 << 22) - 1;
 
 /// Shorter data is not compressed.
-const SHORTEST: usize = 12;
+const MIN_COMPRESSED: usize = 12;
 
 /// Kinds of rectangles, in the upper half of their first byte.
 const FILL: u8 = 0x80;
@@ -42,14 +42,14 @@ const MONO: u8 = 1;
 const INDEXED: u8 = 2;
 
 /// Plain areas with at least this many cells are filled first.
-const PLAIN: usize = 8;
+const MIN_PLAIN: usize = 8;
 
 /// Minimum cells of a photograph. A smaller one does not justify the tables of a JPEG image.
-const PHOTOGRAPH: usize = 6;
+const MIN_PHOTOGRAPH: usize = 6;
 
 /// Among text of more colors, text of two colors gets its own rectangle if it has at least this
 /// many cells.
-const MONO_CELLS: usize = 16;
+const MIN_MONO: usize = 16;
 
 /// Format and streams of one client.
 pub(super) struct Tight {
@@ -72,7 +72,7 @@ impl Tight {
         &mut self,
         job: Job<'_, '_>,
         format: &PixelFormat,
-        room: &mut Room,
+        scratch: &mut Scratch,
         out: &mut Vec<u8>,
     ) -> usize {
         if *format != self.format {
@@ -81,10 +81,10 @@ impl Tight {
         }
         let Self { wire, streams, .. } = self;
         // Moved out of the buffers, because the block borrows all others.
-        let (mut grid, mut words) = (take(&mut room.grid), take(&mut room.words));
+        let (mut grid, mut words) = (take(&mut scratch.grid), take(&mut scratch.words));
         let (done, full) = (Wire::done(wire.size()), format.is_full());
         let mut count = 0;
-        for area in job.view.area.pieces(WIDTH, HEIGHT) {
+        for area in job.view.area.pieces(MAX_WIDTH, MAX_HEIGHT) {
             let view = if full {
                 job.view.of(area)
             } else {
@@ -96,11 +96,11 @@ impl Tight {
             };
             grid.survey(&view);
             let wire = if full { &*wire } else { &done };
-            let mut block = Block { job, area, view, wire, streams, room, out, count: 0 };
+            let mut block = Block { job, area, view, wire, streams, scratch, out, count: 0 };
             block.plan(&mut grid, job.choice.quality.filter(|_| full));
             count += block.count;
         }
-        (room.grid, room.words) = (grid, words);
+        (scratch.grid, scratch.words) = (grid, words);
         count
     }
 }
@@ -114,7 +114,7 @@ struct Block<'a, 'b> {
     view: View<'a>,
     wire: &'a Wire,
     streams: &'a mut [Stream; 3],
-    room: &'a mut Room,
+    scratch: &'a mut Scratch,
     out: &'a mut Vec<u8>,
     count: usize,
 }
@@ -123,18 +123,18 @@ impl Block<'_, '_> {
     /// Divides the block into rectangles.
     fn plan(&mut self, grid: &mut Grid, quality: Option<u8>) {
         for start in 0..grid.len() {
-            if let Some(span) = grid.plain(start).filter(|span| span.cells() >= PLAIN) {
+            if let Some(span) = grid.plain(start).filter(|span| span.cells() >= MIN_PLAIN) {
                 grid.take(span);
                 self.fill(span, grid.word(start));
             }
         }
         if quality.is_some() {
-            grid.close();
+            grid.fill_holes();
         }
         for start in 0..grid.len() {
             let Some(span) = grid.photograph(start) else { continue };
             match quality {
-                Some(_) if span.cells() < PHOTOGRAPH => grid.sharpen(start),
+                Some(_) if span.cells() < MIN_PHOTOGRAPH => grid.reject_photograph(start),
                 _ => {
                     grid.take(span);
                     self.photograph(span, quality);
@@ -149,13 +149,13 @@ impl Block<'_, '_> {
     /// Makes a rectangle that starts here, unless the cell is in one already.
     fn rest(&mut self, grid: &mut Grid, start: usize) {
         let mono = grid.mono(start);
-        let enough = mono.filter(|span| span.cells() >= MONO_CELLS);
+        let enough = mono.filter(|span| span.cells() >= MIN_MONO);
         let indexed = if enough.is_some() { None } else { self.indexed(grid, start) };
         let span = match (mono, indexed) {
             (Some(mono), Some(indexed)) if 2 * mono.cells() < indexed.cells() => indexed,
             (Some(mono), _) => {
-                self.room.palette.clear();
-                grid.colours(mono, &self.view, &mut self.room.palette);
+                self.scratch.palette.clear();
+                grid.colours(mono, &self.view, &mut self.scratch.palette);
                 mono
             }
             (None, Some(indexed)) => indexed,
@@ -167,7 +167,7 @@ impl Block<'_, '_> {
 
     /// Finds a rectangle that starts here with few enough colors for a palette.
     fn indexed(&mut self, grid: &Grid, start: usize) -> Option<Span> {
-        let (view, palette) = (self.view, &mut self.room.palette);
+        let (view, palette) = (self.view, &mut self.scratch.palette);
         palette.clear();
         grid.grow(start, |strip| grid.colours(strip, &view, palette))
     }
@@ -189,9 +189,9 @@ impl Block<'_, '_> {
     fn photograph(&mut self, span: Span, quality: Option<u8>) {
         let Some(level) = quality else { return self.full(span, self.job.effort().photograph()) };
         let view = self.view.of(span.area(self.view.area));
-        let Room { plain, packed, .. } = &mut *self.room;
+        let Scratch { plain, packed, .. } = &mut *self.scratch;
         let written = jpeg::write(&view, level, plain, packed);
-        if written.is_err() || packed.len() > LONGEST {
+        if written.is_err() || packed.len() > MAX_LENGTH {
             return self.full(span, self.job.effort().photograph());
         }
         self.begin(span, JPEG);
@@ -202,7 +202,7 @@ impl Block<'_, '_> {
     /// its colors.
     fn exact(&mut self, span: Span) {
         let many = span.area(self.area).pixels() / 4;
-        match *self.room.palette.words() {
+        match *self.scratch.palette.words() {
             [word] => self.fill(span, word),
             _ if self.job.choice.encoding == Encoding::TightPng => self.png(span),
             [_, _] => self.colours(span, MONO, 1),
@@ -218,7 +218,7 @@ impl Block<'_, '_> {
         }
         let view = self.view.of(span.area(self.view.area));
         self.begin(span, FULL << 4);
-        view.rows().for_each(|row| self.wire.write(row, &mut self.room.plain));
+        view.rows().for_each(|row| self.wire.write(row, &mut self.scratch.plain));
         self.data(FULL, effort);
     }
 
@@ -226,7 +226,7 @@ impl Block<'_, '_> {
     fn colours(&mut self, span: Span, stream: u8, bits: usize) {
         let view = self.view.of(span.area(self.view.area));
         self.begin(span, stream << 4 | EXPLICIT_FILTER);
-        let Room { palette, plain, .. } = &mut *self.room;
+        let Scratch { palette, plain, .. } = &mut *self.scratch;
         let words = palette.words();
         let last = u8::try_from(words.len() - 1).expect("there are at most 256 colours");
         self.out.extend([PALETTE_FILTER, last]);
@@ -237,8 +237,8 @@ impl Block<'_, '_> {
 
     /// Appends the bytes in `plain`, compressed if there are enough.
     fn data(&mut self, stream: u8, effort: Effort) {
-        let Room { plain, packed, .. } = &mut *self.room;
-        if plain.len() < SHORTEST {
+        let Scratch { plain, packed, .. } = &mut *self.scratch;
+        if plain.len() < MIN_COMPRESSED {
             self.out.append(plain);
             return;
         }
@@ -249,7 +249,7 @@ impl Block<'_, '_> {
 
     fn png(&mut self, span: Span) {
         let view = self.view.of(span.area(self.view.area));
-        let Room { palette, plain, packed, .. } = &mut *self.room;
+        let Scratch { palette, plain, packed, .. } = &mut *self.scratch;
         packed.clear();
         png::write(&view, palette, plain, packed).expect("an area with pixels is an image");
         self.begin(span, PNG);
@@ -259,7 +259,7 @@ impl Block<'_, '_> {
     /// Appends the bytes in `packed` behind their length, in groups of seven bits, lowest first.
     /// The highest bit of a byte is set if more follow.
     fn image(&mut self) {
-        let packed = &self.room.packed;
+        let packed = &self.scratch.packed;
         let mut length = packed.len();
         while length > 0x7f {
             self.out.push(length.to_le_bytes()[0] | 0x80);
