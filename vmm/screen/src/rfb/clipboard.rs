@@ -116,20 +116,24 @@ pub fn read(bytes: &[u8]) -> anyhow::Result<Say> {
         // Text is the first of all formats.
         PROVIDE if text => Say::Provide(unpack(rest)?),
         REQUEST | PROVIDE => Say::Other,
-        _ => bail!("a clipboard message with the flags {flags:#x}"),
+        _ => bail!("a clipboard message with invalid flags {flags:#x}"),
     })
 }
 
 fn unpack(packed: &[u8]) -> anyhow::Result<String> {
     let mut unpacked = ZlibDecoder::new(packed);
     let mut length = [0; 4];
-    unpacked.read_exact(&mut length).context("a clipboard's length")?;
+    unpacked.read_exact(&mut length).context("the length of a clipboard text")?;
     let length = u32::from_be_bytes(length) as usize;
-    ensure!(length <= LONGEST_TEXT, "a clipboard of {length} bytes, where we take {LONGEST_TEXT}");
+    ensure!(length <= LONGEST_TEXT, "a clipboard text of {length} bytes: at most {LONGEST_TEXT}");
     let mut text = Vec::new();
-    unpacked.take(length as u64).read_to_end(&mut text).context("a clipboard's text")?;
-    ensure!(text.len() == length, "a clipboard of {} bytes that said {length}", text.len());
-    let text = String::from_utf8(text).context("a clipboard's text")?;
+    unpacked.take(length as u64).read_to_end(&mut text).context("a clipboard text")?;
+    ensure!(
+        text.len() == length,
+        "a clipboard text of {} bytes: {length} were announced",
+        text.len()
+    );
+    let text = String::from_utf8(text).context("a clipboard text")?;
     Ok(text.trim_end_matches('\0').replace("\r\n", "\n"))
 }
 

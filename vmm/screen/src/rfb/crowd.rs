@@ -215,7 +215,7 @@ mod test {
         assert!(!stays(&first) && stays(&second), "not one of who has less");
         let here: Vec<_> = (0..8).map(|_| wait("127.0.0.1").unwrap()).collect();
         assert!(here.iter().all(stays));
-        assert!(wait("10.0.0.9").is_none(), "nobody takes those of this host");
+        assert!(wait("10.0.0.9").is_none(), "places of this host are reserved");
         assert!(stays(&wait("127.0.0.1").unwrap()) && !stays(&here[0]));
     }
 }

@@ -58,10 +58,10 @@ impl PixelFormat {
     /// If the format is invalid.
     pub fn read(bytes: &[u8; 16]) -> Result<Self> {
         let [bits, depth, big_endian, true_colour, ..] = *bytes;
-        ensure!(matches!(bits, 8 | 16 | 32), "{bits} bits per pixel: there are 8, 16 and 32");
-        ensure!(depth <= bits, "a depth of {depth} in {bits} bits per pixel");
+        ensure!(matches!(bits, 8 | 16 | 32), "{bits} bits per pixel: must be 8, 16 or 32");
+        ensure!(depth <= bits, "a depth of {depth}: at most {bits}, the bits per pixel");
         let mapped = true_colour == 0;
-        ensure!(!mapped || bits == 8, "a colour map for {bits} bits per pixel: it is for 8");
+        ensure!(!mapped || bits == 8, "a color map for {bits} bits per pixel: must be 8");
         let wide = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         let channels = if mapped {
             Self::MAPPED
@@ -70,11 +70,17 @@ impl PixelFormat {
         };
         let mut taken = 0_u64;
         for Channel { max, shift } in channels {
-            ensure!(max & max.wrapping_add(1) == 0, "a largest intensity of {max}: not 2^n - 1");
-            ensure!(shift < bits, "a shift of {shift} in {bits} bits per pixel");
+            ensure!(
+                max & max.wrapping_add(1) == 0,
+                "a maximum intensity of {max}: must be 2^n - 1"
+            );
+            ensure!(
+                shift < bits,
+                "a shift of {shift}: must be less than {bits}, the bits per pixel"
+            );
             let mask = channel(max, shift).mask();
             ensure!(mask >> bits == 0, "{max} << {shift} does not fit into {bits} bits per pixel");
-            ensure!(mask & taken == 0, "{max} << {shift}: the bits are of another colour as well");
+            ensure!(mask & taken == 0, "{max} << {shift} overlaps another color");
             taken |= mask;
         }
         Ok(Self { bits, depth, big_endian: big_endian != 0, mapped, channels })
@@ -167,13 +173,16 @@ mod test {
             change.iter().for_each(|(at, value)| bytes[*at] = *value);
             PixelFormat::read(&bytes).unwrap_err().to_string()
         };
-        assert_eq!(refused(&[(0, 24)]), "24 bits per pixel: there are 8, 16 and 32");
-        assert_eq!(refused(&[(1, 17)]), "a depth of 17 in 16 bits per pixel");
-        assert_eq!(refused(&[(3, 0)]), "a colour map for 16 bits per pixel: it is for 8");
-        assert_eq!(refused(&[(5, 30)]), "a largest intensity of 30: not 2^n - 1");
-        assert_eq!(refused(&[(10, 200)]), "a shift of 200 in 16 bits per pixel");
+        assert_eq!(refused(&[(0, 24)]), "24 bits per pixel: must be 8, 16 or 32");
+        assert_eq!(refused(&[(1, 17)]), "a depth of 17: at most 16, the bits per pixel");
+        assert_eq!(refused(&[(3, 0)]), "a color map for 16 bits per pixel: must be 8");
+        assert_eq!(refused(&[(5, 30)]), "a maximum intensity of 30: must be 2^n - 1");
+        assert_eq!(
+            refused(&[(10, 200)]),
+            "a shift of 200: must be less than 16, the bits per pixel"
+        );
         assert_eq!(refused(&[(10, 12)]), "31 << 12 does not fit into 16 bits per pixel");
-        assert_eq!(refused(&[(12, 1)]), "31 << 1: the bits are of another colour as well");
+        assert_eq!(refused(&[(12, 1)]), "31 << 1 overlaps another color");
         assert_eq!(
             refused(&[(4, 255), (5, 255), (10, 15)]),
             "65535 << 15 does not fit into 16 bits per pixel"

@@ -92,7 +92,7 @@ fn too_many(left: Duration) -> String {
 }
 
 async fn quick<T>(step: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    timeout(STEP_TIMEOUT, step).await.context("it said nothing for a while")?
+    timeout(STEP_TIMEOUT, step).await.context("it did not reply in time")?
 }
 
 /// Rejects a client with a reason.
@@ -107,14 +107,14 @@ async fn versions(stream: &mut Wire, listens: bool) -> anyhow::Result<Version> {
     let mut count = 0;
     if listens && let Ok(read) = timeout(SILENCE, stream.read(&mut received)).await {
         count = read?;
-        ensure!(count > 0, "it left without a word");
+        ensure!(count > 0, "it disconnected during the handshake");
         detect_other_protocol(stream, &received[..count]).await?;
     }
     stream.write_all(GREETING).await?;
     stream.flush().await?;
     while count < received.len() {
         let read = stream.read(&mut received[count..]).await?;
-        ensure!(read > 0, "it left without a word");
+        ensure!(read > 0, "it disconnected during the handshake");
         count += read;
         detect_other_protocol(stream, &received[..count]).await?;
     }
@@ -130,7 +130,7 @@ fn parse_version(received: &[u8; 12]) -> anyhow::Result<Version> {
         plain.then(|| text.parse::<u16>().ok()).flatten()
     };
     let version = numbers.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
-    Ok(match version.with_context(|| format!("it said `{}`", received.escape_ascii()))? {
+    Ok(match version.with_context(|| format!("it sent `{}`", received.escape_ascii()))? {
         // Versions that never existed are treated as the first one.
         (0..=2, _) | (3, 0..=6) => Version::V3,
         (3, 7) => Version::V7,
@@ -157,7 +157,9 @@ async fn detect_other_protocol(stream: &mut Wire, received: &[u8]) -> anyhow::Re
         bail!("it speaks HTTP: this port is for VNC viewers");
     }
     if received.starts_with(&[0x16, 0x03]) {
-        bail!("it speaks TLS at once: VNC viewers begin with RFB, and TLS follows (VeNCrypt)");
+        bail!(
+            "it speaks TLS at once: VNC viewers start with RFB, and switch to TLS later (VeNCrypt)"
+        );
     }
     Ok(())
 }
@@ -177,7 +179,7 @@ async fn choose(stream: &mut Wire, version: Version, kind: u8) -> anyhow::Result
     stream.write_all(&[1, kind]).await?;
     stream.flush().await?;
     let taken = stream.read_u8().await?;
-    ensure!(taken == kind, "it wants security type {taken}, where we have {kind}");
+    ensure!(taken == kind, "it selected security type {taken}: only {kind} is offered");
     Ok(())
 }
 
@@ -226,8 +228,9 @@ impl Authentication<'_> {
     /// VNC authentication: a challenge and a response.
     async fn vnc<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
         let mut challenge = [0; 16];
-        let count = getrandom(&mut challenge, GetRandomFlags::empty()).context("randomness")?;
-        ensure!(count == challenge.len(), "randomness");
+        let count = getrandom(&mut challenge, GetRandomFlags::empty())
+            .context("cannot read random bytes")?;
+        ensure!(count == challenge.len(), "cannot read random bytes");
         stream.write_all(&challenge).await?;
         stream.flush().await?;
         let mut answer = [0; 16];
@@ -239,7 +242,7 @@ impl Authentication<'_> {
     async fn plain<S: Duplex + ?Sized>(&self, stream: &mut S) -> anyhow::Result<Right> {
         let (user, password) = (stream.read_u32().await?, stream.read_u32().await?);
         let longest = user.max(password);
-        ensure!(longest <= MAX_NAME, "a name or password of {longest} bytes");
+        ensure!(longest <= MAX_NAME, "a name or password of {longest} bytes: at most {MAX_NAME}");
         let mut both = vec![0; user as usize + password as usize];
         stream.read_exact(&mut both).await?;
         let (user, password) = both.split_at(user as usize);
@@ -254,7 +257,7 @@ impl Authentication<'_> {
     ) -> anyhow::Result<Right> {
         let reason = match self.doors.judge(self.door, check) {
             Ok(right) => return Ok(right),
-            Err(Denied::Wrong(count)) => format!("wrong password, number {count} from there"),
+            Err(Denied::Wrong(count)) => format!("wrong password, failure number {count}"),
             // Others may have guessed while this client waited.
             Err(Denied::Later(left)) => too_many(left),
         };
@@ -274,7 +277,12 @@ impl Authentication<'_> {
         let wanted = [stream.read_u8().await?, stream.read_u8().await?];
         stream.write_u8(u8::from(wanted != [0, 2])).await?;
         stream.flush().await?;
-        ensure!(wanted == [0, 2], "it wants VeNCrypt {}.{}", wanted[0], wanted[1]);
+        ensure!(
+            wanted == [0, 2],
+            "it requested VeNCrypt {}.{}: only 0.2 is supported",
+            wanted[0],
+            wanted[1]
+        );
         let offered = self.offered();
         stream.write_u8(u8::try_from(offered.len())?).await?;
         for kind in &offered {
@@ -285,7 +293,7 @@ impl Authentication<'_> {
         let known = offered.contains(&kind);
         stream.write_u8(known.into()).await?;
         stream.flush().await?;
-        ensure!(known, "it wants VeNCrypt's type {kind}, where we have {offered:?}");
+        ensure!(known, "it selected VeNCrypt type {kind}: only {offered:?} are offered");
         let files = self.rules.tls.as_ref().context("TLS without a certificate")?;
         let mut secure = files.acceptor().accept(stream).await.context("TLS")?;
         let (right, security) = match kind {

@@ -91,14 +91,14 @@ impl Listener {
         let needed = passwords.are_needed();
         ensure!(
             tls.is_some() || config.user.is_none(),
-            "user={} needs tls-cert and tls-key: without TLS, viewers ask for no name",
+            "user={} needs tls-cert and tls-key: viewers send a user name only with TLS",
             config.user.as_deref().unwrap_or("")
         );
         if tls.is_none() && passwords.are_long() {
             // A listener with another name is not configured with this option.
-            let way = if config.called.is_none() { " (tls-cert)" } else { "" };
+            let option = if config.called.is_none() { " (tls-cert)" } else { "" };
             tracing::warn!(
-                "{}: without TLS{way} viewers send {} letters of a password only",
+                "{}: without TLS{option}, viewers send only the first {} bytes of a password",
                 called(config),
                 Passwords::SEEN
             );
@@ -108,7 +108,7 @@ impl Listener {
         let announced = config.announced;
         ensure!(
             !announced || matches!(socket, Socket::Unix(_)) && !needed,
-            "announced is for Unix sockets without a password: who comes was asked for it before"
+            "announced needs a Unix socket without a password: its clients are already authenticated"
         );
         let name = config.name.clone().unwrap_or_else(|| "Transom".into());
         ensure!(name.len() <= 256, "a name of {} bytes: at most 256", name.len());
@@ -190,7 +190,7 @@ async fn meet(stream: net::UnixStream, announced: bool) -> Option<(Wire, Admissi
     match lobby::announced(&mut stream).await {
         Ok(peer) => Some((stream, Admission { peer, entry: Entry::Open { view_only: false } })),
         Err(error) => {
-            tracing::debug!("vnc: nobody comes in: {error:#}");
+            tracing::debug!("vnc: a client was not admitted: {error:#}");
             None
         }
     }
@@ -215,7 +215,7 @@ pub(crate) fn keep_alive(stream: &net::TcpStream) -> rustix::io::Result<()> {
 
 /// Waits after a failed `accept`: without free file descriptors it would fail again at once.
 pub(crate) async fn rest(error: &std::io::Error) {
-    tracing::debug!("vnc: nobody can come in: {error}");
+    tracing::debug!("vnc: cannot accept clients: {error}");
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
@@ -240,11 +240,11 @@ pub(crate) fn passwords(config: &Config) -> anyhow::Result<Passwords> {
     );
     ensure!(
         !needed || config.auth == Auth::Auto,
-        "auth=none lets everybody in, and there is a password: leave one of them out"
+        "auth=none and a password exclude one another: leave one of them out"
     );
     ensure!(
         passwords.full.is_none() || passwords.full != passwords.view,
-        "password and view-password are the same: who has it could be either"
+        "password and view-password are the same: choose two different passwords"
     );
     Ok(passwords)
 }
@@ -292,7 +292,10 @@ mod test {
         assert_eq!(said(&format!("unix:{}", folder.path().join("s").display())), "fine");
         assert_eq!(said("0.0.0.0:0,auth=none"), "fine");
         let announced = said("127.0.0.1:0,announced");
-        assert!(announced.contains("for Unix sockets"), "anybody could say anything: {announced}");
+        assert!(
+            announced.contains("needs a Unix socket"),
+            "any peer could announce itself: {announced}"
+        );
         assert_eq!(said(&format!("0.0.0.0:0,password={good}")), "fine");
         for (text, words) in [
             ("0.0.0.0:0".to_owned(), "auth=none"),

@@ -99,17 +99,17 @@ impl Lobby {
                 HandshakePlace::Inside(place) => (greet.await, Ok(place)),
                 HandshakePlace::Outside(stranger) => tokio::select! {
                     welcome = greet => (welcome, self.places.clone().try_acquire_owned()),
-                    () = stranger.lost() => bail!("it gave way to a newcomer"),
+                    () = stranger.lost() => bail!("its place was given to a newer client"),
                 },
             };
-            let welcome = welcome.context("it said nothing more").flatten()?;
-            let place = place.context("all places were taken meanwhile")?;
+            let welcome = welcome.context("it did not complete the handshake in time").flatten()?;
+            let place = place.context("all places were taken during the handshake")?;
             Ok(Entrant { welcome, place })
         };
         match entered.await {
             Ok(entrant) => Some(entrant),
             Err(error) => {
-                self.complain(admission, &format!("did not come in: {error:#}"));
+                self.complain(admission, &format!("was not admitted: {error:#}"));
                 None
             }
         }
@@ -124,8 +124,9 @@ impl Lobby {
 
     async fn turn_away(&self, mut stream: Wire, admission: &Admission) {
         let Ok(_turn) = self.refusals.try_acquire() else { return };
-        self.complain(admission, "was turned away: too many clients are there");
-        let reason = format!("too many clients are there: {MOST}, or {MAX_STRANGERS} at the door");
+        self.complain(admission, "was refused: too many clients");
+        let reason =
+            format!("too many clients: at most {MOST}, and {MAX_STRANGERS} without a login yet");
         timeout(REFUSAL, handshake::refuse(&mut stream, &reason)).await.ok();
     }
 }
@@ -138,9 +139,14 @@ impl Entrant {
     ///
     /// If the machine does not accept the client.
     pub async fn relay(self, peer: &str, mut machine: impl Duplex) -> anyhow::Result<()> {
-        ensure!(self.welcome.right == Right::Full, "it may only look, which machines are not told");
+        ensure!(
+            self.welcome.right == Right::Full,
+            "view-only access cannot be relayed to a machine"
+        );
         let shared = u8::from(self.welcome.shared);
-        timeout(HANDSHAKE, enter(&mut machine, peer, shared)).await.context("the machine")??;
+        timeout(HANDSHAKE, enter(&mut machine, peer, shared))
+            .await
+            .context("the machine did not reply")??;
         carry(self.welcome.stream, machine).await;
         drop(self.place);
         Ok(())
@@ -185,9 +191,9 @@ async fn enter(machine: &mut impl Duplex, peer: &str, shared: u8) -> anyhow::Res
     machine.write_all(GREETING).await?;
     let mut kinds = vec![0; machine.read_u8().await?.into()];
     machine.read_exact(&mut kinds).await?;
-    ensure!(kinds.contains(&NONE), "the machine asks for a password, or has no place");
+    ensure!(kinds.contains(&NONE), "the machine requires a password, or has too many clients");
     machine.write_u8(NONE).await?;
-    ensure!(machine.read_u32().await? == 0, "the machine refuses it");
+    ensure!(machine.read_u32().await? == 0, "the machine refused the client");
     machine.write_u8(shared).await?;
     Ok(machine.flush().await?)
 }
@@ -213,11 +219,11 @@ pub(super) async fn announced(stream: &mut impl Duplex) -> anyhow::Result<String
             match stream.read_u8().await? {
                 b'\n' => return Ok(line),
                 byte @ b' '..=b'~' if line.len() < MAX_LINE => line.push(byte.into()),
-                _ => bail!("its first line does not say who it is"),
+                _ => bail!("its first line does not announce a client"),
             }
         }
     };
-    timeout(INTRODUCTION, line).await.context("it did not say who it is")?
+    timeout(INTRODUCTION, line).await.context("it did not announce a client in time")?
 }
 
 #[cfg(test)]
@@ -246,7 +252,7 @@ mod test {
         let welcome =
             Welcome { stream: Box::new(client), right: Right::Full, shared: true, security: "" };
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let led = tokio::spawn(Entrant { welcome, place }.relay("somebody", relayed));
+        let led = tokio::spawn(Entrant { welcome, place }.relay("a client", relayed));
         announced(&mut machine).await.unwrap();
         machine.write_all(GREETING).await.unwrap();
         machine.read_exact(&mut [0; GREETING.len()]).await.unwrap();

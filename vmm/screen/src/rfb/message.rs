@@ -127,7 +127,7 @@ pub fn parse(bytes: &[u8], more_buttons: bool) -> anyhow::Result<Option<(Message
         250 => reader.power(),
         251 => reader.size(),
         255 => reader.qemu()?,
-        other => bail!("a message of the unknown type {other}"),
+        other => bail!("unknown message type {other}"),
     };
     Ok(message.map(|message| (message, reader.at)))
 }
@@ -204,7 +204,7 @@ impl Reader<'_> {
         let signed = length.cast_signed();
         let length = signed.unsigned_abs() as usize;
         if signed < 0 && length < 4 {
-            bail!("a clipboard message of {length} bytes");
+            bail!("a clipboard message of {length} bytes: at least 4");
         }
         if length > LONGEST_TEXT {
             return Ok(Some(Message::TooLong(length)));
@@ -221,7 +221,7 @@ impl Reader<'_> {
         let head = self.skip(3).and_then(|()| Some((self.u32()?, self.u8()?)));
         let Some((flags, length)) = head else { return Ok(None) };
         if length > 64 {
-            bail!("a fence with {length} bytes, which has at most 64");
+            bail!("a fence with {length} bytes: at most 64");
         }
         Ok(self.take(length.into()).map(|payload| Message::Fence { flags, payload }))
     }
@@ -249,7 +249,7 @@ impl Reader<'_> {
         Ok(match kind {
             0 => self.code(),
             1 => self.sound(),
-            other => bail!("a QEMU message of the unknown type {other}"),
+            other => bail!("unknown QEMU message type {other}"),
         })
     }
 

@@ -223,8 +223,8 @@ impl Server {
         let Entrant { welcome, place: _place } = entrant;
         let peer = admission.peer;
         match self.show_screen(welcome, &peer, rules).await {
-            Ok(()) => tracing::info!("vnc: {peer} left"),
-            Err(error) => tracing::info!("vnc: {peer} is gone: {error:#}"),
+            Ok(()) => tracing::info!("vnc: {peer} disconnected"),
+            Err(error) => tracing::info!("vnc: {peer} disconnected: {error:#}"),
         }
     }
 
@@ -244,7 +244,7 @@ impl Server {
             welcome.stream.write_all(&init).await?;
             welcome.stream.flush().await
         };
-        timeout(HANDSHAKE, greet).await.context("it does not read")??;
+        timeout(HANDSHAKE, greet).await.context("it stopped reading")??;
         let client = Arc::new(Client {
             peer: peer.to_owned(),
             since: Instant::now(),
@@ -259,15 +259,15 @@ impl Server {
             sent: AtomicU64::new(0),
         });
         let _registration = self.register(&client)?;
-        let may = if right == Right::Full { "with keyboard and mouse" } else { "to look only" };
-        tracing::info!("vnc: {peer} is connected, {may} (security {})", client.security);
+        let access = if right == Right::Full { "with keyboard and mouse" } else { "view-only" };
+        tracing::info!("vnc: {peer} connected, {access} (security {})", client.security);
         let (reader, writer) = tokio::io::split(welcome.stream);
         let session = session::Session::new(self.clone(), client.clone());
         let painter = paint::Painter::new(self.clone(), client.clone(), (width, height));
         tokio::select! {
             ended = session.run(reader) => ended,
             ended = painter.run(writer) => ended,
-            () = client.kick.notified() => bail!("another client wants the screen for itself"),
+            () = client.kick.notified() => bail!("another client requested exclusive access"),
         }
     }
 
@@ -280,7 +280,7 @@ impl Server {
             clients.values().for_each(|other| other.kick.notify_one());
         } else if client.right == Right::Full {
             let taken = clients.values().any(|it| !it.shared && it.right == Right::Full);
-            ensure!(!taken, "another client has the screen for itself");
+            ensure!(!taken, "another client has exclusive access");
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());
@@ -290,7 +290,10 @@ impl Server {
     /// Offers a text that the guest copied to all clients with full access.
     pub fn copied(&self, text: &str) {
         if text.len() > message::LONGEST_TEXT {
-            return tracing::debug!("vnc: a clipboard of {} bytes stays in the guest", text.len());
+            return tracing::debug!(
+                "vnc: clipboard text of {} bytes is too long to send",
+                text.len()
+            );
         }
         let text = Arc::new(Text::new(text));
         for client in self.all().into_iter().filter(|it| it.right == Right::Full) {

@@ -169,7 +169,7 @@ impl Painter {
                 None => {}
             }
             // TLS and WebSockets hold data back until they are flushed.
-            timeout(STALL, writer.flush()).await.context("it does not read")??;
+            timeout(STALL, writer.flush()).await.context("it stopped reading")??;
         }
     }
 
@@ -453,7 +453,7 @@ impl Painter {
             let _turns = (turn, repeats);
             part.encode(&canvas)
         };
-        tokio::task::spawn_blocking(encode).await.context("an encoder")
+        tokio::task::spawn_blocking(encode).await.context("an encoder panicked")
     }
 
     /// Writes all bytes, unless the client stalls.
@@ -464,7 +464,7 @@ impl Painter {
     ) -> anyhow::Result<()> {
         for piece in bytes.chunks(PIECE) {
             let write = timeout(STALL, writer.write_all(piece)).await;
-            write.context("it does not read")??;
+            write.context("it stopped reading")??;
             self.client.sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
         }
         Ok(())

@@ -72,7 +72,7 @@ pub(super) struct State {
     pub reports: VecDeque<Report>,
     /// The pointer is relative: clients should send movements instead of positions.
     pub relative: bool,
-    /// The client was told that `relative` is set.
+    /// The value of `relative` that was announced to the client.
     pub announced_relative: bool,
     /// Measured speed of the connection.
     pub rate: Rate,
@@ -318,7 +318,10 @@ impl Session {
             Message::Power { version, code } => self.power(version, code),
             Message::Size { width, height, screens } => self.size((width, height), &screens),
             Message::TooLong(length) => {
-                tracing::debug!("vnc: {}: a text of {length} bytes is left out", self.client.peer);
+                tracing::debug!(
+                    "vnc: {}: ignored a text of {length} bytes: too long",
+                    self.client.peer
+                );
                 self.skip = length;
             }
             other => self.handle_display(other),
@@ -401,7 +404,10 @@ impl Session {
     fn copied(&self, text: impl FnOnce() -> String) {
         match &self.server.outside.clipboard {
             Some(agent) if self.client.right == Right::Full => agent.copied(&text()),
-            _ => tracing::debug!("vnc: {}: a text has nobody to go to", self.client.peer),
+            _ => tracing::debug!(
+                "vnc: {}: ignored a text: no agent, or view-only access",
+                self.client.peer
+            ),
         }
     }
 
@@ -437,7 +443,10 @@ impl Session {
         match button.filter(|_| self.client.right == Right::Full && !early) {
             Some(button) => {
                 self.pressed.0 += 1;
-                tracing::info!("vnc: {} presses a button: {button:?}", self.client.peer);
+                tracing::info!(
+                    "vnc: {} pressed a button of the machine: {button:?}",
+                    self.client.peer
+                );
                 (self.server.outside.power)(button);
             }
             None => self.client.state(|state| power(XVP_FAIL, &mut state.replies)),

@@ -454,13 +454,16 @@ async fn who_wants_to_be_alone_sends_others_away_and_lookers_do_not() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, both).await.expect("a looker sends nobody away");
+    timeout(LONG, both).await.expect("a view-only client disconnects no other");
     let alone = bench.connect(Entry::Open { view_only: false });
     let _alone = Eye::open(Box::new(alone), false).await.unwrap();
     assert!(timeout(LONG, first.receive()).await.unwrap().is_err(), "gone");
     let late = bench.connect(Entry::Open { view_only: false });
     let mut late = Eye::open(Box::new(late), true).await.unwrap();
-    assert!(timeout(LONG, late.receive()).await.unwrap().is_err(), "somebody is alone there");
+    assert!(
+        timeout(LONG, late.receive()).await.unwrap().is_err(),
+        "another client has exclusive access"
+    );
     drop(looker);
 }
 
@@ -707,7 +710,7 @@ async fn more_clients_than_there_is_room_for_are_told() {
     let mut answer = Vec::new();
     timeout(LONG, line.read_to_end(&mut answer)).await.unwrap().unwrap();
     let text = String::from_utf8_lossy(&answer);
-    assert!(text.contains("too many clients are there: 64"), "{text}");
+    assert!(text.contains("too many clients: at most 64"), "{text}");
     eyes.pop();
     let again = async {
         while bench.server.lobby.places.available_permits() == 0 {

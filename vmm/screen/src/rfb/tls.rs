@@ -71,9 +71,9 @@ impl Files {
         match load(&self.cert, &self.key) {
             Ok(acceptor) => {
                 now.acceptor = acceptor;
-                tracing::info!("tls-cert={} was read again", self.cert.display());
+                tracing::info!("tls-cert={}: certificate reloaded", self.cert.display());
             }
-            Err(error) => tracing::warn!("the old certificate stays: {error:#}"),
+            Err(error) => tracing::warn!("the previous certificate remains in use: {error:#}"),
         }
     }
 }
@@ -97,8 +97,8 @@ pub fn load(certificate: &Path, key: &Path) -> anyhow::Result<TlsAcceptor> {
     let text = read("tls-key", key)?;
     ensure!(
         !is_locked(&text),
-        "tls-key={}: the key is locked with a passphrase, which nobody could type here: write it \
-         without one (openssl pkey -in {0} -out FILE)",
+        "tls-key={}: the key is encrypted with a passphrase, which cannot be entered here: \
+         write it without one (openssl pkey -in {0} -out FILE)",
         named(key)
     );
     let secret = PrivateKeyDer::from_pem_slice(&text);
