@@ -113,9 +113,9 @@ const STRANGERS: [(&[u8], &str, &str); 6] = [
         "This port speaks VNC (RFB), not HTTP: open it with a VNC viewer.",
         "was not admitted: it speaks HTTP: this port is for VNC viewers",
     ),
-    (b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03", "", "was not admitted: it speaks TLS at once"),
+    (b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03", "", "not admitted: it speaks TLS at once"),
     (b"SSH-2.0-OpenSSH_9.2\r\n", "RFB 003.008\n", "was not admitted: it sent `SSH-2.0-Open`"),
-    (b"RFB 003.008\n\x13", "RFB 003.008\n\x01\x01", "it selected security type 19: only 1 is offered"),
+    (b"RFB 003.008\n\x13", "RFB 003.008\n\x01\x01", "security type 19: only 1 is offered"),
     (b"RFB 003.008\n\x01\x01\x63", "RFB 003.008\n", "disconnected: unknown message type 99"),
 ];
 

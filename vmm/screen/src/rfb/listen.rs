@@ -108,7 +108,7 @@ impl Listener {
         let announced = config.announced;
         ensure!(
             !announced || matches!(socket, Socket::Unix(_)) && !needed,
-            "announced needs a Unix socket without a password: its clients are already authenticated"
+            "announced needs a Unix socket without a password: its clients are authenticated before"
         );
         let name = config.name.clone().unwrap_or_else(|| "Transom".into());
         ensure!(name.len() <= 256, "a name of {} bytes: at most 256", name.len());
