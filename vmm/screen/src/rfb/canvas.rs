@@ -93,6 +93,12 @@ struct Scan {
     scroll: Option<Scroll>,
 }
 
+/// A picture that is being updated, and its tiles that have changed so far.
+struct Target<'a> {
+    picture: &'a mut Picture,
+    changed: &'a mut Tiles,
+}
+
 /// Decides when the next scan starts.
 struct Pace {
     interval: Duration,
@@ -311,14 +317,13 @@ impl Canvas {
                     let end = mode.start + u64::from(mode.stride) * u64::from(mode.height);
                     scan.pages.resize(to_usize(end.div_ceil(PAGE).div_ceil(64)), u64::MAX);
                 }
-                scan.copy(&mode, scanout.as_ref(), &mut picture, &mut changed);
+                let to = &mut Target { picture: &mut picture, changed: &mut changed };
+                scan.copy(&mode, scanout.as_ref(), to);
             }
             _ if anew || picture.pixels.is_empty() => {
                 let first = picture.pixels.is_empty();
-                picture.fill(
-                    if first { FIRST_SIZE } else { before },
-                    if first { FIRST_COLOUR } else { 0 },
-                );
+                let (size, colour) = if first { (FIRST_SIZE, FIRST_COLOUR) } else { (before, 0) };
+                picture.fill(size, colour);
                 changed = Tiles::all(picture.width, picture.height);
             }
             _ => {}
@@ -367,10 +372,10 @@ impl Scan {
     }
 
     /// Copies the written pages and marks the tiles that differ.
-    fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Picture, changed: &mut Tiles) {
+    fn copy(&mut self, mode: &Mode, from: &dyn Scanout, to: &mut Target<'_>) {
         if let Some(scroll) = &mut self.scroll {
             let pages: usize = self.pages.iter().map(|it| it.count_ones() as usize).sum();
-            scroll.save(to, pages * to_usize(PAGE / 4));
+            scroll.save(to.picture, pages * to_usize(PAGE / 4));
         }
         let mut next = 0;
         let count = self.pages.len() as u64 * 64;
@@ -385,7 +390,7 @@ impl Scan {
             while end < count && self.pages[to_usize(end / 64)] >> (end % 64) & 1 != 0 {
                 end += 1;
             }
-            self.copy_bytes(mode, first * PAGE..end * PAGE, from, (to, changed));
+            self.copy_bytes(mode, first * PAGE..end * PAGE, from, to);
             next = end;
         }
     }
@@ -396,7 +401,7 @@ impl Scan {
         mode: &Mode,
         range: std::ops::Range<u64>,
         from: &dyn Scanout,
-        (to, changed): (&mut Picture, &mut Tiles),
+        to: &mut Target<'_>,
     ) {
         let (stride, width) = (u64::from(mode.stride), u64::from(mode.width) * 4);
         let start = range.start.saturating_sub(mode.start);
@@ -415,10 +420,10 @@ impl Scan {
             self.line.resize(to_usize(right - left), 0);
             from.read(mode.start + line + left, &mut self.line);
             let x = to_usize(left / 4);
-            let at = to_usize(y) * usize::from(to.width) + x;
+            let at = to_usize(y) * usize::from(to.picture.width) + x;
             let (new, _) = self.line.as_chunks::<4>();
-            let Some(old) = to.pixels.get_mut(at..at + new.len()) else { return };
-            compare(old, new, (x, to_usize(y)), changed);
+            let Some(old) = to.picture.pixels.get_mut(at..at + new.len()) else { return };
+            compare(old, new, (x, to_usize(y)), to.changed);
         }
     }
 }

@@ -75,16 +75,22 @@ struct Plan {
     /// Messages and updates without pixels.
     first: Vec<u8>,
     /// Rectangles without pixels, to be sent before those with pixels.
-    signs: Vec<u8>,
-    signs_count: u16,
+    pseudo: PseudoRectangles,
     job: Option<Job>,
 }
 
-impl Plan {
-    fn sign(&mut self, at: (u16, u16), size: (u16, u16), number: i32, data: &[u8]) {
-        rectangle(at, size, number, &mut self.signs);
-        self.signs.extend(data);
-        self.signs_count += 1;
+/// Encoded rectangles without pixels: changes of the client's state, and moves.
+#[derive(Default)]
+struct PseudoRectangles {
+    bytes: Vec<u8>,
+    count: u16,
+}
+
+impl PseudoRectangles {
+    fn add(&mut self, at: (u16, u16), size: (u16, u16), number: i32, data: &[u8]) {
+        rectangle(at, size, number, &mut self.bytes);
+        self.bytes.extend(data);
+        self.count += 1;
     }
 }
 
@@ -151,7 +157,7 @@ impl Painter {
                 self.server.canvas.refresh(&self.client.viewer).await;
             }
             let plan = self.plan();
-            if plan.first.is_empty() && plan.signs.is_empty() && plan.job.is_none() {
+            if plan.first.is_empty() && plan.pseudo.count == 0 && plan.job.is_none() {
                 self.wait().await;
                 continue;
             }
@@ -160,10 +166,10 @@ impl Painter {
                 self.client.room.notify_one();
             }
             match plan.job {
-                Some(job) => self.update(&mut writer, job, (plan.signs, plan.signs_count)).await?,
-                None if plan.signs_count > 0 => {
-                    let mut message = header(plan.signs_count);
-                    message.extend(plan.signs);
+                Some(job) => self.update(&mut writer, job, plan.pseudo).await?,
+                None if plan.pseudo.count > 0 => {
+                    let mut message = header(plan.pseudo.count);
+                    message.extend(plan.pseudo.bytes);
                     self.write(&mut writer, &message).await?;
                 }
                 None => {}
@@ -196,7 +202,7 @@ impl Painter {
                 let size = pending.dirty().size();
                 self.resize(size, state, &mut plan);
                 pending.set_copies(state.wishes.can.copy && self.known.size == size);
-                self.signs(lights, state, &mut plan);
+                self.pseudo_rectangles(lights, state, &mut plan.pseudo);
                 self.pixels(pending, state, &mut plan);
                 self.pointer(state, &mut plan);
                 let asks = plan.job.is_none() && state.request.is_some();
@@ -241,22 +247,27 @@ impl Painter {
     }
 
     /// Sends other state that changed, to clients that support it.
-    fn signs(&mut self, lights: Option<Lights>, state: &mut State, plan: &mut Plan) {
+    fn pseudo_rectangles(
+        &mut self,
+        lights: Option<Lights>,
+        state: &mut State,
+        out: &mut PseudoRectangles,
+    ) {
         let (can, known, name) = (&state.wishes.can, &mut self.known, &self.client.rules.name);
-        let mut sign = |x: u16, number: i32, data: &[u8]| plan.sign((x, 0), (0, 0), number, data);
+        let mut add = |x: u16, number: i32, data: &[u8]| out.add((x, 0), (0, 0), number, data);
         if can.codes && !std::mem::replace(&mut known.codes, can.codes) {
-            sign(0, number::CODES, &[]);
+            add(0, number::CODES, &[]);
         }
         if can.buttons && !std::mem::replace(&mut known.buttons, can.buttons) {
-            sign(0, number::BUTTONS, &[]);
+            add(0, number::BUTTONS, &[]);
         }
         if can.name && !std::mem::replace(&mut known.name, can.name) {
             let length = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
-            sign(0, number::NAME, &[&length[..], name.as_bytes()].concat());
+            add(0, number::NAME, &[&length[..], name.as_bytes()].concat());
         }
         if can.motion && state.relative != state.announced_relative {
             state.announced_relative = state.relative;
-            sign(u16::from(!state.relative), number::MOTION, &[]);
+            add(u16::from(!state.relative), number::MOTION, &[]);
         }
         if (can.lights || can.vmware_lights)
             && let Some(now) = lights.filter(|now| known.lights != Some(*now))
@@ -264,9 +275,9 @@ impl Painter {
             known.lights = Some(now);
             let bits = u8::from(now.scroll) | u8::from(now.num) << 1 | u8::from(now.caps) << 2;
             if can.lights {
-                sign(0, number::LIGHTS, &[bits]);
+                add(0, number::LIGHTS, &[bits]);
             } else {
-                sign(0, number::VMWARE_LIGHTS, &u32::from(bits).to_be_bytes());
+                add(0, number::VMWARE_LIGHTS, &u32::from(bits).to_be_bytes());
             }
         }
     }
@@ -286,7 +297,7 @@ impl Painter {
             // The number of Raw, and a pixel in the format of this encoding.
             Pointer::Alpha => (number::ALPHA_CURSOR, vec![0; 8]),
         };
-        plan.sign((0, 0), (1, 1), number, &pixel);
+        plan.pseudo.add((0, 0), (1, 1), number, &pixel);
     }
 
     /// Takes the tiles that the client waits for.
@@ -339,8 +350,8 @@ impl Painter {
     /// Adds moves, which precede all pixels. Moved tiles may be of reduced quality.
     fn moves(&mut self, moves: &[Move], plan: &mut Plan) {
         for it in moves {
-            encode::copy(it.to, it.from.0, it.from.1, &mut plan.signs);
-            plan.signs_count += 1;
+            encode::copy(it.to, it.from.0, it.from.1, &mut plan.pseudo.bytes);
+            plan.pseudo.count += 1;
             let before = self.coarse.clone();
             it.carry(&before, &mut self.coarse);
         }
@@ -351,16 +362,16 @@ impl Painter {
         &mut self,
         writer: &mut W,
         mut job: Job,
-        (signs, count): (Vec<u8>, u16),
+        pseudo: PseudoRectangles,
     ) -> anyhow::Result<()> {
         let fence = job.fence;
         let number = self.client.state(|state| state.rate.sending());
-        let (end, _budget) = self.end(&mut job, count).await;
-        let mut rectangles = usize::from(count);
+        let (end, _budget) = self.end(&mut job, pseudo.count).await;
+        let mut rectangles = usize::from(pseudo.count);
         let (mut bytes, mut open) = (0, false);
         let mut message = std::mem::take(&mut self.out);
         message.extend(header(0));
-        message.extend(signs);
+        message.extend(pseudo.bytes);
         while !job.is_done() {
             let part = self.encode(job, message).await?;
             (job, message) = (part.job, part.out);
