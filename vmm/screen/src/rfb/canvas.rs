@@ -21,7 +21,7 @@ use super::picture::Picture;
 use super::scroll::Scroll;
 use super::tiles::{TILE, Tiles};
 
-/// Colour before the first picture: dim instead of black, so that the viewer's window is visible.
+/// Color before the first picture: dim instead of black, so that the viewer's window is visible.
 const FIRST_COLOUR: u32 = 0x0018_1818;
 /// Size before the first picture.
 const FIRST_SIZE: (u16, u16) = (640, 480);
@@ -495,7 +495,7 @@ mod test {
         assert!(canvas.poll() && !canvas.scan(false), "written, and still the same");
         // The fourth byte of a pixel is ignored.
         fake.draw(40, 70, 0xff12_3456);
-        assert!(canvas.poll() && !canvas.scan(false), "the same colour");
+        assert!(canvas.poll() && !canvas.scan(false), "the same color");
         assert!(!canvas.poll(), "not written");
         assert!(areas(&viewer).is_empty());
     }

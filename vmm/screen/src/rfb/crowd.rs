@@ -4,8 +4,8 @@
 //! Threats: a peer that opens many connections could keep others out. Each address can take only a
 //! part of the places. Addresses of this host have no such limit, because a proxy there may serve
 //! many clients, and its users could do worse things anyway. Some places are reserved for them. A
-//! connection that only waits gives way to newcomers, so even many silent addresses keep nobody
-//! out. No data about an address outlives its connections.
+//! connection that only waits gives way to newcomers, so even many silent addresses cannot keep
+//! others out. No data about an address outlives its connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -91,7 +91,7 @@ impl Crowd {
         let own = || taken.iter().find(|it| it.door == door && it.waits());
         let crowded = || {
             let others = taken.iter().filter(|it| !it.door.is_here() && it.waits());
-            // Of equal maximums `max_by_key` returns the last, which is the first of the list.
+            // `max_by_key` returns the last of equal maximums, which is the first of the list.
             others.rev().max_by_key(|it| count(it.door))
         };
         let gone = match (count(door) >= each, taken.len() >= max) {

@@ -170,7 +170,7 @@ pub async fn carry(client: impl Duplex, machine: impl Duplex) {
                 shown.write_all(&piece[..count]).await?;
                 shown.flush().await
             };
-            // If the client stalls, nobody would notice that the machine has disconnected.
+            // While the client stalls, a disconnect of the machine would go unnoticed.
             if !timeout(STALL, give).await.is_ok_and(|given| given.is_ok()) {
                 return;
             }

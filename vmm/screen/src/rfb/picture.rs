@@ -12,7 +12,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Sets the size, and one colour for all pixels.
+    /// Sets the size, and one color for all pixels.
     pub(super) fn fill(&mut self, size: (u16, u16), colour: u32) {
         (self.width, self.height) = size;
         self.pixels.clear();

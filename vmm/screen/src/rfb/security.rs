@@ -1,12 +1,12 @@
 //! Passwords, access rights, and delays after wrong passwords.
 //!
 //! Threats: VNC authentication is DES with a key of eight bytes, as it has been since 1998. An
-//! attacker who can read the connection can find the password offline, so it is meant for loopback,
-//! Unix sockets and TLS. Each wrong password makes the next attempt from the same door slower,
-//! however many connections the attacker opens. Attempts from many addresses share one budget. It
-//! does not apply to addresses that logged in before, nor to this host: a distributed attack never
-//! locks those out. All addresses of the loopback network are one door, so guesses there slow down
-//! in the same way, and affect that door alone.
+//! attacker who can read the connection can find the password offline, so this method is only for
+//! loopback, Unix sockets and TLS. Each wrong password makes the next attempt from the same door
+//! slower, however many connections the attacker opens. Attempts from many addresses share one
+//! budget. It does not apply to addresses that logged in before, nor to this host: a distributed
+//! attack never locks those out. All addresses of the loopback network are one door, so guesses
+//! there slow down in the same way, and affect that door alone.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -65,7 +65,7 @@ impl fmt::Display for Door {
 const MAX_DOORS: usize = 1024;
 /// Maximum doors that are remembered because of a login.
 const MAX_TRUSTED: usize = 256;
-/// Wrong passwords that all other doors together may send at once.
+/// Wrong passwords that all untrusted doors together may send before they must wait.
 const BURST: u32 = 64;
 /// Interval in which the budget grows by one.
 const REFILL: Duration = Duration::from_secs(10);

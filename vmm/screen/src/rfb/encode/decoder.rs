@@ -242,7 +242,7 @@ impl Client {
                 self.fill(Area { x, y, width, height }, pixel);
             }
             if mask & 16 != 0 {
-                assert!(mask & 4 == 0, "a foreground for coloured subrectangles");
+                assert!(mask & 4 == 0, "a foreground for colored subrectangles");
                 foreground = None;
             }
         }
@@ -340,7 +340,7 @@ impl Client {
         let pixel = if self.is_full() { 3 } else { self.format.bytes() };
         let row = match palette.len() {
             0 => usize::from(area.width) * pixel,
-            1 => panic!("a palette of one colour"),
+            1 => panic!("a palette of one color"),
             2 => usize::from(area.width).div_ceil(8),
             _ => usize::from(area.width),
         };

@@ -136,7 +136,7 @@ const fn bits(colours: usize) -> usize {
 }
 
 fn colours(palette: &Palette) -> u8 {
-    u8::try_from(palette.words().len()).expect("a tile has at most 127 colours")
+    u8::try_from(palette.words().len()).expect("a tile has at most 127 colors")
 }
 
 /// Words with the lengths of their runs.

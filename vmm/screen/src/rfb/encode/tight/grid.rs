@@ -281,7 +281,7 @@ fn count(view: &View<'_>, is: impl Fn(u32, u32) -> bool) -> usize {
     view.rows().map(row).sum::<u32>() as usize
 }
 
-/// Finds the first other color. Mostly there is none, so that is checked first.
+/// Finds the first other color. Mostly all pixels are equal, so that is checked first.
 fn another(row: &[u32], first: u32) -> Option<u32> {
     let different = row.iter().fold(0, |all, word| all | (word ^ first));
     if different == 0 {

@@ -228,7 +228,7 @@ impl Block<'_, '_> {
         self.begin(span, stream << 4 | EXPLICIT_FILTER);
         let Scratch { palette, plain, .. } = &mut *self.scratch;
         let words = palette.words();
-        let last = u8::try_from(words.len() - 1).expect("there are at most 256 colours");
+        let last = u8::try_from(words.len() - 1).expect("there are at most 256 colors");
         self.out.extend([PALETTE_FILTER, last]);
         put(words.iter().map(|word| self.wire.word(*word)), self.wire.size(), self.out);
         view.rows().for_each(|row| palette.indices(row, bits, plain));
