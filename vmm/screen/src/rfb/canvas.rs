@@ -492,7 +492,7 @@ mod test {
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 40], 0x0012_3456));
         canvas.show(|picture| assert_eq!(picture.pixels[70 * 200 + 41], 0));
         fake.touch();
-        assert!(canvas.poll() && !canvas.scan(false), "written, and still the same");
+        assert!(canvas.poll() && !canvas.scan(false), "written, but unchanged");
         // The fourth byte of a pixel is ignored.
         fake.draw(40, 70, 0xff12_3456);
         assert!(canvas.poll() && !canvas.scan(false), "the same color");

@@ -218,7 +218,7 @@ mod test {
         };
         assert!(read(&bomb(u32::MAX, 8 << 20)).is_err());
         let first = read(&bomb(3, 8 << 20)).unwrap();
-        assert_eq!(first, Say::Provide("000".into()), "the rest is not looked at");
+        assert_eq!(first, Say::Provide("000".into()), "the rest is ignored");
         assert!(read(&bomb(9, 3)).is_err(), "too short");
         for bad in [&[][..], &[1, 2, 3], &[0, 0, 0, 0], &[6, 0, 0, 1], &[16, 0, 0, 1, 9, 9, 9]] {
             assert!(read(bad).is_err(), "{bad:?}");

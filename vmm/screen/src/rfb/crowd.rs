@@ -192,7 +192,7 @@ mod test {
         let fourth = wait("10.0.0.1");
         assert_eq!(mine.iter().map(stays).collect::<Vec<_>>(), [true, false, true]);
         let all = [mine[2].busy(), fourth.busy()];
-        assert!(crowd.wait(door("10.0.0.1")).is_none(), "all that it may have are busy");
+        assert!(crowd.wait(door("10.0.0.1")).is_none(), "all places of the address are busy");
         assert!(stays(&wait("10.0.0.2")), "another address");
         drop(all);
         let next = wait("10.0.0.1");
@@ -206,13 +206,17 @@ mod test {
         let crowd = Crowd::new(8, 3);
         let wait = |text: &str| crowd.wait(door(text));
         let many: Vec<_> = (0..100).map(|last| wait(&format!("10.0.1.{last}")).unwrap()).collect();
-        assert_eq!(many.iter().filter(|it| stays(it)).count(), 7, "one is this host's");
+        assert_eq!(
+            many.iter().filter(|it| stays(it)).count(),
+            7,
+            "one place is reserved for this host"
+        );
         assert_eq!(crowd.taken.lock().unwrap().len(), 7);
         // The address with the most places loses first.
         let first = wait("10.0.0.1").unwrap();
         let second = wait("10.0.0.1").unwrap();
         let _third = wait("10.0.0.2").unwrap();
-        assert!(!stays(&first) && stays(&second), "not one of who has less");
+        assert!(!stays(&first) && stays(&second), "an address with fewer places lost one");
         let here: Vec<_> = (0..8).map(|_| wait("127.0.0.1").unwrap()).collect();
         assert!(here.iter().all(stays));
         assert!(wait("10.0.0.9").is_none(), "places of this host are reserved");

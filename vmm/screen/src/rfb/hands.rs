@@ -216,14 +216,17 @@ mod test {
             full.0.store(false, Ordering::Relaxed);
         };
         let (read, ()) = tokio::join!(hands.wait(LONG), reads);
-        assert!(read, "it reads in time");
+        assert!(read, "the guest read in time");
         full.0.store(true, Ordering::Relaxed);
-        assert!(hands.must_wait() && !hands.wait(2 * POLL_INTERVAL).await, "it reads nothing");
-        assert!(!hands.must_wait() && !hands.wait(LONG).await, "and is not waited for again");
+        assert!(
+            hands.must_wait() && !hands.wait(2 * POLL_INTERVAL).await,
+            "the guest reads nothing"
+        );
+        assert!(!hands.must_wait() && !hands.wait(LONG).await, "a second wait");
         full.0.store(false, Ordering::Relaxed);
         assert!(!hands.must_wait());
         full.0.store(true, Ordering::Relaxed);
-        assert!(hands.must_wait(), "it has read since");
+        assert!(hands.must_wait(), "the guest has read since, so wait again");
     }
 
     #[test]

@@ -294,7 +294,7 @@ mod test {
         pending.change(&changed, &[up]);
         assert_eq!((pending.moves.len(), pending.dirty.bounds().y), (2, 64));
         let (moves, tiles) = pending.take(Area { height: 90, ..all });
-        assert!(moves.is_empty() && tiles.count() == 12, "not all of it was asked for");
+        assert!(moves.is_empty() && tiles.count() == 12, "a request for a part cannot use moves");
     }
 
     #[test]

@@ -123,7 +123,7 @@ mod test {
     fn a_line_that_keeps_up_may_have_more_on_its_way() {
         let mut rate = Rate::default();
         (0..100).for_each(|_| round(&mut rate, 100 << 10, 80));
-        assert_eq!((rate.window, rate.slow), (*WINDOW.end(), 0), "far away, and fast");
+        assert_eq!((rate.window, rate.slow), (*WINDOW.end(), 0), "long delay, high bandwidth");
         let number = rate.sending();
         rate.sent(number, 4 << 20);
         assert!(!rate.is_open());
@@ -150,10 +150,10 @@ mod test {
             assert!(rate.is_open());
             rate.sending();
         }
-        assert!(!rate.is_open(), "answers that never come");
+        assert!(!rate.is_open(), "too many updates are unconfirmed");
         for _ in 0..10 * MAX_IN_FLIGHT {
             rate.sending();
         }
-        assert_eq!(rate.sent.len(), MAX_IN_FLIGHT, "however often it asks all the same");
+        assert_eq!(rate.sent.len(), MAX_IN_FLIGHT, "the list does not grow");
     }
 }

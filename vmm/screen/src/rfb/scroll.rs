@@ -673,10 +673,10 @@ mod test {
         let mut left = different(&before, &one);
         let moves = moved(&before, &one);
         moves.iter().for_each(|it| left.put(it.to, false));
-        assert!(left.count() <= 1, "where the seam is: {:?}", left.bounds());
+        assert!(left.count() <= 1, "only the seam remains: {:?}", left.bounds());
         let mut left = different(&one, &after);
         moved(&one, &after).iter().for_each(|it| left.put(it.to, false));
-        assert_eq!(left.bounds().y, 736, "what came in below: {:?}", left.bounds());
+        assert_eq!(left.bounds().y, 736, "only the new rows remain: {:?}", left.bounds());
     }
 
     #[test]
@@ -726,7 +726,7 @@ mod test {
         }
         let mut other = text(640, 480, 0);
         other.pixels[5 * 640..9 * 640].fill(3);
-        assert_eq!(moved(&page, &other), [], "too little");
+        assert_eq!(moved(&page, &other), [], "too few pixels changed");
     }
 
     #[test]
@@ -786,7 +786,7 @@ mod test {
                 plain = plain.min(worked() - start);
             }
         }
-        eprintln!("a search takes {longest:?} at most, to look at all pixels once {plain:?}");
+        eprintln!("a search takes at most {longest:?}, a comparison of all pixels {plain:?}");
         assert!(longest < 100 * plain + Duration::from_secs(2), "{longest:?}");
     }
 
@@ -801,7 +801,7 @@ mod test {
             let new = frame();
             scroll.save(&old, new.pixels.len());
             if scroll.saved {
-                assert!(scroll.before == old.pixels, "whatever was left out");
+                assert!(scroll.before == old.pixels, "the saved picture is outdated");
                 tries.push(at);
             }
             assert_eq!(scroll.find(&new, &different(&old, &new)), []);

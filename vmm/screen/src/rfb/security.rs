@@ -358,7 +358,7 @@ mod test {
         let now = Instant::now();
         let door = Door::of("10.0.0.1".parse().unwrap());
         book.failed(door, now);
-        assert_eq!(book.closed(door, now), None, "one slip is free");
+        assert_eq!(book.closed(door, now), None, "the first failure causes no delay");
         let mut last = Duration::ZERO;
         for _ in 0..5 {
             book.failed(door, now);
@@ -366,14 +366,14 @@ mod test {
             assert!(wait > last && wait <= MAX_DELAY);
             last = wait;
         }
-        assert_eq!(book.closed(Door::Local, now), None, "another's guesses");
+        assert_eq!(book.closed(Door::Local, now), None, "failures of another door");
         for address in 0..3 * MAX_DOORS {
             book.failed(Door::Network(address as u128), now);
         }
         assert!(book.failures.len() <= MAX_DOORS);
-        assert!(book.failures.contains_key(&door), "it waits longest and stays");
+        assert!(book.failures.contains_key(&door), "the door with the longest delay is kept");
         book.opened(door, Right::View, now);
-        assert!(book.failures.contains_key(&door), "the password for looking is no way around");
+        assert!(book.failures.contains_key(&door), "the view password does not reset failures");
         book.opened(door, Right::Full, now);
         assert_eq!(book.closed(door, now), None);
         for address in 0..3 * MAX_TRUSTED {
@@ -402,13 +402,17 @@ mod test {
         };
         assert_eq!(guess(&mut book, 10_000, start), 64, "at once");
         assert_eq!(book.closed(stranger, start), Some(REFILL));
-        assert_eq!(book.closed(friend, start), None, "who logged in before does so again");
-        assert_eq!(book.closed(network("127.0.0.1"), start), None, "and so does this host");
+        assert_eq!(
+            book.closed(friend, start),
+            None,
+            "a door with an earlier login is not affected"
+        );
+        assert_eq!(book.closed(network("127.0.0.1"), start), None, "this host is not affected");
         // Guesses during one day.
         let day: usize = (1..=86_400).map(|second| guess(&mut book, 3, at(second))).sum();
         assert_eq!(day, 8640);
         assert!(book.closed(stranger, at(86_400)).is_some());
-        assert_eq!(book.closed(stranger, at(86_410)), None, "when they stop, all are heard");
+        assert_eq!(book.closed(stranger, at(86_410)), None, "after the attack, all may log in");
         // The delay of each door applies too.
         for _ in 0..3 {
             book.failed(friend, at(86_410));
@@ -422,7 +426,7 @@ mod test {
         let door = Door::of("10.0.0.1".parse().unwrap());
         assert_eq!(doors.judge(door, || None), Err(Denied::Wrong(1)));
         assert_eq!(doors.judge(door, || None), Err(Denied::Wrong(2)));
-        let early = doors.judge(door, || panic!("it is looked at"));
+        let early = doors.judge(door, || panic!("the password was checked"));
         assert!(matches!(early, Err(Denied::Later(_))), "{early:?}");
         assert_eq!(doors.judge(Door::Local, || Some(Right::Full)), Ok(Right::Full));
     }

@@ -159,7 +159,7 @@ async fn a_picture_and_its_changes_arrive_as_they_are() {
     eye.encodings(&[0, -224]).await;
     eye.ask(false).await;
     eye.see().await.unwrap();
-    assert!(eye.pixels == bench.fake.pixels(), "the first update is all of it");
+    assert!(eye.pixels == bench.fake.pixels(), "the first update is the whole picture");
     for seed in 2..6 {
         bench.fake.paint(seed);
         bench.sees_all(&mut eye).await;
@@ -181,7 +181,7 @@ async fn who_asks_for_all_of_the_picture_is_shown_what_it_is_now() {
         bench.fake.paint(seed);
         eye.ask(false).await;
         timeout(LONG, eye.see()).await.unwrap().unwrap();
-        assert!(eye.pixels == bench.fake.pixels(), "an older one at {seed}");
+        assert!(eye.pixels == bench.fake.pixels(), "an older picture, seed {seed}");
     }
 }
 
@@ -244,7 +244,7 @@ async fn sizes_reach_clients_and_their_wishes_the_display() {
         timeout(LONG, extended.see()).await.unwrap().unwrap();
         extended.ask(true).await;
     }
-    assert_eq!(extended.size, (640, 480), "off is black, and as large");
+    assert_eq!(extended.size, (640, 480), "a display without a mode is black and keeps its size");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -399,7 +399,7 @@ async fn who_types_faster_than_the_guest_reads_waits_and_others_do_not() {
         let events = bench.board.events.lock().unwrap();
         events.iter().filter(|it| matches!(it, Event::Key(..))).count()
     };
-    assert_eq!(keys(), 0, "not one is pressed before there is room");
+    assert_eq!(keys(), 0, "a key was pressed although the queue is full");
     full(false);
     let typed = async {
         while keys() < 52 {
@@ -436,10 +436,12 @@ async fn texts_go_both_ways() {
     assert_eq!(texts, BTreeSet::from(["hä".into(), "€\n".into(), "end".into()]));
     bench.server.copied("ö€");
     assert_eq!(old.receive().await.unwrap(), Received::Text(b"\xf6?".to_vec()));
-    let Received::Clipboard(notify) = new.receive().await.unwrap() else { panic!("not told") };
+    let Received::Clipboard(notify) = new.receive().await.unwrap() else {
+        panic!("no notification")
+    };
     assert_eq!(clipboard::read(&notify).unwrap(), Say::Notify(true));
     new.send(&[6, 0, 0, 0, 255, 255, 255, 252, 2, 0, 0, 1]).await;
-    let Received::Clipboard(text) = new.receive().await.unwrap() else { panic!("not given") };
+    let Received::Clipboard(text) = new.receive().await.unwrap() else { panic!("no text") };
     assert_eq!(clipboard::read(&text).unwrap(), Say::Provide("ö€".into()));
 }
 
@@ -508,7 +510,11 @@ async fn passwords_are_asked_for_in_every_version() {
     assert_eq!(vnc(&mut line, b"RFB 003.008\n", "view").await.unwrap(), 0);
     let mut looker = Eye::init(Box::new(line), true).await.unwrap();
     looker.send(&[4, 1, 0, 0, 0, 0, 0, b'a', 250, 0, 1, 4]).await;
-    assert_eq!(looker.receive().await.unwrap(), Received::Power(0), "a looker may not");
+    assert_eq!(
+        looker.receive().await.unwrap(),
+        Received::Power(0),
+        "a view-only client may not press buttons"
+    );
     assert!(bench.board.events.lock().unwrap().is_empty());
     for _ in 0..2 {
         let mut line = bench.connect(network(2));
@@ -522,7 +528,11 @@ async fn passwords_are_asked_for_in_every_version() {
     let mut line = bench.connect(network(2));
     assert!(vnc(&mut line, b"RFB 003.008\n", "full").await.is_err(), "too many guesses");
     let mut line = bench.connect(network(3));
-    assert_eq!(vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(), 0, "not from there");
+    assert_eq!(
+        vnc(&mut line, b"RFB 003.008\n", "full").await.unwrap(),
+        0,
+        "other addresses may log in"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -611,7 +621,7 @@ async fn over_tls(
     secure.write_all(format!("me{password}").as_bytes()).await.unwrap();
     secure.flush().await.unwrap();
     let result = secure.read_u32().await.unwrap();
-    assert_eq!(secure.get_ref().1.tls13_tickets_received(), 0, "TigerVNC stumbles over them");
+    assert_eq!(secure.get_ref().1.tls13_tickets_received(), 0, "TigerVNC cannot handle tickets");
     (shown, secure, result)
 }
 
@@ -662,7 +672,7 @@ async fn each_door_has_its_own_rules() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, seated).await.expect("both are in");
+    timeout(LONG, seated).await.expect("both are connected");
     let access = |it: serde_json::Value| it["access"].as_str().unwrap().to_owned();
     let access: BTreeSet<_> = bench.server.status().into_iter().map(access).collect();
     assert_eq!(access, ["full", "view"].map(ToOwned::to_owned).into());
@@ -685,7 +695,10 @@ async fn http_is_answered_and_noise_is_closed() {
     }
     let mut eye = bench.eye().await;
     eye.send(&[77]).await;
-    assert!(timeout(LONG, eye.receive()).await.unwrap().is_err(), "closed alone");
+    assert!(
+        timeout(LONG, eye.receive()).await.unwrap().is_err(),
+        "the client was not disconnected"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -846,7 +859,7 @@ async fn slow_clients_that_want_an_update_in_one_piece_leave_room_for_others() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LONG, taken).await.expect("they take it");
+    timeout(LONG, taken).await.expect("clients occupy the budget");
     let mut eye = bench.eye().await;
     eye.encodings(&[7]).await;
     eye.ask(false).await;
@@ -870,8 +883,8 @@ async fn who_asks_and_does_not_read_is_not_heard_any_further() {
         let all = [&mapped[..], &text].concat().repeat(100);
         while writer.write_all(&all).await.is_ok() {}
     };
-    assert!(timeout(Duration::from_secs(1), flood).await.is_err(), "it is not gone");
-    let client = bench.server.all().pop().expect("it is there");
+    assert!(timeout(Duration::from_secs(1), flood).await.is_err(), "the client was disconnected");
+    let client = bench.server.all().pop().expect("the client is connected");
     let waits = client.state(|state| state.replies.len());
     assert!(waits < (64 << 10) + (64 << 10), "{waits} bytes wait");
     // The server continues when the client reads.
