@@ -16,6 +16,7 @@ use super::{Admission, Duplex, Entry, Rules, Wire};
 pub(super) struct Welcome {
     /// The connection, which may be TLS by now.
     pub stream: Wire,
+    /// Whether the client may use keyboard and mouse.
     pub right: Right,
     /// The client shares the screen with others.
     pub shared: bool,
