@@ -65,8 +65,8 @@ pub trait Virtio: Send + 'static {
     }
 }
 
-/// Takes the next chain. If there is none, asks the driver to ring for the next one: with EVENT_IDX
-/// a driver rings only when asked.
+/// Takes the next chain. If the queue is empty, asks the driver to ring for the next one: with
+/// EVENT_IDX a driver rings only when asked.
 fn next(queue: &mut Queue) -> Option<Chain> {
     queue.pop().or_else(|| if queue.listen() { queue.pop() } else { None })
 }

@@ -17,7 +17,7 @@ use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::queue::{Queue, Ring};
+use super::queue::{Endpoint, Queue, Ring};
 use super::signal::{NO_VECTOR, Signal};
 use super::{Identity, Virtio};
 use crate::device::{Access, Device, Region, Saved};
@@ -423,9 +423,9 @@ impl Transport {
                 continue;
             }
             let max_size = self.identity.queues[usize::from(number)];
-            let ways = (self.bells[usize::from(number)].clone(), self.signal.clone());
-            let queue =
-                Queue::new((number, max_size), ring, event_index, self.memory.clone(), ways);
+            let bell = self.bells[usize::from(number)].clone();
+            let endpoint = Endpoint { number, max_size, bell, signal: self.signal.clone() };
+            let queue = Queue::new(endpoint, ring, event_index, self.memory.clone());
             let queue = queue.with_context(|| format!("queue {number}"))?;
             ensure!(queue.is_in_memory(), "queue {number}: its rings are not in memory");
             queues.push(queue);

@@ -141,24 +141,32 @@ impl Chain {
     }
 }
 
+/// The parts of a queue that do not change from reset to reset.
+pub(super) struct Endpoint {
+    pub(super) number: u16,
+    pub(super) max_size: u16,
+    pub(super) bell: Arc<EventFd>,
+    pub(super) signal: Arc<Signal>,
+}
+
 impl Queue {
     pub(super) fn new(
-        (number, most): (u16, u16),
+        endpoint: Endpoint,
         ring: &Ring,
         event_index: bool,
         memory: Memory,
-        (bell, signal): (Arc<EventFd>, Arc<Signal>),
     ) -> anyhow::Result<Self> {
-        let mut indices = Indices::new(most).context("a queue of our own")?;
+        let Endpoint { number, max_size, bell, signal } = endpoint;
+        let mut indices = Indices::new(max_size).context("a queue of our own")?;
         indices.try_set_size(ring.size).with_context(|| format!("{} entries", ring.size))?;
-        let places: [(&str, u64, SetAddress); 3] = [
+        let areas: [(&str, u64, SetAddress); 3] = [
             ("descriptors", ring.descriptors, Indices::try_set_desc_table_address),
             ("driver area", ring.driver, Indices::try_set_avail_ring_address),
             ("device area", ring.device, Indices::try_set_used_ring_address),
         ];
-        for (what, address, place) in places {
-            place(&mut indices, GuestAddress(address))
-                .with_context(|| format!("{what} at {address:#x}"))?;
+        for (area, address, set_address) in areas {
+            set_address(&mut indices, GuestAddress(address))
+                .with_context(|| format!("{area} at {address:#x}"))?;
         }
         indices.set_next_avail(ring.next_available);
         indices.set_next_used(ring.next_used);
@@ -243,7 +251,7 @@ impl Queue {
     }
 
     fn next(&mut self, chain: &mut Chain) -> anyhow::Result<bool> {
-        // Without bus mastering there is nothing to take. That is not an error.
+        // Without bus mastering no chain can be taken. This is not an error.
         let Ok(ram) = self.memory.ram() else { return Ok(false) };
         let size = self.indices.size();
         let head = if let Some(head) = self.again.pop_front() {
@@ -414,7 +422,7 @@ fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::
             table.checked_add(u64::from(at * DESCRIPTOR_SIZE)).context("a descriptor table")?;
         let descriptor = ram.read_obj::<Descriptor>(GuestAddress(place));
         let descriptor = descriptor
-            .with_context(|| format!("a descriptor at {place:#x}, which is no memory"))?;
+            .with_context(|| format!("a descriptor at {place:#x}, outside of guest memory"))?;
         if descriptor.refers_to_indirect_table() {
             let bytes = descriptor.len();
             ensure!(!indirect, "an indirect table in an indirect table");
@@ -436,7 +444,7 @@ fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::
             } else if chain.writable.is_empty() {
                 chain.readable.push(piece);
             } else {
-                bail!("a part to read behind a part to write");
+                bail!("a readable piece after a writable one");
             }
         }
         ensure!(
@@ -475,8 +483,9 @@ mod test {
         let ring = Ring { size: 4, enabled: true, descriptors, driver, device, ..ring };
         let interrupt = Interrupt { msix: None, line: None };
         let signal = Arc::new(Signal::new(interrupt, "test", 1));
-        Queue::new((0, 4), &ring, false, memory, (Arc::new(EventFd::new(0).unwrap()), signal))
-            .unwrap()
+        let bell = Arc::new(EventFd::new(0).unwrap());
+        let endpoint = Endpoint { number: 0, max_size: 4, bell, signal };
+        Queue::new(endpoint, &ring, false, memory).unwrap()
     }
 
     #[test]

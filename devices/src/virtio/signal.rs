@@ -56,7 +56,7 @@ impl Signal {
         }
     }
 
-    /// Reads the ISR byte. That clears it and lowers the interrupt line.
+    /// Reads the ISR byte, which clears it and lowers the interrupt line.
     pub(super) fn acknowledge(&self) -> u8 {
         let mut isr = self.isr.lock().expect("no device panicked");
         if let Some(line) = &self.interrupt.line {
@@ -99,7 +99,7 @@ impl Signal {
     }
 
     /// Breaks the device until the driver resets it. The reason is logged as a warning only the
-    /// first time, because a guest can break and reset a device without end.
+    /// first time, because a guest can break and reset a device again and again.
     pub(super) fn fail(&self, queue: u16, why: &str) {
         if !self.broken.swap(true, Ordering::AcqRel) {
             let name = self.name;

@@ -109,7 +109,7 @@ impl Inbox {
         }
     }
 
-    /// The next buffer. If there is none, sets `starved` and asks the driver to ring.
+    /// The next buffer. If the queue is empty, sets `starved` and asks the driver to ring.
     fn next(&mut self, queue: &mut Queue) -> Option<Chain> {
         loop {
             let chain = queue.pop();
@@ -126,7 +126,7 @@ impl Inbox {
         }
     }
 
-    /// Takes buffers for one frame. Returns false if there are none.
+    /// Takes buffers for one frame. Returns false if the queue is empty.
     pub(super) fn gather(&mut self, queue: &mut Queue, merge: bool) -> bool {
         if !self.complete(queue) {
             return false;

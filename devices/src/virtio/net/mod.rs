@@ -689,7 +689,7 @@ mod test {
         assert_eq!(driver.device(6), [0, 0, 2, 0, 0x28, 0x23]);
         let (plain, ..) = self::bench(1, Offloads::default());
         let offered = Driver::find(&plain, AT).features();
-        assert_eq!(offered & (0x3f87 | 7 << 54 | MQ), 0, "nobody would do these");
+        assert_eq!(offered & (0x3f87 | 7 << 54 | MQ), 0, "the peer has no offloads");
         assert_eq!(offered & ALWAYS, ALWAYS);
     }
 
@@ -734,7 +734,7 @@ mod test {
         }
         let mut buffers = offer(&mut driver, 1, 1000);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(driver.take(0), None, "a part of a frame is none");
+        assert_eq!(driver.take(0), None, "a frame is only delivered complete");
         buffers.extend(offer(&mut driver, 3, 1000));
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(driver.take(0), None);
@@ -914,7 +914,7 @@ mod test {
             if is_same(&content(&mut driver, &buffers).0, &frame(99, 77)) {
                 break;
             }
-            assert!(frames < 60, "old frames without end");
+            assert!(frames < 60, "an endless run of old frames");
         }
     }
 
@@ -1109,7 +1109,7 @@ mod test {
             lent(1);
             to_guest(&mut driver, &buffers, &socket, 7);
             driver.set_status(0);
-            assert_eq!(link.in_kernel(), 0, "nothing of it is under way after a reset");
+            assert_eq!(link.in_kernel(), 0, "nothing is in flight after a reset");
         });
     }
 
