@@ -39,7 +39,8 @@ impl Lease {
     /// The thread serves the rings at first. It is also woken by its orders and the control queue.
     pub(super) fn new(
         vhost: Vhost,
-        (link, features): (&Arc<Link>, u64),
+        link: &Arc<Link>,
+        features: u64,
         orders: &Orders,
         control: Option<&Arc<EventFd>>,
     ) -> anyhow::Result<Self> {

@@ -373,8 +373,9 @@ impl Net {
     /// The lease of a pair, if the kernel may serve its rings.
     fn lease(&mut self, at: usize, control: Option<&Queue>) -> anyhow::Result<Option<Lease>> {
         let Some(vhost) = self.kernel.get_mut(at).and_then(Option::take) else { return Ok(None) };
-        let agreed = (self.nic.side.link(), self.nic.negotiated());
-        Lease::new(vhost, agreed, &self.nic.orders[at], control.map(Queue::bell)).map(Some)
+        let (link, features) = (self.nic.side.link(), self.nic.negotiated());
+        let orders = &self.nic.orders[at];
+        Lease::new(vhost, link, features, orders, control.map(Queue::bell)).map(Some)
     }
 
     /// Reports link changes to the guest, starting with those since the last stop.
