@@ -427,7 +427,7 @@ impl Transport {
             let endpoint = Endpoint { number, max_size, bell, signal: self.signal.clone() };
             let queue = Queue::new(endpoint, ring, event_index, self.memory.clone());
             let queue = queue.with_context(|| format!("queue {number}"))?;
-            ensure!(queue.is_in_memory(), "queue {number}: its rings are not in memory");
+            ensure!(queue.is_in_memory(), "queue {number}: its rings are outside of guest memory");
             queues.push(queue);
         }
         Ok(queues)

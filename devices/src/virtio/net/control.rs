@@ -150,7 +150,7 @@ impl Filter {
     }
 
     /// Whether a saved filter is valid.
-    pub(super) fn is_sound(&self) -> bool {
+    pub(super) fn is_valid(&self) -> bool {
         [&self.unicast, &self.multicast].iter().all(|table| table.addresses.len() <= MAX_TABLE)
     }
 }
@@ -238,7 +238,7 @@ mod test {
         let seen = |control: &Control| {
             [OWN, other, group, all].map(|to| control.filter.wants(&frame(to, None), OWN, true))
         };
-        assert_eq!(seen(&control), [true; 4], "before it said anything");
+        assert_eq!(seen(&control), [true; 4], "before the first command");
         run(&mut control, &[0, 0, 0]).unwrap();
         assert_eq!(seen(&control), [true, false, false, true]);
         let table = [&[1, 0, 1, 0, 0, 0][..], &other, &[1, 0, 0, 0], &group].concat();

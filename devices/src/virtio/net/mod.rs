@@ -145,10 +145,10 @@ impl Build for Config {
         let pairs = self.pairs;
         ensure!(
             (1..=MAX_PAIRS).contains(&pairs),
-            "{pairs} pairs of queues: there are 1 to {MAX_PAIRS}"
+            "pairs={pairs}: a network device has 1 to {MAX_PAIRS} queue pairs"
         );
         if let Some(mtu) = self.mtu {
-            ensure!(mtu >= LEAST_MTU, "an MTU of {mtu}: the least is {LEAST_MTU}");
+            ensure!(mtu >= LEAST_MTU, "mtu={mtu}: the minimum is {LEAST_MTU}");
         }
         let side = net::open(&self.to, net::Wish { pairs, mtu: self.mtu })?;
         grants.shared().links.add(grants.name(), side.link().clone());
@@ -346,8 +346,8 @@ impl Net {
         let nic = self.nic.clone();
         let body = move || take.recv().ok().map(|pair| pair.run(&nic.orders[at]));
         let thread = Builder::new().name(format!("net-{number}")).spawn(body);
-        let thread = thread.context("a thread for a pair of queues")?;
-        let port = self.ports[at].take().context("a port for each pair of queues")?;
+        let thread = thread.context("a thread for a queue pair")?;
+        let port = self.ports[at].take().context("a port for each queue pair")?;
         let [receive, transmit, control] = queues;
         let lease = self.lease(at, control.as_ref())?;
         let pair = Pair {
@@ -365,7 +365,7 @@ impl Net {
             pulled: false,
         };
         self.nic.orders[at].set_stop(false);
-        give.send(pair).ok().context("a thread for a pair of queues")?;
+        give.send(pair).ok().context("a thread for a queue pair")?;
         self.threads.push(thread);
         Ok(())
     }
@@ -386,10 +386,10 @@ impl Net {
             self.last_link = (link.is_up(), link.mtu());
             return;
         };
-        let (nic, told) = (self.nic.clone(), signal.clone());
+        let (nic, notified) = (self.nic.clone(), signal.clone());
         link.watch(Some(Box::new(move || {
             nic.link_changed();
-            told.configuration();
+            notified.configuration();
         })));
         if (link.is_up(), link.mtu()) != self.last_link {
             self.nic.link_changed();
@@ -470,7 +470,7 @@ impl Virtio for Net {
 
     fn restore(&mut self, saved: Saved) -> anyhow::Result<()> {
         let control: Control = saved.take()?;
-        ensure!(control.filter.is_sound(), "a table of too many addresses");
+        ensure!(control.filter.is_valid(), "a filter table with too many addresses");
         let pairs = control.pairs;
         ensure!((1..=self.nic.pairs).contains(&pairs), "{pairs} of {} pairs", self.nic.pairs);
         *self.nic.control() = control;
@@ -824,10 +824,14 @@ mod test {
         let at = driver.allocate(100);
         driver.offer(1, &[(at, 72, false)]);
         driver.kick(1);
-        assert_eq!(driver.wait(1).length, 0, "into nowhere");
+        assert_eq!(driver.wait(1).length, 0, "sent, but lost");
         std::thread::sleep(Duration::from_millis(20));
         lab.link.plug(true);
-        assert_eq!((driver.isr() & 2, driver.device(6)), (2, [3, 0]), "up, and to announce itself");
+        assert_eq!(
+            (driver.isr() & 2, driver.device(6)),
+            (2, [3, 0]),
+            "link up, and a request to announce"
+        );
         command(&mut driver, 2, &[3, 0]);
         assert_eq!(driver.device(6), [1, 0]);
         // There may be no room yet: a socket wakes its sender only when most of it is read, and the
@@ -837,7 +841,10 @@ mod test {
             ends[0].send(&frame(2, 61)).ok();
             driver.bytes(buffers[0].0 + 12, 6) == OWN
         });
-        assert!(is_same(&content(&mut driver, &buffers).0, &frame(2, 61)), "not what came before");
+        assert!(
+            is_same(&content(&mut driver, &buffers).0, &frame(2, 61)),
+            "frames from before are lost"
+        );
         assert!(ends[0].recv(&mut [0; 100]).is_err());
         bench.board.reset().unwrap();
         lab.link.resize(1400).unwrap();
@@ -1052,7 +1059,7 @@ mod test {
                     for round in 0..20_u8 {
                         let frame = to_guest(&mut driver, &buffers, &socket, round);
                         let partial = u8::from(offloads);
-                        assert_eq!(frame[0] & 1, partial, "a checksum that is not done");
+                        assert_eq!(frame[0] & 1, partial, "the checksum is left to the receiver");
                         to_host(&mut driver, &socket, round);
                     }
                 }

@@ -26,7 +26,7 @@ pub(super) struct Orders {
 
 impl Orders {
     pub(super) fn new() -> anyhow::Result<Self> {
-        let bell = EventFd::new(EFD_NONBLOCK).context("an event for a pair of queues")?;
+        let bell = EventFd::new(EFD_NONBLOCK).context("an event for a queue pair")?;
         Ok(Self { bell: Arc::new(bell), stop: AtomicBool::new(false) })
     }
 
@@ -62,11 +62,13 @@ pub(super) struct Sleep {
 impl Sleep {
     /// Watches these doorbells and the orders.
     pub(super) fn new(orders: &Orders, mut bells: Vec<Arc<EventFd>>) -> anyhow::Result<Self> {
-        let epoll = Epoll::new().context("an epoll for a pair of queues")?;
+        let epoll = Epoll::new().context("an epoll for a queue pair")?;
         bells.push(orders.bell.clone());
         for (number, bell) in (PORT + 1..).zip(&bells) {
             let event = EpollEvent::new(EventSet::IN, number);
-            epoll.ctl(ControlOperation::Add, bell.as_raw_fd(), event).context("a bell")?;
+            epoll
+                .ctl(ControlOperation::Add, bell.as_raw_fd(), event)
+                .context("a doorbell in an epoll")?;
         }
         Ok(Self { epoll, bells, port: None })
     }
