@@ -229,8 +229,8 @@ impl Gauge {
             let number = usize::from(u16::from_le_bytes(*number));
             // The guest reports unknown values as all ones.
             let value = Some(u64::from_le_bytes(*value)).filter(|value| *value != u64::MAX);
-            if let Some(place) = statistics.get_mut(number) {
-                *place = value;
+            if let Some(slot) = statistics.get_mut(number) {
+                *slot = value;
             }
         }
         let mut driver = self.driver();
@@ -310,8 +310,8 @@ impl Virtio for Balloon {
         let mut bytes = [0; CONFIG_SIZE];
         bytes.copy_from_slice(&self.config());
         bytes[offset..offset + data.len()].copy_from_slice(data);
-        for (place, field) in [(ACTUAL, &self.gauge.actual), (POISON, &self.gauge.poison)] {
-            let field_bytes = bytes[place].try_into().expect("four bytes");
+        for (range, field) in [(ACTUAL, &self.gauge.actual), (POISON, &self.gauge.poison)] {
+            let field_bytes = bytes[range].try_into().expect("four bytes");
             field.store(u32::from_le_bytes(field_bytes), Ordering::Release);
         }
     }

@@ -263,8 +263,8 @@ impl Transport {
 
     fn write_common(&mut self, offset: usize, data: &[u8]) -> Access {
         let mut bytes = [0; 8];
-        let Some(place) = bytes.get_mut(..data.len()) else { return Access::Ignored };
-        place.copy_from_slice(data);
+        let Some(start) = bytes.get_mut(..data.len()) else { return Access::Ignored };
+        start.copy_from_slice(data);
         let value = u64::from_le_bytes(bytes);
         let word = value & 0xffff_ffff;
         let short = u16::try_from(value).unwrap_or(u16::MAX);
@@ -334,8 +334,8 @@ impl Transport {
             _ => &mut ring.device,
         };
         let (at, mut bytes) = (offset & 7, field.to_le_bytes());
-        let Some(place) = bytes.get_mut(at..at + data.len()) else { return Access::Ignored };
-        place.copy_from_slice(data);
+        let Some(part) = bytes.get_mut(at..at + data.len()) else { return Access::Ignored };
+        part.copy_from_slice(data);
         if !ring.enabled {
             *field = u64::from_le_bytes(bytes);
         }
@@ -456,15 +456,15 @@ impl Transport {
     fn read_window(&mut self, offset: u64, data: &mut [u8]) -> Access {
         let Some(at) = offset.checked_sub(WINDOW_DATA) else {
             let at = usize::try_from(offset - WINDOW_BAR).unwrap_or(usize::MAX);
-            for (byte, kept) in data.iter_mut().zip(self.registers.window.iter().skip(at)) {
-                *byte = *kept;
+            for (to, from) in data.iter_mut().zip(self.registers.window.iter().skip(at)) {
+                *to = *from;
             }
             return Access::Done;
         };
         match self.window() {
-            Some((place, length)) if at == 0 && data.len() >= length => {
+            Some((target, length)) if at == 0 && data.len() >= length => {
                 data.fill(0);
-                self.read_bar(place, &mut data[..length])
+                self.read_bar(target, &mut data[..length])
             }
             _ => Access::Ignored,
         }
@@ -473,14 +473,14 @@ impl Transport {
     fn write_window(&mut self, offset: u64, data: &[u8]) -> Access {
         let Some(at) = offset.checked_sub(WINDOW_DATA) else {
             let at = usize::try_from(offset - WINDOW_BAR).unwrap_or(usize::MAX);
-            for (kept, byte) in self.registers.window.iter_mut().skip(at).zip(data) {
-                *kept = *byte;
+            for (to, from) in self.registers.window.iter_mut().skip(at).zip(data) {
+                *to = *from;
             }
             return Access::Done;
         };
         match self.window() {
-            Some((place, length)) if at == 0 && data.len() >= length => {
-                self.write_bar(place, &data[..length])
+            Some((target, length)) if at == 0 && data.len() >= length => {
+                self.write_bar(target, &data[..length])
             }
             _ => Access::Ignored,
         }

@@ -174,8 +174,8 @@ impl Queue {
         indices.set_ready(true);
         let mut held = vec![false; usize::from(ring.size)];
         for head in &ring.held {
-            let place = held.get_mut(usize::from(*head));
-            *place.with_context(|| format!("chain {head} of {}", ring.size))? = true;
+            let slot = held.get_mut(usize::from(*head));
+            *slot.with_context(|| format!("chain {head} of {}", ring.size))? = true;
         }
         Ok(Self {
             number,
@@ -418,11 +418,11 @@ fn walk(ram: &GuestMemoryMmap, table: (u64, u16), chain: &mut Chain) -> anyhow::
         ensure!(at < size, "descriptor {at} of {size}");
         ensure!(left > 0, "a chain that does not end");
         left -= 1;
-        let place =
+        let address =
             table.checked_add(u64::from(at * DESCRIPTOR_SIZE)).context("a descriptor table")?;
-        let descriptor = ram.read_obj::<Descriptor>(GuestAddress(place));
+        let descriptor = ram.read_obj::<Descriptor>(GuestAddress(address));
         let descriptor = descriptor
-            .with_context(|| format!("a descriptor at {place:#x}, outside of guest memory"))?;
+            .with_context(|| format!("a descriptor at {address:#x}, outside of guest memory"))?;
         if descriptor.refers_to_indirect_table() {
             let bytes = descriptor.len();
             ensure!(!indirect, "an indirect table in an indirect table");
@@ -474,8 +474,8 @@ mod test {
             let bytes = [&0x8000_u64.to_le_bytes()[..], &[1, 0, 0, 0, 0, 0, 0, 0]].concat();
             memory.write(AT[0] + 16 * head, &bytes).unwrap();
         }
-        for (place, head) in (0..).zip(offered) {
-            memory.write(AT[1] + 4 + 2 * place, &head.to_le_bytes()).unwrap();
+        for (entry, head) in (0..).zip(offered) {
+            memory.write(AT[1] + 4 + 2 * entry, &head.to_le_bytes()).unwrap();
         }
         let index = u16::try_from(offered.len()).unwrap();
         memory.write(AT[1] + 2, &index.to_le_bytes()).unwrap();

@@ -89,8 +89,8 @@ impl Signal {
     /// Sets that vector. A vector outside of the table becomes [`NO_VECTOR`].
     pub(super) fn set_vector(&self, number: usize, vector: u16) {
         let vector = if usize::from(vector) < self.vectors.len() { vector } else { NO_VECTOR };
-        if let Some(place) = self.vectors.get(number) {
-            place.store(vector, Ordering::Release);
+        if let Some(slot) = self.vectors.get(number) {
+            slot.store(vector, Ordering::Release);
         }
     }
 

@@ -95,9 +95,9 @@ fn page_0_and_requests_outside_of_memory_release_nothing() {
     assert_eq!(give(&mut driver, 0, &[zeros]), []);
     assert_eq!(give(&mut driver, 0, &[(RAM - 8, 16, false)]), []);
     assert_eq!(give(&mut driver, 0, &[(zeros.0, 64, true)]), [], "nothing to read");
-    let most = put(&mut driver, &[0xff; 4]);
+    let last = put(&mut driver, &[0xff; 4]);
     // The device does not check whether such memory exists: the host does.
-    assert_eq!(give(&mut driver, 0, &[most]), [pages(0xffff_ffff, 0xffff_ffff)]);
+    assert_eq!(give(&mut driver, 0, &[last]), [pages(0xffff_ffff, 0xffff_ffff)]);
     // All of RAM, read as numbers: only the beginning is read.
     let flood = [(0, u32::try_from(RAM).unwrap(), false); 15];
     assert!(give(&mut driver, 0, &flood).len() as u64 <= MAX_FRAME_BYTES / 4);

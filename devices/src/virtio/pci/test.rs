@@ -362,7 +362,7 @@ fn pieces_outside_of_memory_and_of_no_length_are_the_devices_to_answer() {
 #[test]
 fn rings_that_are_not_memory_break_the_device() {
     let bench = bench();
-    for place in [32, 40, 48] {
+    for area in [32, 40, 48] {
         for at in [0xfff8_u64, 0x10_0000, !0xf, 0x1_0000_0001] {
             let mut driver = Driver::find(&bench, AT);
             assert!(driver.negotiate(0));
@@ -372,11 +372,11 @@ fn rings_that_are_not_memory_break_the_device() {
                 driver.set_common(register, &0x2000_u64.to_le_bytes());
             }
             // 0xfff8 is not aligned for a descriptor table, but for the other two rings.
-            driver.set_common(place, &at.to_le_bytes());
+            driver.set_common(area, &at.to_le_bytes());
             driver.set_common(28, &1_u16.to_le_bytes());
             driver.start();
             let broken = driver.status() & NEEDS_RESET != 0;
-            assert_eq!(broken, at != 0xfff8 || place == 32, "{place}: {at:#x}");
+            assert_eq!(broken, at != 0xfff8 || area == 32, "{area}: {at:#x}");
         }
     }
 }

@@ -191,8 +191,8 @@ impl Virtio for Scsi {
         self.watch();
         let (mut others, mut servers) = ([None, None], Vec::new());
         for queue in queues {
-            if let Some(place) = others.get_mut(usize::from(queue.number())) {
-                *place = Some(queue);
+            if let Some(slot) = others.get_mut(usize::from(queue.number())) {
+                *slot = Some(queue);
                 continue;
             }
             let name = format!("scsi-{}", queue.number() - REQUESTS);

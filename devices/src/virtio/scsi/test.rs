@@ -437,7 +437,7 @@ fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
     let mut driver = attended(&bench);
     let drive = bench.board.disks().find("virtio-scsi").unwrap();
     let event = driver.allocate(16);
-    let told = |driver: &mut Driver<'_>| {
+    let grown_size = |driver: &mut Driver<'_>| {
         assert_eq!(driver.wait(EVENTS).length, 16);
         assert_eq!(driver.bytes(event, 16), [3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0x2a, 9, 0, 0]);
         assert_eq!(ask(driver, &[0; 6], &Data::None).sense(), GREW);
@@ -448,7 +448,7 @@ fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
     };
     driver.offer(EVENTS, &[(event, 16, true)]);
     drive.grow(Some(2 * SIZE)).unwrap();
-    assert_eq!(told(&mut driver), 2 * SIZE);
+    assert_eq!(grown_size(&mut driver), 2 * SIZE);
     write(&mut driver, SIZE / 512, &[7; 512]);
     // The event buffer comes later.
     drive.grow(Some(3 * SIZE)).unwrap();
@@ -456,13 +456,13 @@ fn a_disk_that_grows_is_told_of_by_an_event_and_with_the_next_command() {
     bench.board.run(saved).unwrap();
     driver.offer(EVENTS, &[(event, 16, true)]);
     driver.kick(EVENTS);
-    assert_eq!(told(&mut driver), 3 * SIZE);
+    assert_eq!(grown_size(&mut driver), 3 * SIZE);
     // The disk grows while the device is parked, with an event buffer offered before.
     driver.offer(EVENTS, &[(event, 16, true)]);
     let saved = bench.board.park();
     drive.grow(Some(4 * SIZE)).unwrap();
     bench.board.run(saved).unwrap();
-    assert_eq!(told(&mut driver), 4 * SIZE);
+    assert_eq!(grown_size(&mut driver), 4 * SIZE);
     assert_eq!(driver.take(EVENTS), None, "each growth once");
     // A driver that starts reads the size by itself.
     bench.board.park();
