@@ -706,8 +706,8 @@ fn events_are_told_once_until_their_page_is_read() {
     assert_eq!(first.id, requests[2]);
     driver.log(1, 64);
     let second = driver.next(0);
-    let configured = BTreeSet::from([first.result, second.result]);
-    assert_eq!(configured, BTreeSet::from([0x0001_0000, 0x0001_0100]));
+    let results = BTreeSet::from([first.result, second.result]);
+    assert_eq!(results, BTreeSet::from([0x0001_0000, 0x0001_0100]));
     assert_eq!(driver.run(1, transfer(2, DISK / 512, 1, (DATA, 0))).status, 0, "the new blocks");
 }
 
