@@ -51,7 +51,7 @@ fn profile(unit: &Unit<'_>) -> u16 {
     }
 }
 
-/// READ TOC/PMA/ATIP: the table of table_of_contents, or the sessions.
+/// READ TOC/PMA/ATIP: the table of contents, or the sessions.
 fn table_of_contents(unit: &Unit<'_>, cdb: &Cdb) -> Result<Plan, Sense> {
     let blocks = blocks(unit)?;
     let (by_time, track, room) = (cdb[1] & 2 != 0, cdb[6], be16(cdb, 7));
