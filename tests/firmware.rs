@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     tests.push(test("13", "boots_from_nvme_and_keeps_the_order", nvme).thorough());
     tests.push(test("12", "boots_from_virtio_and_keeps_the_order", virtio).thorough());
     tests.extend(both("asks_disks_in_the_order_that_was_said", asks_in_order));
-    // What is signed starts in the suite `pods`.
+    // What is signed starts in the suite `cluster`.
     tests.push(test("12", "starts_nothing_that_is_not_signed", starts_nothing_unsigned));
     let says = "has_a_usable_store_whenever_it_was_killed";
     tests.push(test("12", says, has_a_usable_store_whenever_it_was_killed).thorough());

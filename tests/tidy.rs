@@ -21,6 +21,8 @@ mod papers;
 mod rings;
 #[path = "tidy/safety.rs"]
 mod safety;
+#[path = "tidy/suites.rs"]
+mod suites;
 #[path = "tidy/tree.rs"]
 mod tree;
 #[path = "tidy/words.rs"]
@@ -310,6 +312,18 @@ rules! {
             file("README.md", concat!("deploy/wo", "rk/x ~/wo", "rk/y")),
             file("tests/lab/lab", concat!("mount /ro", "ot/proc")),
         ];
+    suites_are_listed: suites::listed,
+        refuses [
+            suites(&["a | of a | - | 1"], &["tests/a.rs", "vmm/tests/b.rs"]),
+            suites(&["a | of a | - | 1", "b | of b | - | 1"], &["tests/a.rs"]),
+            suites(&["a | of a | lab | 1"], &["tests/a.rs"]),
+            suites(&["a | of a | - | soon"], &["tests/a.rs"]),
+            suites(&["a | of a | -"], &["tests/a.rs"]),
+        ],
+        accepts [suites(
+            &["# comment", "", "a | of a | root, kvm | 0.1", "b | of b | - | 2"],
+            &["tests/a.rs", "boot/tests/b/main.rs", "boot/tests/b/other.rs"],
+        )];
     scripts_can_be_run: papers::scripts,
         refuses [
             file("tests/lab/lab", "#!/bin/bash\n"),
@@ -391,7 +405,7 @@ fn code_is_formatted() {
             let mut cargo = Command::new("cargo");
             cargo.args(["fmt", "--all", "--check", "--manifest-path"]).arg(path);
             commands.push(cargo);
-        } else if file.path.starts_with("tests/guest/") && file.name() == "main.rs" {
+        } else if file.path.starts_with("vmm/probe/guest/") && file.name() == "main.rs" {
             let mut rustfmt = Command::new("rustfmt");
             rustfmt.args(["--check", "--edition", "2024"]).arg(path);
             commands.push(rustfmt);
@@ -434,6 +448,12 @@ fn manifests(crates: &[&str]) -> Vec<File> {
         file(&format!("{name}/Cargo.toml"), text)
     };
     crates.iter().map(manifest).collect()
+}
+
+/// A table of suites, and files of tests.
+fn suites(rows: &[&str], files: &[&str]) -> Vec<File> {
+    let table = file("tests/suites", rows.join("\n"));
+    [table].into_iter().chain(files.iter().map(|path| file(path, ""))).collect()
 }
 
 /// The modules of a crate: "a/b: text".

@@ -199,6 +199,6 @@ fn a_renewed_certificate_is_shown_and_viewers_stay() -> Result<()> {
     browser.press("y", "KeyY", 89)?;
     crate::reads(&mut browser, "Text", "y_")?;
     let said = machine.stderr.text();
-    ensure!(said.contains("was read again") && !said.contains("left"), "{said}");
+    ensure!(said.contains("certificate reloaded") && !said.contains("disconnected"), "{said}");
     Ok(())
 }

@@ -3,14 +3,14 @@ use crate::tree::{File, Finding, Tree};
 
 /// A path in a paper starts with one of these, or stands at the top.
 const FOLDERS: &[&str] =
-    &["vmm", "devices", "boot", "container", "deploy", "tests", "benches", ".ci"];
+    &["vmm", "devices", "boot", "container", "deploy", "docs", "tests", "benches", ".ci"];
 
 /// Folders that are of one machine, and who may name them nevertheless.
 const MACHINE: &[(&str, &[&str])] = &[
     (concat!("/wo", "rk/"), &[]),
     (concat!("/ho", "me/"), &[]),
     // The lab builds a root file system, and that has such a folder.
-    (concat!("/ro", "ot/"), &["tests/lab/", "tests/guest/"]),
+    (concat!("/ro", "ot/"), &["tests/lab/"]),
 ];
 
 fn papers(tree: &Tree) -> impl Iterator<Item = &File> {

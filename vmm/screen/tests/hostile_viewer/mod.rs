@@ -230,5 +230,5 @@ async fn send<S: Duplex>(line: S, bytes: &[u8], server: &Server) {
 }
 
 /// A certificate for `localhost`.
-const CERTIFICATE: &str = include_str!("../../../../tests/clients/certificate.pem");
-const KEY: &str = include_str!("../../../../tests/clients/key.pem");
+const CERTIFICATE: &str = include_str!("../../../../tests/vnc_clients/certificate.pem");
+const KEY: &str = include_str!("../../../../tests/vnc_clients/key.pem");

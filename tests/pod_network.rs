@@ -8,13 +8,13 @@
 //! between its tap and one in the guest's namespace, where no machine is needed then.
 #![forbid(unsafe_code)]
 
-#[path = "nat/beside.rs"]
+#[path = "pod_network/beside.rs"]
 mod beside;
-#[path = "nat/pod.rs"]
+#[path = "pod_network/pod.rs"]
 mod pod;
-#[path = "nat/six.rs"]
+#[path = "pod_network/six.rs"]
 mod six;
-#[path = "nat/town.rs"]
+#[path = "pod_network/town.rs"]
 mod town;
 
 use std::env;

@@ -384,10 +384,10 @@ fn says_when_this_host_only_emulates_kernels() {
 }
 
 /// A certificate, its key, and what is neither.
-const CERTIFICATE: &str = include_str!("../clients/certificate.pem");
-const KEY: &str = include_str!("../clients/key.pem");
-const OTHER_KEY: &str = include_str!("../clients/other-key.pem");
-const LOCKED_KEY: &str = include_str!("../clients/locked-key.pem");
+const CERTIFICATE: &str = include_str!("../vnc_clients/certificate.pem");
+const KEY: &str = include_str!("../vnc_clients/key.pem");
+const OTHER_KEY: &str = include_str!("../vnc_clients/other-key.pem");
+const LOCKED_KEY: &str = include_str!("../vnc_clients/locked-key.pem");
 
 #[test]
 fn refuses_screens_that_cannot_be_served() {

@@ -29,7 +29,7 @@ fn module() -> Option<&'static Path> {
     let make = || {
         let needed = "import twisted, PIL, cryptography, pip";
         is_here(PYTHON, &["-c", needed]).then(|| {
-            let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/requirements.txt");
+            let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("vnc_clients/requirements.txt");
             let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vncdotool");
             fetch(&list, &folder).expect("vncdotool");
             folder
@@ -44,7 +44,7 @@ fn found(test: &str) -> Option<&'static Path> {
 }
 
 fn look(module: &Path, address: &str, encoding: i32) -> Command {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/vncdo.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("vnc_clients/vncdo.py");
     let mut command = Command::new(PYTHON);
     command.arg(script).args([address, &encoding.to_string()]).env("PYTHONPATH", module);
     command

@@ -2,15 +2,15 @@
 //! status, and leaves nothing behind; help, reference, `inspect` and `doctor` tell the truth.
 #![forbid(unsafe_code)]
 
-#[path = "command_line/mistakes.rs"]
+#[path = "vmm_command_line/mistakes.rs"]
 mod mistakes;
-#[path = "command_line/papers.rs"]
+#[path = "vmm_command_line/papers.rs"]
 mod papers;
-#[path = "command_line/rights.rs"]
+#[path = "vmm_command_line/rights.rs"]
 mod rights;
-#[path = "command_line/sharing.rs"]
+#[path = "vmm_command_line/sharing.rs"]
 mod sharing;
-#[path = "command_line/views.rs"]
+#[path = "vmm_command_line/views.rs"]
 mod views;
 
 use std::fs;

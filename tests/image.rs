@@ -1,11 +1,11 @@
 //! The container image as people run it: built, started by Podman, seen from outside, and stopped.
 #![forbid(unsafe_code)]
 
-#[path = "pod/engine.rs"]
+#[path = "image/engine.rs"]
 mod engine;
-#[path = "pod/kube.rs"]
+#[path = "image/kube.rs"]
 mod kube;
-#[path = "pod/sight.rs"]
+#[path = "image/sight.rs"]
 mod sight;
 
 use std::fs;

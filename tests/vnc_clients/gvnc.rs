@@ -30,7 +30,7 @@ fn found(test: &str) -> bool {
 
 fn look(address: &str, encodings: &str, (bits, order): (u32, &str), security: &str) -> Command {
     let mut command = Command::new(PYTHON);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/gvnc.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("vnc_clients/gvnc.py");
     command.arg(script).args([address, encodings, &bits.to_string(), order, security]);
     command
 }

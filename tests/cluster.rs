@@ -2,11 +2,11 @@
 //! a tap, and with all rights. They are seen from outside: ports, names, packets, and their end.
 #![forbid(unsafe_code)]
 
-#[path = "pods/agent.rs"]
+#[path = "cluster/agent.rs"]
 mod agent;
-#[path = "pods/pod.rs"]
+#[path = "cluster/pod.rs"]
 mod pod;
-#[path = "pods/town.rs"]
+#[path = "cluster/town.rs"]
 mod town;
 
 use std::fs;

@@ -133,5 +133,5 @@ async fn socket(mut line: Line, place: &str) -> Result<Line> {
 }
 
 /// For `localhost`.
-pub(crate) const CERTIFICATE: &str = include_str!("../clients/certificate.pem");
-pub(crate) const KEY: &str = include_str!("../clients/key.pem");
+pub(crate) const CERTIFICATE: &str = include_str!("../vnc_clients/certificate.pem");
+pub(crate) const KEY: &str = include_str!("../vnc_clients/key.pem");

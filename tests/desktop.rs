@@ -3,7 +3,7 @@
 //! way; what is on the screen is read from its pixels.
 #![forbid(unsafe_code)]
 
-#[path = "desk/install.rs"]
+#[path = "desktop/install.rs"]
 mod install;
 
 use std::process::ExitCode;

@@ -38,7 +38,7 @@ fn viewer() -> Option<&'static Path> {
 
 fn compile() -> Result<PathBuf> {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libvnc");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/libvnc.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("vnc_clients/libvnc.c");
     let mut gcc = Command::new("gcc");
     gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).args([&program, &source]);
     let ended = finish(gcc.arg("-lvncclient")).context("gcc")?;

@@ -2,25 +2,25 @@
 //! display, what is done at them arrives in the guest, and who makes mistakes is told so.
 #![forbid(unsafe_code)]
 
-#[path = "clients/eye.rs"]
+#[path = "vnc_clients/eye.rs"]
 mod eye;
-#[path = "clients/gvnc.rs"]
+#[path = "vnc_clients/gvnc.rs"]
 mod gvnc;
-#[path = "clients/hands.rs"]
+#[path = "vnc_clients/hands.rs"]
 mod hands;
-#[path = "clients/libvnc.rs"]
+#[path = "vnc_clients/libvnc.rs"]
 mod libvnc;
-#[path = "clients/machine.rs"]
+#[path = "vnc_clients/machine.rs"]
 mod machine;
-#[path = "clients/novnc.rs"]
+#[path = "vnc_clients/novnc.rs"]
 mod novnc;
-#[path = "clients/picture.rs"]
+#[path = "vnc_clients/picture.rs"]
 mod picture;
-#[path = "clients/strangers.rs"]
+#[path = "vnc_clients/strangers.rs"]
 mod strangers;
-#[path = "clients/tigervnc.rs"]
+#[path = "vnc_clients/tigervnc.rs"]
 mod tigervnc;
-#[path = "clients/vncdo.rs"]
+#[path = "vnc_clients/vncdo.rs"]
 mod vncdo;
 
 use std::fs;
@@ -42,8 +42,8 @@ const JPEG: [(&str, [f64; 10]); 2] = [
 ];
 
 /// For `localhost`, signed by itself.
-const CERTIFICATE: &str = include_str!("clients/certificate.pem");
-const KEY: &str = include_str!("clients/key.pem");
+const CERTIFICATE: &str = include_str!("vnc_clients/certificate.pem");
+const KEY: &str = include_str!("vnc_clients/key.pem");
 
 /// Whether a test can run here; says so if not. `reason` is why, where `others` is false.
 fn can(test: &str, reason: &str, others: impl FnOnce() -> bool) -> bool {

@@ -3,11 +3,11 @@
 //! and once at the web door, through WebSockets in TLS.
 #![forbid(unsafe_code)]
 
-#[path = "torture/bad.rs"]
+#[path = "screen_load/bad.rs"]
 mod bad;
-#[path = "torture/line.rs"]
+#[path = "screen_load/line.rs"]
 mod line;
-#[path = "torture/viewer.rs"]
+#[path = "screen_load/viewer.rs"]
 mod viewer;
 
 use std::fs;
