@@ -46,7 +46,7 @@ struct State {
     halted: BTreeSet<u8>,
 }
 
-/// The saved state of a device. The name prevents that another device gets it.
+/// The saved state of a device. The name prevents another device from getting it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Frozen {
     name: String,

@@ -142,7 +142,7 @@ impl Hub {
         state.waiting.retain(|it| it.name != name);
         if state.waiting.len() == before && !state.roots.iter().any(|root| root.pull(name)) {
             drop(state);
-            bail!("there is no USB device `{name}`: there are: {}", self.names().join(", "));
+            bail!("there is no USB device `{name}`: choose one of: {}", self.names().join(", "));
         }
         Ok(())
     }

@@ -169,7 +169,7 @@ pub trait Function: Send {
     /// Begins a transfer, the only one of its endpoint. `reap` returns it, at once or later.
     fn begin(&mut self, transfer: Transfer);
     /// Appends the completed transfers without waiting, and makes the event unreadable until there
-    /// are more. Is also called when there are none.
+    /// are more. Is also called when nothing has completed.
     fn reap(&mut self, done: &mut Vec<Done>);
     /// A file descriptor that is readable while there may be something to reap. Requested after
     /// each `run`. `None` if all transfers are complete when `begin` returns.

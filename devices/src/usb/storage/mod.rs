@@ -5,8 +5,8 @@
 //! controller's thread. Commands of the operator run on the operator's thread, which waits until
 //! the device has released the medium.
 //!
-//! Threats: the guest controls wrappers, commands, and all lengths in them. Each transfer has two
-//! lengths, one in the wrapper and one in the command, which are compared before anything is done.
+//! Threats: the guest controls wrappers, commands, and all lengths in them. Each command has two
+//! data lengths, in its wrapper and in its SCSI block, which are compared before anything is done.
 //! Blocks are checked against the medium here and in the channel. At most one part of one transfer
 //! is in flight, and answers are short.
 

@@ -67,8 +67,8 @@ fn ask(driver: &mut Driver<'_>, slot: u8) -> u64 {
 
 /// Waits until the requested transfer at the first port is in progress.
 ///
-/// Port resets and doorbells are taken together, once per round. A doorbell that was rung before the
-/// first reset is handled in the same round, which is over when the second reset is complete.
+/// Port resets and doorbells are taken together, once per round. A doorbell that was rung before
+/// the first reset is handled in the same round, which is over when the second reset is complete.
 fn heard(driver: &Driver<'_>) {
     (0..2).for_each(|_| driver.reset_port(2));
 }

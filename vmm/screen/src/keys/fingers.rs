@@ -211,7 +211,7 @@ impl Fingers {
         second.or_else(|| us_key(character)).map(|key| (None, key))
     }
 
-    /// The sequence that changes the fewest modifiers.
+    /// The sequence that needs no change of modifiers, or else the simplest one.
     fn best(&self, symbol: Symbol, lights: Lights) -> Option<Sequence> {
         let own = self.held_modifiers();
         let sequences = self.layout.sequences(symbol);
@@ -323,7 +323,7 @@ fn is_modifier(key: Key) -> bool {
     all.iter().any(|codes| codes.contains(&code))
 }
 
-/// Whether the keysym names a key, so that no other key can type it.
+/// Whether the keysym names a key, rather than a symbol that another key might type.
 fn is_named(keysym: u32) -> bool {
     Symbol::of(keysym).is_none()
 }

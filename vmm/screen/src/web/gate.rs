@@ -5,7 +5,7 @@
 //! or must not come from a browser: browsers send `Origin` with everything but plain reads, and no
 //! page can hide it. A foreign page can also point its own name at our address (DNS rebinding). Its
 //! origin then equals the name it uses for us. It has no cookie for that name, but where no
-//! password is needed, every request, reads included, must use a name that nobody else could own
+//! password is needed, every request, reads included, must use a name that no stranger could own
 //! ([`Gate::named`]). The headers of a proxy count only if `proxy` lists its address, or if it
 //! connects by a Unix socket.
 
@@ -114,20 +114,20 @@ pub(super) enum Refusal {
     /// The password was wrong.
     Wrong,
     /// Too many wrong passwords: all are refused for this number of seconds.
-    Later(u64),
+    RetryAfter(u64),
     /// The request has a foreign origin or host name. The sentence says what can be done.
-    Elsewhere(String),
+    Foreign(String),
     /// The host is missing, invalid or ambiguous.
-    Unnamed,
+    InvalidHost,
 }
 
 impl Refusal {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::Unknown | Self::Wrong => StatusCode::UNAUTHORIZED,
-            Self::Later(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Elsewhere(_) => StatusCode::FORBIDDEN,
-            Self::Unnamed => StatusCode::BAD_REQUEST,
+            Self::RetryAfter(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Foreign(_) => StatusCode::FORBIDDEN,
+            Self::InvalidHost => StatusCode::BAD_REQUEST,
         }
     }
 
@@ -136,10 +136,12 @@ impl Refusal {
         match self {
             Self::Unknown => "Please log in.".into(),
             Self::Wrong => "The password is wrong.".into(),
-            Self::Later(seconds) => format!("Too many wrong passwords: try again in {seconds} s."),
-            Self::Elsewhere(sentence) => sentence.clone(),
-            Self::Unnamed => "Host, or X-Forwarded-Host of a proxy, must be one name or address, \
-                              with an optional port."
+            Self::RetryAfter(seconds) => {
+                format!("Too many wrong passwords: try again in {seconds} s.")
+            }
+            Self::Foreign(sentence) => sentence.clone(),
+            Self::InvalidHost => "Host, or X-Forwarded-Host of a proxy, must be one name or \
+                                  address, with an optional port."
                 .into(),
         }
     }
@@ -231,7 +233,7 @@ impl Gate {
             return Ok(());
         }
         let place = short(client.host());
-        Err(Refusal::Elsewhere(match &*origin {
+        Err(Refusal::Foreign(match &*origin {
             "" => format!(
                 "This request has no Origin header: a page must send the origin of `{place}`, and \
                  a program must send JSON (Content-Type: application/json) without Cookie, \
@@ -264,7 +266,7 @@ impl Gate {
     /// names are accepted: names without a dot, names of home networks and clusters, and names that
     /// a browser asked for by TLS.
     pub(super) fn named(&self, client: &Client) -> Result<(), Refusal> {
-        let host = client.host.as_deref().ok_or(Refusal::Unnamed)?;
+        let host = client.host.as_deref().ok_or(Refusal::InvalidHost)?;
         let name = name_of(host);
         if self.needs_password() || self.rules.any_name || self.is_known(name) {
             return Ok(());
@@ -276,7 +278,7 @@ impl Gate {
         }
         let Words { origin, password, .. } = self.rules.words;
         let (name, host) = (short(name), short(host));
-        Err(Refusal::Elsewhere(format!(
+        Err(Refusal::Foreign(format!(
             "No password is set, and `{name}` could be another site's name for this address: set \
              {origin} to `http://{host}` if the name is yours, or set {password}, or use the IP \
              address."
@@ -350,7 +352,7 @@ impl Gate {
     ) -> Result<Right, Refusal> {
         doors.judge(door, || self.rules.passwords.check_plain(user, password)).map_err(|denied| {
             match denied {
-                Denied::Later(left) => Refusal::Later(left.as_secs() + 1),
+                Denied::Later(left) => Refusal::RetryAfter(left.as_secs() + 1),
                 Denied::Wrong(count) => {
                     tracing::warn!("web: a wrong password, number {count} from {door}");
                     Refusal::Wrong
@@ -595,7 +597,7 @@ mod test {
             assert_eq!(reads(&[("host", host)]), Ok(()), "{host}");
         }
         for host in ["evil.example,localhost", "localhost evil.example", "a@localhost", "[::1]a"] {
-            assert_eq!(reads(&[("host", host)]), Err(Refusal::Unnamed), "{host}");
+            assert_eq!(reads(&[("host", host)]), Err(Refusal::InvalidHost), "{host}");
             let told = [("host", "localhost"), ("x-forwarded-host", host)];
             let list = host.contains(',');
             assert_eq!(
@@ -685,7 +687,10 @@ mod test {
         assert_eq!(admit(&[("authorization", &basic("me:wrong"))]), Err(Refusal::Wrong));
         assert_eq!(gate.log_in(&client, b"", b"wrong", &doors), Err(Refusal::Wrong));
         let later = gate.log_in(&client, b"", b"full", &doors);
-        assert!(matches!(later, Err(Refusal::Later(1..=2))), "{later:?}");
-        assert!(matches!(admit(&[("authorization", &basic("me:full"))]), Err(Refusal::Later(_))));
+        assert!(matches!(later, Err(Refusal::RetryAfter(1..=2))), "{later:?}");
+        assert!(matches!(
+            admit(&[("authorization", &basic("me:full"))]),
+            Err(Refusal::RetryAfter(_))
+        ));
     }
 }

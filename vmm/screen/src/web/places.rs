@@ -1,6 +1,6 @@
 //! Slots for connections. An idle connection gives way to a new one, so a client that opens many
-//! and sends nothing keeps nobody out. If all slots are busy, a few spare ones still answer health
-//! checks.
+//! and sends nothing keeps no other client out. If all slots are busy, a few spare ones still
+//! answer health checks.
 //!
 //! Threats: a client that opens many connections ([`Crowd`]). A slot is busy from the end of a
 //! request until its answer is sent: a request that never ends does not keep the slot.

@@ -66,7 +66,7 @@ struct Web {
 }
 
 type Shared = State<Arc<Web>>;
-type Wire = Extension<Line>;
+type Connection = Extension<Line>;
 
 /// Builds the router. Each request must carry a [`Line`] as its extension.
 pub fn router(stage: Arc<dyn Stage>, rules: Rules, farewell: Farewell, more: More) -> Router {
@@ -111,7 +111,7 @@ pub fn health() -> More {
 /// health checks.
 async fn named(
     State(web): Shared,
-    Extension(line): Wire,
+    Extension(line): Connection,
     request: Request,
     next: Next,
 ) -> Response {
@@ -129,7 +129,7 @@ async fn named(
 /// that are not pages send no origin.
 async fn pass_door(
     State(web): Shared,
-    Extension(line): Wire,
+    Extension(line): Connection,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -158,7 +158,7 @@ async fn read_body(body: Body, max: usize) -> Result<Bytes, StatusCode> {
 /// pages only.
 async fn guard(
     State(web): Shared,
-    Extension(line): Wire,
+    Extension(line): Connection,
     request: Request,
     next: Next,
 ) -> Response {
@@ -202,7 +202,7 @@ fn refuse(refusal: &Refusal) -> Response {
 }
 
 fn set_retry_after(refusal: &Refusal, response: &mut Response) {
-    if let Refusal::Later(seconds) = refusal {
+    if let Refusal::RetryAfter(seconds) = refusal {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(*seconds));
     }
 }
@@ -218,7 +218,7 @@ fn redirect(target: &'static str) -> Response {
     (StatusCode::SEE_OTHER, [(LOCATION, target)]).into_response()
 }
 
-async fn page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+async fn page(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
     if let Some(page) = web.stage.instead() {
         return page;
     }
@@ -230,7 +230,11 @@ async fn page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> 
     }
 }
 
-async fn login_page(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+async fn login_page(
+    State(web): Shared,
+    Extension(line): Connection,
+    headers: HeaderMap,
+) -> Response {
     let client = web.gate.client(line, &headers);
     match web.gate.admit(&client, &headers, web.stage.doors()) {
         Ok(_) => redirect("./"),
@@ -256,7 +260,7 @@ fn form(web: &Web, status: StatusCode, message: &str, user: &[u8]) -> Response {
     files::page(status, "login.html", fill)
 }
 
-async fn log_in(State(web): Shared, Extension(line): Wire, request: Request) -> Response {
+async fn log_in(State(web): Shared, Extension(line): Connection, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
     let client = web.gate.client(line, headers);
@@ -304,7 +308,7 @@ fn with_cookie(mut response: Response, cookie: &str) -> Response {
     }
 }
 
-async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+async fn log_out(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
     let client = web.gate.client(line, &headers);
     if let Err(refusal) = web.gate.same_origin(&client, &headers) {
         return refuse(&refusal);
@@ -314,7 +318,7 @@ async fn log_out(State(web): Shared, Extension(line): Wire, headers: HeaderMap) 
 }
 
 /// The settings that the page reads before it connects.
-async fn session(State(web): Shared, Extension(line): Wire, headers: HeaderMap) -> Response {
+async fn session(State(web): Shared, Extension(line): Connection, headers: HeaderMap) -> Response {
     let client = web.gate.client(line, &headers);
     match web.gate.admit(&client, &headers, web.stage.doors()) {
         Ok(admitted) => {
@@ -365,7 +369,11 @@ async fn file(Path(path): Path<String>, headers: HeaderMap) -> Response {
     found.unwrap_or_else(|| (StatusCode::NOT_FOUND, "There is no such file.\n").into_response())
 }
 
-async fn websocket(State(web): Shared, Extension(line): Wire, mut request: Request) -> Response {
+async fn websocket(
+    State(web): Shared,
+    Extension(line): Connection,
+    mut request: Request,
+) -> Response {
     let headers = request.headers();
     let client = web.gate.client(line, headers);
     let admitted = web.gate.same_origin(&client, headers);

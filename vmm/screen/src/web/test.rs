@@ -41,7 +41,7 @@ use crate::web::gate::{Line, Rules};
 use crate::web::stage::{Button, More, Own};
 use host::keyvalue;
 
-const LONG: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A keyboard that records its events.
 #[derive(Default)]
@@ -98,7 +98,7 @@ fn more() -> More {
     let health = routes::health();
     let more = More { open: axum::Router::new().route("/told", told), ..health };
     let power = get(|| async { "on" }).post(|| async { "off" });
-    let waits = get(|| async { sleep(LONG * 3).await });
+    let waits = get(|| async { sleep(TIMEOUT * 3).await });
     let hears = post(|said: String| async { said });
     let inside = axum::Router::new().route("/power", power).route("/waits", waits);
     let inside = inside.route("/hears", hears);
@@ -158,7 +158,7 @@ async fn say<S: crate::rfb::Duplex>(mut stream: S, request: &str) -> Answer {
     let request = request.trim_start().replace('\n', "\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
-    timeout(LONG, stream.read_to_end(&mut bytes)).await.expect("an answer").ok();
+    timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("an answer").ok();
     Answer::read(&bytes)
 }
 
@@ -182,7 +182,7 @@ impl Bench {
         let text = format!("{line} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.place);
         stream.write_all(text.as_bytes()).await.ok()?;
         let mut bytes = Vec::new();
-        timeout(LONG, stream.read_to_end(&mut bytes)).await.expect("an end").ok();
+        timeout(TIMEOUT, stream.read_to_end(&mut bytes)).await.expect("an end").ok();
         (!bytes.is_empty()).then(|| Answer::read(&bytes).status)
     }
 
@@ -217,7 +217,8 @@ impl Bench {
         stream.write_all(text.replace('\n', "\r\n").as_bytes()).await.unwrap();
         let mut bytes = Vec::new();
         while !bytes.ends_with(b"\r\n\r\n") {
-            let byte = timeout(LONG, stream.read_u8()).await.expect("an answer").expect("a head");
+            let byte =
+                timeout(TIMEOUT, stream.read_u8()).await.expect("an answer").expect("a head");
             bytes.push(byte);
         }
         (stream, Answer::read(&bytes))
@@ -274,7 +275,7 @@ impl Viewer {
 
     async fn read(&mut self, count: usize) -> Vec<u8> {
         while self.came.len() < count {
-            let message = timeout(LONG, self.socket.next()).await.expect("bytes");
+            let message = timeout(TIMEOUT, self.socket.next()).await.expect("bytes");
             match message.expect("more").expect("a message") {
                 Message::Binary(bytes) => self.came.extend(bytes),
                 Message::Ping(_) => {}
@@ -293,7 +294,7 @@ impl Viewer {
                 }
             }
         };
-        timeout(LONG, end).await.is_ok()
+        timeout(TIMEOUT, end).await.is_ok()
     }
 }
 
@@ -673,11 +674,11 @@ async fn what_is_too_long_or_too_many_is_turned_away() {
             busy.push(stream);
         }
     };
-    timeout(LONG, crowded).await.expect("all slots are busy");
+    timeout(TIMEOUT, crowded).await.expect("all slots are busy");
     assert_eq!(bench.ask("GET /healthz", &[]).await.status, 200);
     drop(busy);
     let open = async { while bench.tries("GET /session").await != Some(200) {} };
-    timeout(LONG, open).await.expect("slots are free again");
+    timeout(TIMEOUT, open).await.expect("slots are free again");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -732,7 +733,7 @@ async fn one_address_has_a_part_of_the_viewers_and_is_told() {
     assert_eq!(bench.status(&[&origin, other]).await, 101);
     drop(there);
     let again = async { while bench.status(&[&origin, one]).await != 101 {} };
-    timeout(LONG, again).await.expect("disconnected viewers free their slots");
+    timeout(TIMEOUT, again).await.expect("disconnected viewers free their slots");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -842,7 +843,7 @@ async fn certificates_can_be_replaced_while_it_runs() {
     let mut plain = bench.connect().await;
     plain.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let mut bytes = Vec::new();
-    timeout(LONG, plain.read_to_end(&mut bytes)).await.expect("an end").ok();
+    timeout(TIMEOUT, plain.read_to_end(&mut bytes)).await.expect("an end").ok();
     let answer = Answer::read(&bytes);
     assert_eq!(answer.status, 400);
     assert!(answer.text().contains("https://"));

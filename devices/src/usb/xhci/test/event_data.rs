@@ -22,7 +22,7 @@ const INWARD: u32 = 1 << 16;
 
 /// A transfer event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Told {
+struct TransferEvent {
     /// ED: `parameter` is the guest's name of the transfer. Otherwise it is the address of a TRB.
     event_data: bool,
     parameter: u64,
@@ -47,14 +47,14 @@ impl<'a> Guest<'a> {
     }
 
     /// Ends a chain with an Event Data TRB. Returns the event that is expected on success.
-    fn end(&mut self, endpoint: u8, length: u32) -> Told {
+    fn end(&mut self, endpoint: u8, length: u32) -> TransferEvent {
         self.cookie += 0x10;
         self.driver.push(self.slot, endpoint, block(self.cookie, 0, EVENT_DATA | COMPLETION));
-        Told { event_data: true, parameter: self.cookie, code: SUCCESS, length, endpoint }
+        TransferEvent { event_data: true, parameter: self.cookie, code: SUCCESS, length, endpoint }
     }
 
-    /// Puts a chain of these parts into a ring, the first of this type. Returns the addresses of the
-    /// TRBs.
+    /// Puts a chain of these parts into a ring, the first of this type. Returns the addresses of
+    /// the TRBs.
     fn chain(&mut self, endpoint: u8, first: u32, parts: &[u32]) -> Vec<u64> {
         let (mut at, mut blocks) = (DATA, Vec::new());
         for (number, part) in parts.iter().enumerate() {
@@ -69,34 +69,34 @@ impl<'a> Guest<'a> {
 
     /// Puts a control transfer into the ring. Returns the addresses of its data and status stages,
     /// and the events of both that are expected on success.
-    fn control(&mut self, setup: [u8; 8], parts: &[u32]) -> (Vec<u64>, u64, Vec<Told>) {
+    fn control(&mut self, setup: [u8; 8], parts: &[u32]) -> (Vec<u64>, u64, Vec<TransferEvent>) {
         let setup_at = u64::from_le_bytes(setup);
         self.driver.push(self.slot, 1, block(setup_at, 8, SETUP | IMMEDIATE));
-        let (inward, mut told) = (u32::from(setup[0] >> 7) * INWARD, Vec::new());
+        let (inward, mut expected) = (u32::from(setup[0] >> 7) * INWARD, Vec::new());
         let blocks = self.chain(1, STAGE | inward, parts);
         if !parts.is_empty() {
-            told.push(self.end(1, parts.iter().sum()));
+            expected.push(self.end(1, parts.iter().sum()));
         }
         let back = if parts.is_empty() { INWARD } else { inward ^ INWARD };
         let status = self.driver.push(self.slot, 1, block(0, 0, STATUS | back | CHAIN));
-        told.push(self.end(1, 0));
+        expected.push(self.end(1, 0));
         self.driver.ring(self.slot, 1);
-        (blocks, status, told)
+        (blocks, status, expected)
     }
 
     /// Puts a transfer into the ring of an endpoint. Returns its TRBs and the expected event.
-    fn transfer(&mut self, endpoint: u8, parts: &[u32]) -> (Vec<u64>, Told) {
+    fn transfer(&mut self, endpoint: u8, parts: &[u32]) -> (Vec<u64>, TransferEvent) {
         let blocks = self.chain(endpoint, NORMAL, parts);
-        let told = self.end(endpoint, parts.iter().sum());
+        let expected = self.end(endpoint, parts.iter().sum());
         self.driver.ring(self.slot, endpoint);
-        (blocks, told)
+        (blocks, expected)
     }
 
-    fn next(&mut self) -> Told {
+    fn next(&mut self) -> TransferEvent {
         let [low, high, status, control] = self.driver.wait_event(32);
         let [_, _, endpoint, slot] = control.to_le_bytes();
         assert_eq!(slot, self.slot);
-        Told {
+        TransferEvent {
             event_data: control & 4 != 0,
             parameter: u64::from(high) << 32 | u64::from(low),
             code: status >> 24,
@@ -106,7 +106,7 @@ impl<'a> Guest<'a> {
     }
 
     /// Checks that exactly these events arrive.
-    fn hears(&mut self, what: &str, wanted: &[Told]) {
+    fn expect_events(&mut self, what: &str, wanted: &[TransferEvent]) {
         let heard: Vec<_> = wanted.iter().map(|_| self.next()).collect();
         assert_eq!(heard, wanted, "{what}");
         // The completion of a command comes after all earlier events.
@@ -133,8 +133,8 @@ impl<'a> Guest<'a> {
 }
 
 /// The event of a TRB that is not an Event Data TRB.
-fn of_block(parameter: u64, code: u32, length: u32, endpoint: u8) -> Told {
-    Told { event_data: false, parameter, code, length, endpoint }
+fn of_block(parameter: u64, code: u32, length: u32, endpoint: u8) -> TransferEvent {
+    TransferEvent { event_data: false, parameter, code, length, endpoint }
 }
 
 const DEVICE: [u8; 8] = [0x80, 6, 0, 1, 0, 0, 18, 0];
@@ -152,18 +152,18 @@ fn control_transfers_are_told_by_their_cookies() {
     let mut guest = Guest::new(driver, slot);
     for short_too in [false, true] {
         guest.short_too = short_too;
-        let (_, _, told) = guest.control([0x21, 10, 0, 0, 0, 0, 0, 0], &[]);
-        guest.hears("no data", &told);
-        let (_, _, told) = guest.control(DEVICE, &[18]);
-        guest.hears("from the device", &told);
+        let (_, _, expected) = guest.control([0x21, 10, 0, 0, 0, 0, 0, 0], &[]);
+        guest.expect_events("no data", &expected);
+        let (_, _, expected) = guest.control(DEVICE, &[18]);
+        guest.expect_events("from the device", &expected);
         assert_eq!(guest.driver.read(DATA + 8), [0x27, 0x06, 0x01, 0x00]);
         guest.driver.write(DATA, &[0; 18]);
-        let (_, _, told) = guest.control(DEVICE, &[5, 3, 10]);
-        guest.hears("in three parts", &told);
+        let (_, _, expected) = guest.control(DEVICE, &[5, 3, 10]);
+        guest.expect_events("in three parts", &expected);
         assert_eq!(guest.driver.read(DATA + 8), [0x27, 0x06, 0x01, 0x00]);
         guest.driver.write(DATA, &[0b010]);
-        let (_, _, told) = guest.control(LIGHTS, &[1]);
-        guest.hears("to the device", &told);
+        let (_, _, expected) = guest.control(LIGHTS, &[1]);
+        guest.expect_events("to the device", &expected);
         let caps = Lights { caps: true, ..Lights::default() };
         assert_eq!(bench.board.input().lights(), Some(caps));
     }
@@ -175,17 +175,17 @@ fn a_short_control_transfer_is_told_with_its_length() {
     let (driver, slot) = configured(&bench, 1);
     let mut guest = Guest::new(driver, slot);
     for parts in [&[255][..], &[20, 100, 135], &[1, 8, 246], &[WHOLE, 255 - WHOLE]] {
-        let (_, _, mut told) = guest.control(CONFIGURATION, parts);
-        (told[0].code, told[0].length) = (SHORT, WHOLE);
-        guest.hears(&format!("{parts:?}"), &told);
+        let (_, _, mut expected) = guest.control(CONFIGURATION, parts);
+        (expected[0].code, expected[0].length) = (SHORT, WHOLE);
+        guest.expect_events(&format!("{parts:?}"), &expected);
         assert_eq!(guest.driver.read::<2>(DATA + 2), WHOLE.to_le_bytes()[..2]);
     }
     // A driver that also requests an event for the short packet gets both.
     guest.short_too = true;
-    let (blocks, _, mut told) = guest.control(CONFIGURATION, &[20, 100, 135]);
-    (told[0].code, told[0].length) = (SHORT, WHOLE);
-    told.insert(0, of_block(blocks[1], SHORT, 120 - WHOLE, 1));
-    guest.hears("both", &told);
+    let (blocks, _, mut expected) = guest.control(CONFIGURATION, &[20, 100, 135]);
+    (expected[0].code, expected[0].length) = (SHORT, WHOLE);
+    expected.insert(0, of_block(blocks[1], SHORT, 120 - WHOLE, 1));
+    guest.expect_events("both", &expected);
 }
 
 #[test]
@@ -196,13 +196,13 @@ fn a_control_transfer_that_stalls_is_told_by_its_block() {
     for short_too in [false, true] {
         guest.short_too = short_too;
         let (blocks, ..) = guest.control(UNKNOWN, &[8]);
-        guest.hears("data stage", &[of_block(blocks[0], STALL, 8, 1)]);
+        guest.expect_events("data stage", &[of_block(blocks[0], STALL, 8, 1)]);
         guest.reset(1);
         let (_, status, _) = guest.control(UNKNOWN_SETTING, &[]);
-        guest.hears("status stage", &[of_block(status, STALL, 0, 1)]);
+        guest.expect_events("status stage", &[of_block(status, STALL, 0, 1)]);
         guest.reset(1);
-        let (_, _, told) = guest.control(DEVICE, &[18]);
-        guest.hears("afterwards", &told);
+        let (_, _, expected) = guest.control(DEVICE, &[18]);
+        guest.expect_events("afterwards", &expected);
     }
 }
 
@@ -214,10 +214,10 @@ fn reports_are_told_by_their_cookies() {
     let (_, first) = guest.transfer(IN, &[8]);
     let (_, second) = guest.transfer(IN, &[3, 5]);
     bench.board.input().key(key(0x1e), true);
-    guest.hears("a key", &[first]);
+    guest.expect_events("a key", &[first]);
     assert_eq!(guest.driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
     bench.board.input().key(key(0x1e), false);
-    guest.hears("in two parts", &[second]);
+    guest.expect_events("in two parts", &[second]);
     assert_eq!(guest.driver.read(DATA), [0; 8]);
     // Two Event Data TRBs in one chain: each counts the bytes since the one before.
     let words = [
@@ -231,14 +231,14 @@ fn reports_are_told_by_their_cookies() {
     }
     guest.driver.ring(slot, IN);
     bench.board.input().key(key(0x1e), true);
-    let told = |parameter, length| Told {
+    let expected = |parameter, length| TransferEvent {
         event_data: true,
         parameter,
         code: SUCCESS,
         length,
         endpoint: IN,
     };
-    guest.hears("two of them", &[told(0x1111, 3), told(0x2222, 5)]);
+    guest.expect_events("two of them", &[expected(0x1111, 3), expected(0x2222, 5)]);
 }
 
 #[test]
@@ -248,16 +248,16 @@ fn a_short_report_is_told_with_its_length() {
     let mut guest = Guest::new(driver, slot);
     for (parts, short_too) in [(&[8][..], false), (&[3, 1, 60], false), (&[8], true)] {
         guest.short_too = short_too;
-        let (blocks, told) = guest.transfer(IN, parts);
-        let told = Told { code: SHORT, length: 7, ..told };
+        let (blocks, expected) = guest.transfer(IN, parts);
+        let expected = TransferEvent { code: SHORT, length: 7, ..expected };
         let also = short_too.then(|| of_block(blocks[0], SHORT, 1, IN));
         bench.board.input().position(Position { x: 0x1234, ..Position::default() });
-        let all: Vec<_> = also.into_iter().chain([told]).collect();
-        guest.hears(&format!("{parts:?}"), &all);
+        let all: Vec<_> = also.into_iter().chain([expected]).collect();
+        guest.expect_events(&format!("{parts:?}"), &all);
         guest.short_too = false;
-        let (_, told) = guest.transfer(IN, &[7]);
+        let (_, expected) = guest.transfer(IN, &[7]);
         bench.board.input().position(Position { x: 0x4321, ..Position::default() });
-        guest.hears("whole", &[told]);
+        guest.expect_events("whole", &[expected]);
     }
 }
 
@@ -267,16 +267,16 @@ fn an_event_data_block_alone_is_told_and_nothing_else_happens() {
     let (driver, slot) = configured(&bench, 1);
     let mut guest = Guest::new(driver, slot);
     for endpoint in [IN, 1] {
-        let told = guest.end(endpoint, 0);
+        let expected = guest.end(endpoint, 0);
         guest.driver.ring(slot, endpoint);
-        guest.hears("alone", &[told]);
+        guest.expect_events("alone", &[expected]);
         assert_eq!(guest.driver.output(slot, endpoint, 0) & 7, 1, "running");
     }
     // A descriptor that requests no event has none, and the next one begins.
     guest.driver.push(slot, IN, block(0x3333, 0, EVENT_DATA));
-    let (_, told) = guest.transfer(IN, &[8]);
+    let (_, expected) = guest.transfer(IN, &[8]);
     bench.board.input().key(key(0x1e), true);
-    guest.hears("after a silent one", &[told]);
+    guest.expect_events("after a silent one", &[expected]);
     assert_eq!(guest.driver.read(DATA), [0, 0, 4, 0, 0, 0, 0, 0]);
 }
 
@@ -297,14 +297,14 @@ impl Disk<'_> {
         bytes[14] = u8::try_from(cdb.len()).unwrap();
         bytes[15..15 + cdb.len()].copy_from_slice(cdb);
         self.guest.driver.write(DATA, &bytes);
-        let (_, told) = self.guest.transfer(BULK_OUT, &[31]);
-        self.guest.hears("wrapper", &[told]);
+        let (_, expected) = self.guest.transfer(BULK_OUT, &[31]);
+        self.guest.expect_events("wrapper", &[expected]);
     }
 
     /// The status and the residue.
     fn status(&mut self) -> (u8, u32) {
-        let (_, told) = self.guest.transfer(BULK_IN, &[13]);
-        self.guest.hears("status", &[told]);
+        let (_, expected) = self.guest.transfer(BULK_IN, &[13]);
+        self.guest.expect_events("status", &[expected]);
         let bytes: [u8; 13] = self.guest.driver.read(DATA);
         assert_eq!(bytes[..8], [&b"USBS"[..], &self.tag.to_le_bytes()].concat());
         (bytes[12], u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]))
@@ -332,33 +332,33 @@ fn mass_storage_is_told_by_its_cookies() {
     assert_eq!(disk.status(), (1, 0));
     // The sense data is shorter than the buffer.
     disk.wrap(&[3, 0, 0, 0, 252, 0], 252, true);
-    let (_, told) = disk.guest.transfer(BULK_IN, &[10, 242]);
-    disk.guest.hears("sense", &[Told { code: SHORT, length: 18, ..told }]);
+    let (_, expected) = disk.guest.transfer(BULK_IN, &[10, 242]);
+    disk.guest.expect_events("sense", &[TransferEvent { code: SHORT, length: 18, ..expected }]);
     assert_eq!(disk.guest.driver.read::<14>(DATA)[12], 0x29);
     assert_eq!(disk.status(), (0, 252 - 18));
     // Blocks 3 to 10, in three parts.
     disk.wrap(&[0x28, 0, 0, 0, 0, 3, 0, 0, 8, 0], 4096, true);
-    let (_, told) = disk.guest.transfer(BULK_IN, &[1024, 2048, 1024]);
-    disk.guest.hears("read", &[told]);
+    let (_, expected) = disk.guest.transfer(BULK_IN, &[1024, 2048, 1024]);
+    disk.guest.expect_events("read", &[expected]);
     assert_eq!(disk.guest.driver.read::<4096>(DATA)[..], content[3 * 512..11 * 512]);
     assert_eq!(disk.status(), (0, 0));
     // A write and a read.
     disk.wrap(&[0x2a, 0, 0, 0, 0, 3, 0, 0, 2, 0], 1024, false);
     disk.guest.driver.write(DATA, &[0xa5; 1024]);
-    let (_, told) = disk.guest.transfer(BULK_OUT, &[512, 512]);
-    disk.guest.hears("write", &[told]);
+    let (_, expected) = disk.guest.transfer(BULK_OUT, &[512, 512]);
+    disk.guest.expect_events("write", &[expected]);
     assert_eq!(disk.status(), (0, 0));
     disk.wrap(&[0x28, 0, 0, 0, 0, 3, 0, 0, 2, 0], 1024, true);
-    let (_, told) = disk.guest.transfer(BULK_IN, &[1024]);
-    disk.guest.hears("read again", &[told]);
+    let (_, expected) = disk.guest.transfer(BULK_IN, &[1024]);
+    disk.guest.expect_events("read again", &[expected]);
     assert_eq!(disk.guest.driver.read(DATA), [0xa5; 1024]);
     assert_eq!(disk.status(), (0, 0));
     // An unknown command: the endpoint halts, and is cleared.
     disk.wrap(&[0xee; 6], 512, true);
     let (blocks, _) = disk.guest.transfer(BULK_IN, &[512]);
-    disk.guest.hears("stall", &[of_block(blocks[0], STALL, 512, BULK_IN)]);
+    disk.guest.expect_events("stall", &[of_block(blocks[0], STALL, 512, BULK_IN)]);
     disk.guest.reset(BULK_IN);
-    let (_, _, told) = disk.guest.control([2, 1, 0, 0, 0x81, 0, 0, 0], &[]);
-    disk.guest.hears("clear feature", &told);
+    let (_, _, expected) = disk.guest.control([2, 1, 0, 0, 0x81, 0, 0, 0], &[]);
+    disk.guest.expect_events("clear feature", &expected);
     assert_eq!(disk.status(), (1, 512));
 }
