@@ -259,7 +259,7 @@ impl Server {
     pub(super) fn abort(&mut self, id: Option<u64>, response: u8) {
         self.start_all();
         let offered = mem::take(&mut self.offered).into_iter();
-        let (ended, left) = offered.partition::<VecDeque<_>, _>(|it| is(it.header.id, id));
+        let (ended, left) = offered.partition::<VecDeque<_>, _>(|it| matches(it.header.id, id));
         self.offered = left;
         ended.into_iter().for_each(|it| self.refuse(it, response));
         let selected = self.jobs.iter_mut().flatten().filter(|job| matches(job.id, id));

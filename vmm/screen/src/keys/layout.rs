@@ -403,10 +403,10 @@ mod test {
 
     /// Runs the library of X. `None` where it is not installed.
     fn xkb(verb: &str, input: &str) -> Option<Output> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/keyboards/xkb");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/keyboards/xkb");
         let mut command = Command::new(script);
         command.arg(verb).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().ok()?;
+        let mut child = command.spawn().expect("the script can be started");
         let (mut stdin, input) = (child.stdin.take().unwrap(), input.to_owned());
         let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
         let output = child.wait_with_output().unwrap();
