@@ -373,9 +373,9 @@ impl Image for File {
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>> {
         let (raw, report) = (self.raw.clone(), self.report.clone());
         // If no ring is left and no more can be created, threads do the work.
-        match self.rings.as_ref().and_then(|rings| rings.lend(&raw.file).ok()) {
+        match self.rings.as_ref().and_then(|rings| rings.lease(&raw.file).ok()) {
             Some(ring) => Ok(Box::new(Ring::new(ring, raw, report, memory))),
-            None => Threaded::of(raw, report, THREADS).channel(memory),
+            None => Threaded::with_report(raw, report, THREADS).channel(memory),
         }
     }
 
