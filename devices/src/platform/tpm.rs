@@ -677,7 +677,7 @@ mod test {
         let path = folder.path().join("old");
         let asked = listen(&path, 0xc4);
         let said = build(path);
-        assert!(said.contains("it is a TPM 1.2: say `--tpm2`"), "{said}");
+        assert!(said.contains("it is a TPM 1.2: start swtpm with `--tpm2`"), "{said}");
         assert_eq!(asked.so_far(), [16, 1], "it was not switched on, and so not off");
         let said = build(folder.path().join("x".repeat(200)));
         assert!(said.contains("too long for a socket"), "{said}");

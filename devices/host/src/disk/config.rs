@@ -1,4 +1,4 @@
-//! //! Configuration of a disk, and how a disk is opened.
+//! Configuration of a disk, and how a disk is opened.
 
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
@@ -221,9 +221,7 @@ impl Config {
     /// Opens the disk for a controller. `full` is called when the volume is full, and again when it
     /// has free space.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// See [`open`].
     pub fn open(&self, full: OnFull) -> anyhow::Result<Arc<dyn Image>> {
@@ -235,9 +233,7 @@ impl Config {
 
     /// Wraps an open disk for operators, who use the controller's name.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the configured serial number is invalid.
     pub fn drive(&self, image: Arc<dyn Image>, name: &str) -> anyhow::Result<Arc<Drive>> {
@@ -252,9 +248,7 @@ impl Config {
 
     /// The configured serial number, or one that is derived from the path.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the configured serial number is invalid.
     pub fn serial(&self) -> anyhow::Result<String> {
@@ -279,9 +273,7 @@ impl Config {
 /// for free space, rate limits. `full` is called when the volume is full, and again when it has
 /// free space.
 ///
-///
 /// # Errors
-///
 ///
 /// One sentence, with the way out: no file, no permission, an empty file, another format, a file in
 /// use.

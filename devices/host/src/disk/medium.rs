@@ -1,4 +1,4 @@
-//! //! Images that are read and written one request at a time, with our own buffers.
+//! Images that are read and written one request at a time, with our own buffers.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! //! Disks: the interface between a controller and an image, which is the same for all images.
+//! Disks: the interface between a controller and an image, which is the same for all images.
 //!
 //! A controller opens an [`Image`] and takes one [`Channel`] for each of its queues. Features that
 //! every disk has (waiting for free space on the volume, rate limits) are layers with a channel of
@@ -62,18 +62,14 @@ pub trait Image: Send + Sync {
     /// are not ordered, neither on one channel nor across several. A caller that needs an order
     /// waits for the answer.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the host has no file descriptor, memory or thread left.
     fn channel(&self, memory: &Memory) -> anyhow::Result<Box<dyn Channel>>;
     /// Grows the image to `size`, or to the current length of its file or device if `size` is
     /// `None`. The caller notifies controllers (see [`Drive::grow`]).
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the image cannot grow, or would shrink.
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()>;
@@ -127,9 +123,7 @@ impl Operation {
 impl Request {
     /// Checks the request against the geometry of the disk.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// [`Fault::Refused`] if the request is not permitted.
     pub fn check(&self, geometry: &Geometry) -> Result<(), Fault> {

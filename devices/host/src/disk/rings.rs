@@ -1,4 +1,4 @@
-//! //! The io_uring instances of one disk. They are created when the disk is opened. A channel
+//! The io_uring instances of one disk. They are created when the disk is opened. A channel
 //! leases one and returns it when it is dropped.
 //!
 //! A system call filter does not see which operations a ring performs, and a ring could open
@@ -39,9 +39,7 @@ pub(super) struct Rings(Mutex<Vec<IoUring>>);
 impl Rings {
     /// Creates `count` rings for a file.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the host does not support rings, or does not support restrictions.
     pub(super) fn new(file: &File, count: u16) -> io::Result<Self> {
@@ -51,9 +49,7 @@ impl Rings {
 
     /// Leases a ring for the file. If all are leased, it creates another one.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if no ring can be created, as in the jail.
     pub(super) fn lease(self: &Arc<Self>, file: &File) -> io::Result<Lease> {

@@ -1,4 +1,4 @@
-//! //! Channels over a medium. Requests are done in `submit`, or by a few threads.
+//! Channels over a medium. Requests are done in `submit`, or by a few threads.
 
 use std::collections::VecDeque;
 use std::mem;

@@ -1,4 +1,4 @@
-//! //! Inherited file descriptors: detects whether they are taps, connected sockets or listening
+//! Inherited file descriptors: detects whether they are taps, connected sockets or listening
 //! sockets.
 
 use std::net::TcpListener;
@@ -21,9 +21,7 @@ pub enum Inherited {
 
 /// Duplicates inherited file descriptors and detects their kind.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails if a number is not an open file descriptor, or is neither a tap nor a connected stream
 /// socket.
@@ -38,9 +36,13 @@ pub fn inherit(list: &[i32]) -> anyhow::Result<Inherited> {
                 let kind = sockopt::socket_type(&fd)?;
                 ensure!(
                     kind == SocketType::STREAM,
-                    "file descriptor {number} is a socket, but no stream: passt has a stream"
+                    "file descriptor {number} is a socket, but no stream: passt uses a stream \
+                     socket"
                 );
-                ensure!(list.len() == 1, "a socket carries one pair of queues: give it alone");
+                ensure!(
+                    list.len() == 1,
+                    "a socket carries one pair of queues: write it alone, as fd:{number}"
+                );
                 let stream = UnixStream::from(fd);
                 let peer = stream.peer_addr();
                 peer.with_context(|| format!("the socket {number} is not connected"))?;
@@ -63,9 +65,7 @@ pub enum Listening {
 
 /// Duplicates an inherited socket that listens.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails if the number is not an open file descriptor, or not a socket that listens.
 pub fn listening(number: i32) -> anyhow::Result<Listening> {

@@ -1,4 +1,4 @@
-//! //! Networks: the interface between a network controller and its backend.
+//! Networks: the interface between a network controller and its backend.
 //!
 //! A controller opens a [`Side`] and takes one [`Port`] for each pair of its queues. Each frame
 //! follows a `virtio_net_hdr_v1` (VIRTIO 1.3, 5.1.6) and is read from or written to the guest's own
@@ -62,8 +62,8 @@ impl TryFrom<String> for Network {
             None if text == "none" => Ok(Self::None),
             Some(("tap", name)) if tap::is_name(name) => Ok(Self::Tap(name.to_owned())),
             Some(("tap", name)) => Err(format!(
-                "`{name}` is no name of an interface: 1 to 15 letters, without `/`, `:`, `%` and \
-                 spaces"
+                "`{name}` is not an interface name: write 1 to 15 letters, without `/`, `:`, `%` \
+                 and spaces"
             )),
             Some(("macvtap", path)) if !path.is_empty() => Ok(Self::Macvtap(path.into())),
             Some(("passt", path)) if !path.is_empty() => Ok(Self::Passt(path.into())),
@@ -164,7 +164,7 @@ pub trait Side: Send + Sync {
 /// The reason why no frame was transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// Disconnected has arrived, or nothing more can be sent (see [`Port::wait`]).
+    /// No frame has arrived, or none can be sent now (see [`Port::wait`]).
     Wait,
     /// The guest's fault: a buffer outside its memory, or an invalid frame.
     Refused,
@@ -188,22 +188,18 @@ pub trait Port: Send {
     /// Writes the next frame, after its header, to the guest's memory. Bytes that do not fit there
     /// go to `rest`, which has room for any frame. Returns the length of header and frame.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if there is no frame, or if the memory does not exist, in which case the frame is
     /// lost.
     fn receive(&mut self, memory: &Memory, to: &[Piece], rest: &mut [u8]) -> Result<usize, Stop>;
     /// Sends the frame that follows its header. Without a peer, the frame is lost as on any cable.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the frame must be sent again later, or is invalid.
     fn send(&mut self, memory: &Memory, from: &[Piece]) -> Result<(), Stop>;
-    /// The events to wait for. A port also does its housekeeping here, such as connecting.
+    /// The events to wait for. The port also reconnects here and flushes its output.
     fn wait(&mut self) -> Wait<'_>;
 }
 
@@ -215,9 +211,7 @@ pub fn length(pieces: &[Piece]) -> usize {
 
 /// Copies `data` into the pieces, from offset `at` on. Returns the number of bytes that fit.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails if a piece is not in guest memory.
 pub fn put(memory: &Memory, pieces: &[Piece], at: usize, data: &[u8]) -> Result<usize, NoMemory> {
@@ -230,12 +224,9 @@ pub fn put(memory: &Memory, pieces: &[Piece], at: usize, data: &[u8]) -> Result<
     Ok(done)
 }
 
-/// Copies from the pieces into `data`, from offset `at` on. Returns the number of bytes that there
-/// were.
-///
+/// Copies from the pieces into `data`, from offset `at` on. Returns the number of copied bytes.
 ///
 /// # Errors
-///
 ///
 /// Fails if a piece is not in guest memory.
 pub fn get(
@@ -288,9 +279,7 @@ pub struct Wish {
 
 /// Opens a network.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails if the network is not available. The error says what is missing, and the way out.
 pub fn open(network: &Network, wish: Wish) -> anyhow::Result<Arc<dyn Side>> {

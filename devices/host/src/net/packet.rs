@@ -1,4 +1,4 @@
-//! //! Packet sockets: they receive the packets of one protocol at one interface (packet(7)).
+//! Packet sockets: they receive the packets of one protocol at one interface (packet(7)).
 #![expect(unsafe_code, reason = "no library makes an address of this family")]
 
 use std::io;
@@ -9,9 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 /// Opens a non-blocking socket that receives the packets of a protocol at an interface, without the
 /// frame's header. Needs CAP_NET_RAW.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails without the capability, or if there is no such interface.
 pub fn hear(protocol: u16, interface: u32) -> io::Result<OwnedFd> {

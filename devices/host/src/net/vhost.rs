@@ -1,4 +1,4 @@
-//! //! vhost-net (Documentation/virt and drivers/vhost of Linux): the kernel serves the rings of a
+//! vhost-net (Documentation/virt and drivers/vhost of Linux): the kernel serves the rings of a
 //! tap itself. Our process sees none of the frames.
 //!
 //! Each pair of queues has an open file of `/dev/vhost-net`. The kernel knows all of the guest's
@@ -75,27 +75,21 @@ pub struct Position {
 pub trait Kernel: Send {
     /// Sets the features with which the rings are served.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the kernel refuses them.
     fn agree(&self, features: u64) -> anyhow::Result<()>;
 
-    /// Configures a ring, and its events for used buffers and for an invalid ring.
-    ///
+    /// Configures a ring, and its two events: used buffers, and an invalid ring.
     ///
     /// # Errors
-    ///
     ///
     /// Fails if the kernel refuses the ring.
     fn name(&self, number: usize, ring: &Ring<'_>, events: [&EventFd; 2]) -> anyhow::Result<()>;
 
     /// Serves a ring with this tap, or stops serving it if `tap` is `None`.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the kernel refuses.
     fn serve(&self, number: usize, tap: Option<&File>) -> anyhow::Result<()>;
@@ -124,7 +118,7 @@ impl Kernel for Net<Arc<GuestMemoryMmap>> {
         };
         let [call, error] = events;
         self.set_vring_num(number, ring.size).context("the size of a ring")?;
-        self.set_vring_base(number, ring.next).context("the place in a ring")?;
+        self.set_vring_base(number, ring.next).context("the index in a ring")?;
         self.set_vring_addr(number, &areas).context("the addresses of a ring")?;
         self.set_vring_call(number, call).context("an interrupt")?;
         self.set_vring_err(number, error).context("an event for errors")?;
@@ -154,18 +148,16 @@ pub struct Vhost {
     pub calls: [Arc<EventFd>; 2],
     /// Raised for an invalid ring.
     pub error: Arc<EventFd>,
-    /// A doorbell that nobody rings, for rings that the kernel does not serve.
+    /// A doorbell that the driver never rings, for rings that the kernel does not serve.
     silence: EventFd,
-    /// Errors of a guest's rings are logged once in a machine's life.
+    /// Errors of a guest's rings are logged once per machine.
     pub told: Once,
 }
 
 /// Opens vhost-net for each of these taps, if it is configured and available. The result is empty
 /// if this process is to serve the rings.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails if vhost-net is required but not available. The error says what is missing, and the way
 /// out.
@@ -174,7 +166,7 @@ pub fn open(choice: Choice, taps: Vec<File>, memory: &Memory) -> anyhow::Result<
         return Ok(Vec::new());
     }
     if taps.is_empty() {
-        ensure!(choice == Choice::Auto, "vhost=on: it is for taps alone, and this is none");
+        ensure!(choice == Choice::Auto, "vhost=on: the network is not a tap: leave vhost out");
         return Ok(Vec::new());
     }
     let each = taps.into_iter().map(|tap| Vhost::open(tap, memory.share()));
@@ -241,9 +233,7 @@ impl Vhost {
 
     /// Configures the receive ring and the transmit ring. The kernel does not serve them yet.
     ///
-    ///
     /// # Errors
-    ///
     ///
     /// Fails if the kernel refuses them.
     pub fn prepare(&self, rings: [Ring<'_>; 2], features: u64) -> anyhow::Result<()> {
@@ -255,11 +245,9 @@ impl Vhost {
     }
 
     /// Starts serving the configured rings. From now on the kernel raises `calls`. The caller must
-    /// ring both doorbells afterwards, for buffers that arrived while nobody served the rings.
-    ///
+    /// ring both doorbells afterwards, for buffers that arrived while the rings were not served.
     ///
     /// # Errors
-    ///
     ///
     /// Fails if the kernel refuses. It may still use one of the rings until [`Vhost::leave`].
     pub fn take(&self) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! //! Empty images: creates an image, and reports its size and whether anything was written to it.
+//! Empty images: creates an image, and reports its size and whether anything was written to it.
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -15,9 +15,7 @@ const COUNT: u64 = 2;
 
 /// Writes an image of this size in version 3, without a backing file.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails if the file cannot be written, or if the size is 0 or too large.
 pub fn create(file: &File, size: u64) -> io::Result<()> {
@@ -68,9 +66,7 @@ fn read(file: &File) -> io::Result<Header> {
 /// The size of the disk in an image, and whether [`Image::grow`](super::super::Image::grow) can
 /// make it larger: it has no backing file, and its clusters are not smaller than QEMU's default.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails if the file is not a supported qcow2 image.
 pub fn size(file: &File) -> io::Result<(u64, bool)> {
@@ -80,9 +76,7 @@ pub fn size(file: &File) -> io::Result<(u64, bool)> {
 
 /// Whether an image contains data: a cluster of its own, or a backing file.
 ///
-///
 /// # Errors
-///
 ///
 /// Fails if the file is not a supported qcow2 image.
 pub fn is_written(file: &File) -> io::Result<bool> {

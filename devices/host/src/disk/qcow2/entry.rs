@@ -1,4 +1,4 @@
-//! //! Table entries of both levels (qcow2.rst, "Cluster mapping").
+//! Table entries of both levels (qcow2.rst, "Cluster mapping").
 
 /// The cluster has exactly one reference, so it may be overwritten in place.
 pub(super) const COPIED: u64 = 1 << 63;

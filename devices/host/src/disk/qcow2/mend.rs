@@ -1,4 +1,4 @@
-//! //! Frees leaked clusters: those that count as used but are not referred to, as a kill leaves
+//! Frees leaked clusters: those that count as used but are not referred to, as a kill leaves
 //! them.
 //!
 //! The dirty bit of an image is set from the first change until the image is closed. When an image

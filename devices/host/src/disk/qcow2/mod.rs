@@ -43,9 +43,7 @@ const MAX_BACKING_FILES: usize = 32;
 
 /// Turns an open, locked file into a disk, and opens its backing files.
 ///
-///
 /// # Errors
-///
 ///
 /// The reason, without the name of the file.
 pub(super) fn open(file: Opened, config: &Config) -> anyhow::Result<Qcow2> {

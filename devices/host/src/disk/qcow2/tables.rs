@@ -1,4 +1,4 @@
-//! //! Cluster allocation: both levels of mapping tables, and the refcounts of the file's clusters.
+//! Cluster allocation: both levels of mapping tables, and the refcounts of the file's clusters.
 //!
 //! Changes collect in memory and reach the file in `checkpoint`, in an order that may stop at any
 //! point: refcounts before references to their clusters, data and L2 tables before references to
