@@ -101,7 +101,7 @@ fn what_cannot_be_measured_is_said_in_a_sentence() {
         (["--disk", "a,b"], "a comma"),
         (["--net", "transom-gone"], "ip tuntap add transom-gone"),
         (["--net", "lo"], "lo is an interface, but no tap"),
-        (["--net", "a/b"], "no name of an interface"),
+        (["--net", "a/b"], "is not an interface name"),
     ] {
         let ended = doctor(folder.path(), &words).expect("a doctor");
         assert_eq!((ended.status, ended.stdout.as_str()), (1, ""), "{words:?}: {}", ended.stderr);

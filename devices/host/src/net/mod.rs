@@ -203,6 +203,14 @@ pub trait Port: Send {
     fn wait(&mut self) -> Wait<'_>;
 }
 
+/// The guest's `pieces` without their first `skip` bytes.
+#[derive(Clone, Copy)]
+struct GuestBytes<'a> {
+    memory: &'a Memory,
+    pieces: &'a [Piece],
+    skip: usize,
+}
+
 /// The total length of the pieces in bytes.
 #[must_use]
 pub fn length(pieces: &[Piece]) -> usize {
