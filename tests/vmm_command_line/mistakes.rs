@@ -284,7 +284,7 @@ fn refuses_disks_that_are_none() {
         fs::write(path(name), content).expect("a file");
     }
     let others: [Wrong; 3] = [
-        ("gone", b"", &["is not there", "truncate -s 64G gone"]),
+        ("gone", b"", &["does not exist", "truncate -s 64G gone"]),
         ("folder", b"", &["is a folder"]),
         ("socket", b"", &["neither a file nor a block device"]),
     ];

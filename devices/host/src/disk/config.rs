@@ -408,7 +408,7 @@ mod test {
     fn says_what_is_wrong_with_a_file_and_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let said = refusal(&Config::new(folder.path().join("none")));
-        assert!(said.contains("is not there: `truncate -s 64G "), "{said}");
+        assert!(said.contains("does not exist: `truncate -s 64G "), "{said}");
         let said = refusal(&Config::new(folder.path()));
         assert!(said.contains("is a folder"), "{said}");
         let said = refusal(&Config::new("/dev/null"));
