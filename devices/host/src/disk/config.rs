@@ -103,7 +103,7 @@ impl TryFrom<String> for FileId {
         let pair = text.split_once(':');
         let pair = pair.and_then(|(device, inode)| Some((device.parse(), inode.parse().ok()?)));
         let Some((Ok(device), inode)) = pair else {
-            return Err(format!("`{text}` is no file: write DEV:INODE, two numbers"));
+            return Err(format!("`{text}` is not a file identity: write DEV:INODE, two numbers"));
         };
         Ok(Self { device, inode })
     }
@@ -185,7 +185,7 @@ impl TryFrom<u32> for Sector {
         match bytes {
             512 => Ok(Self::Half),
             4096 => Ok(Self::Four),
-            other => Err(format!("sectors of {other} bytes: take 512 or 4096")),
+            other => Err(format!("sectors of {other} bytes are not supported: use 512 or 4096")),
         }
     }
 }
@@ -259,7 +259,7 @@ impl Config {
         let printable = !serial.is_empty() && serial.bytes().all(|it| matches!(it, b' '..=b'~'));
         ensure!(
             printable && serial.len() <= MAX_SERIAL,
-            "`serial={serial}` is no serial number: it has 1 to {MAX_SERIAL} ASCII characters"
+            "`serial={serial}` is not a serial number: write 1 to {MAX_SERIAL} ASCII characters"
         );
         Ok(serial.clone())
     }
@@ -269,18 +269,17 @@ impl Config {
     }
 }
 
-/// Opens and locks a disk, and adds the layers that its configuration asks for: an overlay, waiting
-/// for free space, rate limits. `full` is called when the volume is full, and again when it has
-/// free space.
+/// Opens and locks a disk, and adds the layers of its configuration: an overlay, waiting for free
+/// space, rate limits. `full` is called when the volume is full, and again when it has free space.
 ///
 /// # Errors
 ///
-/// One sentence, with the way out: no file, no permission, an empty file, another format, a file in
-/// use.
+/// When the file does not exist, is empty, in use or of another format, or permissions are missing.
+/// The error is one sentence with the way out.
 pub fn open(config: &Config, full: Option<OnFull>) -> anyhow::Result<Arc<dyn Image>> {
     let name = config.path.display().to_string();
     for (key, limit) in [("iops", config.iops), ("bandwidth", config.bandwidth.map(|it| it.0))] {
-        ensure!(limit != Some(0), "`{key}=0` would never do anything: leave it out for no limit");
+        ensure!(limit != Some(0), "`{key}=0` would block the disk: leave it out for no limit");
     }
     let opened = open_locked(&config.path, config.is_read_only())?;
     if let Expected::Only(file) = config.file {
@@ -343,7 +342,7 @@ impl File {
         // One more ring, which controllers use to flush.
         let found = Rings::new(&raw.file, queues.clamp(QUEUE_RANGE.0, QUEUE_RANGE.1) + 1);
         if let Err(reason) = &found {
-            tracing::info!(disk = name, "by {THREADS} threads, without io_uring: {reason}");
+            tracing::info!(disk = name, "using {THREADS} threads instead of io_uring: {reason}");
         }
         Self { raw, report: Arc::new(Report::new(name)), rings: found.ok().map(Arc::new) }
     }

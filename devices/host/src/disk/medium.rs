@@ -58,8 +58,8 @@ impl Report {
                         disk = self.name,
                         offset = request.offset,
                         length = request.length,
-                        "{:?}: {error}: the guest is told; further errors of this disk are not \
-                         logged",
+                        "{:?}: {error}: the guest sees the error; further errors of this disk are \
+                         not logged",
                         request.operation
                     );
                 }
@@ -96,9 +96,7 @@ pub(super) fn perform(
     let (offset, length) = (request.offset, request.length);
     let done = match request.operation {
         Operation::Read => return read(medium, request, memory, buffer, report),
-        Operation::Write { durable } => {
-            return write(medium, request, (memory, durable), buffer, report);
-        }
+        Operation::Write { .. } => return write(medium, request, memory, buffer, report),
         Operation::Flush => medium.flush(),
         Operation::Discard | Operation::WriteZeroes { .. } if length == 0 => Ok(()),
         Operation::Discard => medium.discard(offset, length),
@@ -126,10 +124,11 @@ fn read(
 fn write(
     medium: &dyn Medium,
     request: &Request,
-    (memory, durable): (&Memory, bool),
+    memory: &Memory,
     buffer: &mut Buffer,
     report: &Report,
 ) -> Result<(), Fault> {
+    let durable = request.operation == Operation::Write { durable: true };
     let mut pieces = Cursor::new(request);
     for (offset, length) in chunks(request) {
         let chunk = buffer.take(length);

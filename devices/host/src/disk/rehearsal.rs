@@ -111,7 +111,7 @@ fn propose(driver: &mut Driver, dice: &mut Noise, number: u64, lane: u64) -> Ste
 }
 
 /// Compares the answer with the model, or applies the request to the model.
-fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], (step, answer): (Step, Done)) {
+fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], step: Step, answer: Done) {
     let Step { operation, range, data, .. } = step;
     assert_eq!(answer.result, Ok(()), "{operation:?} {range:?}");
     match operation {
@@ -141,7 +141,7 @@ fn settle(image: &Arc<dyn Image>, memory: &Memory, model: &mut [u8], (step, answ
 
 /// Sends random requests to the image, many at once in separate ranges, and compares it with the
 /// model.
-pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], (seed, rounds): (u64, u64)) {
+pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], seed: u64, rounds: u64) {
     let mut driver = Driver::new(image);
     let mut dice = Noise::new(seed);
     for _ in 0..rounds {
@@ -157,7 +157,7 @@ pub(super) fn rehearse(image: &Arc<dyn Image>, model: &mut [u8], (seed, rounds):
         driver.channel.submit();
         for answer in driver.wait(steps.len()) {
             let found = steps.iter().position(|step| step.tag == answer.tag).unwrap();
-            settle(image, &driver.memory, model, (steps.swap_remove(found), answer));
+            settle(image, &driver.memory, model, steps.swap_remove(found), answer);
         }
     }
     driver.flush().unwrap();
@@ -183,7 +183,7 @@ const SIZE: usize = 9 << 20;
 fn against_model(open: impl Fn() -> Arc<dyn Image>, start: &[u8], rounds: u64) {
     let mut model = start.to_vec();
     for seed in 0..2 {
-        rehearse(&open(), &mut model, (seed, rounds));
+        rehearse(&open(), &mut model, seed, rounds);
         compare(&open(), &model);
     }
 }
@@ -216,10 +216,10 @@ fn an_overlay_is_as_the_model_and_leaves_the_file_alone() {
     let before: Vec<u8> = (0..SIZE).map(|at| u8::try_from(at % 251).unwrap()).collect();
     std::fs::write(&path, &before).unwrap();
     let config = Config { overlay: true, ..Config::new(path.clone()) };
-    rehearse(&open(&config, None).unwrap(), &mut before.clone(), (1, 60));
+    rehearse(&open(&config, None).unwrap(), &mut before.clone(), 1, 60);
     assert!(std::fs::read(&path).unwrap() == before);
     compare(&open(&config, None).unwrap(), &before);
-    rehearse(&memory(SIZE as u64), &mut vec![0; SIZE], (2, 60));
+    rehearse(&memory(SIZE as u64), &mut vec![0; SIZE], 2, 60);
 }
 
 #[test]
@@ -479,7 +479,7 @@ fn qcow2_survives_a_loss_of_power_at_any_point() {
     // Numbers of events with the model that is durable after them.
     let mut durable = Vec::new();
     for seed in 0..12 {
-        rehearse(&image, &mut model, (seed, 5));
+        rehearse(&image, &mut model, seed, 5);
         durable.push((journal().len(), model.clone()));
     }
     let journal: Vec<Event> = journal();

@@ -70,7 +70,7 @@ pub(super) struct Lease {
     home: Arc<Rings>,
 }
 
-const HAS_RING: &str = "a ring that is lent is there";
+const HAS_RING: &str = "a lease has its ring until it is dropped";
 
 impl Deref for Lease {
     type Target = IoUring;
@@ -113,7 +113,9 @@ fn build(more: impl FnOnce(&mut Builder) -> &mut Builder) -> io::Result<IoUring>
         match error.kind() {
             io::ErrorKind::InvalidInput => io::Error::other("the kernel is older than 5.10"),
             // ENOSYS
-            io::ErrorKind::Unsupported => io::Error::other("no new rings on this host or in jail"),
+            io::ErrorKind::Unsupported => {
+                io::Error::other("io_uring is not available on this host, or in the jail")
+            }
             _ => error,
         }
     })

@@ -7,7 +7,7 @@
 //! Threats: the guest chooses lengths and addresses. Before the kernel sees a request, it is
 //! checked against the disk, and each of its pieces against RAM. The ring keeps RAM mapped, and is
 //! not dropped before the kernel has finished.
-#![expect(unsafe_code, reason = "the kernel is told addresses of memory that it fills later")]
+#![expect(unsafe_code, reason = "the kernel gets addresses of memory that it fills later")]
 
 use std::collections::VecDeque;
 use std::io;
@@ -38,7 +38,7 @@ const FALLBACK_READY: u64 = u64::MAX;
 /// User data of the entry that cancels the poll.
 const FALLBACK_CANCELED: u64 = u64::MAX - 1;
 
-const _: () = assert!(ENTRIES >= 2 * DEPTH as u32, "room for all slots and what is aside");
+const _: () = assert!(ENTRIES >= 2 * DEPTH as u32, "room for all slots and the poll entries");
 
 /// The step that a request has reached.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -344,7 +344,7 @@ impl Ring {
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 // Only a sandbox that removes system calls later can cause this.
                 Err(error) => {
-                    tracing::error!("io_uring does not take requests any more: {error}");
+                    tracing::error!("io_uring no longer accepts requests: {error}");
                     std::thread::sleep(Duration::from_millis(1));
                     return;
                 }

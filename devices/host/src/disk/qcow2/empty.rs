@@ -19,7 +19,7 @@ const COUNT: u64 = 2;
 ///
 /// Fails if the file cannot be written, or if the size is 0 or too large.
 pub fn create(file: &File, size: u64) -> io::Result<()> {
-    let wrong = || io::Error::new(ErrorKind::InvalidInput, "no qcow2 image is as large");
+    let wrong = || io::Error::new(ErrorKind::InvalidInput, "a qcow2 image cannot have this size");
     // The size that one L2 table maps.
     let reach = CLUSTER / ENTRY * CLUSTER;
     let entries = size.div_ceil(reach);
@@ -58,7 +58,7 @@ fn read(file: &File) -> io::Result<Header> {
     let mut magic = [0; QCOW2.len()];
     file.read_exact_at(&mut magic, 0)?;
     if magic != QCOW2 {
-        return Err(wrong("this is no qcow2 image".into()));
+        return Err(wrong("this is not a qcow2 image".into()));
     }
     Header::read(file).map_err(|error| wrong(format!("{error:#}")))
 }

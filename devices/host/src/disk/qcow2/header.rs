@@ -40,11 +40,12 @@ const FEATURE_NAMES: u32 = 0x6803_f857;
 /// QEMU's limits of the two tables, in bytes.
 const MAX_L1_BYTES: u64 = 32 << 20;
 const MAX_REFTABLE_BYTES: u64 = 8 << 20;
-/// Of the backing file's name, in bytes.
+/// Maximum length of the backing file's name, in bytes.
 const MAX_NAME_LENGTH: usize = 1023;
 
 /// Advice for a damaged image.
-pub(super) const WAY_OUT: &str = "`qemu-img check -r all` mends it, and `readonly` reads it";
+pub(super) const WAY_OUT: &str =
+    "repair it with `qemu-img check -r all`, or set `readonly` to read it";
 
 /// The parsed header of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,21 +119,26 @@ impl Header {
     pub(super) fn parse(head: &[u8]) -> anyhow::Result<Self> {
         ensure!(head.len() >= 72, "its header is cut off after {} bytes", head.len());
         let version = number32(head, VERSION);
-        ensure!(matches!(version, 2 | 3), "version {version} of qcow2 is not known here");
+        ensure!(matches!(version, 2 | 3), "version {version} of qcow2 is not supported");
         let cluster_bits = number32(head, CLUSTER_BITS);
-        ensure!((9..=21).contains(&cluster_bits), "clusters of 2^{cluster_bits} bytes");
+        ensure!((9..=21).contains(&cluster_bits), "invalid clusters of 2^{cluster_bits} bytes");
         let cluster = 1_u64 << cluster_bits;
-        ensure!(number32(head, CRYPT) == 0, "it is encrypted, which is not read here");
+        ensure!(
+            number32(head, CRYPT) == 0,
+            "it is encrypted, which is not supported: `qemu-img convert` it"
+        );
         let size = number64(head, SIZE);
-        ensure!(size > 0 && size.is_multiple_of(512), "a disk of {size} bytes");
+        ensure!(size > 0 && size.is_multiple_of(512), "an invalid disk size of {size} bytes");
         let covered = cluster * (cluster / 8);
         let needed = size.div_ceil(covered);
         let entries = u64::from(number32(head, L1_SIZE));
-        ensure!(entries >= needed, "a table of {entries} entries for a disk that needs {needed}");
-        ensure!(entries * 8 <= MAX_L1_BYTES, "a table of {entries} entries");
+        ensure!(entries >= needed, "an L1 table of {entries} entries, but {needed} are needed");
+        ensure!(entries * 8 <= MAX_L1_BYTES, "an L1 table of {entries} entries, which is too long");
         let clusters = u64::from(number32(head, REFTABLE_CLUSTERS));
         let reftable = clusters.checked_mul(cluster).filter(|it| *it <= MAX_REFTABLE_BYTES);
-        let reftable = reftable.with_context(|| format!("refcounts of {clusters} clusters"))?;
+        let reftable = reftable.with_context(|| {
+            format!("a refcount table of {clusters} clusters, which is too long")
+        })?;
         let mut header = Self {
             version,
             cluster_bits,
@@ -161,10 +167,14 @@ impl Header {
             self.incompatible = number64(head, INCOMPATIBLE);
             self.autoclear = number64(head, AUTOCLEAR);
             self.refcount_order = number32(head, REFCOUNT_ORDER);
-            ensure!(self.refcount_order <= 6, "refcounts of 2^{} bits", self.refcount_order);
+            ensure!(
+                self.refcount_order <= 6,
+                "invalid refcounts of 2^{} bits",
+                self.refcount_order
+            );
             at = usize::try_from(number32(head, LENGTH))?;
             let max = usize::try_from(cluster)?.min(HEAD);
-            ensure!((VERSION_3..=max).contains(&at), "a header of {at} bytes");
+            ensure!((VERSION_3..=max).contains(&at), "an invalid header length of {at} bytes");
             let compression = if at > COMPRESSION { head.get(COMPRESSION) } else { None };
             if let (Some(kind), true) = (compression, self.incompatible & COMPRESSION_TYPE != 0) {
                 ensure!(*kind == 0, "it is compressed with zstd: `qemu-img convert` it");
@@ -197,7 +207,7 @@ impl Header {
         ensure!(bits & DATA_FILE == 0, "its data is in another file: `qemu-img convert` it");
         ensure!(bits & EXTENDED_L2 == 0, "it has extended L2 entries: `qemu-img convert` it");
         let unknown = bits & !(DIRTY | CORRUPT);
-        ensure!(unknown == 0, "it has features {unknown:#x}, which are not known here");
+        ensure!(unknown == 0, "it has unknown features {unknown:#x}: `qemu-img convert` it");
         if !writes {
             return Ok(());
         }
@@ -205,12 +215,12 @@ impl Header {
         ensure!(bits == 0 || !self.extended, "it was not closed: {WAY_OUT}");
         ensure!(
             self.snapshots == 0,
-            "it has {} snapshots in it: delete them with `qemu-img snapshot -d`, or say `readonly`",
+            "it has {} snapshots in it: delete them with `qemu-img snapshot -d`, or set `readonly`",
             self.snapshots
         );
         ensure!(
             self.refcount_order == 4,
-            "its refcounts have {} bits, not 16: `qemu-img convert` it, or say `readonly`",
+            "its refcounts have {} bits, not 16: `qemu-img convert` it, or set `readonly`",
             1 << self.refcount_order
         );
         Ok(())
@@ -221,7 +231,7 @@ fn aligned(head: &[u8], at: usize, cluster: u64) -> anyhow::Result<u64> {
     let offset = number64(head, at);
     // Offsets have 56 bits.
     let sound = offset > 0 && offset.is_multiple_of(cluster) && offset < 1 << 56;
-    ensure!(sound, "a table at {offset:#x}");
+    ensure!(sound, "an invalid table offset {offset:#x}");
     Ok(offset)
 }
 
@@ -233,13 +243,13 @@ fn backing(head: &[u8]) -> anyhow::Result<Option<String>> {
     let at = usize::try_from(at)?;
     let name = at.checked_add(length).filter(|_| length <= MAX_NAME_LENGTH);
     let Some(name) = name.and_then(|end| head.get(at..end)) else {
-        bail!("the name of its backing file is at {at}, with {length} bytes");
+        bail!("its backing file's name has an invalid position: {length} bytes at {at:#x}");
     };
     Ok(Some(text(name)?))
 }
 
 fn text(bytes: &[u8]) -> anyhow::Result<String> {
-    let text = String::from_utf8(bytes.to_vec()).context("a name that is no text")?;
+    let text = String::from_utf8(bytes.to_vec()).context("a name that is not UTF-8")?;
     ensure!(!text.chars().any(char::is_control), "a name with control characters: {text:?}");
     Ok(text)
 }

@@ -38,7 +38,7 @@ impl References {
             let count = usize::try_from(number).ok().and_then(|it| self.counts.get_mut(it));
             let count = count.ok_or_else(|| damaged("a cluster behind the end of the file"))?;
             if *count & !PLAIN == !PLAIN {
-                return Err(damaged("a cluster that too much refers to"));
+                return Err(damaged("a cluster with too many references"));
             }
             *count = (*count + 1) | mark;
         }
@@ -79,7 +79,7 @@ impl Tables {
         let cluster = self.cluster();
         let clusters = self.end.div_ceil(cluster);
         let counted = usize::try_from(clusters).ok().filter(|_| clusters <= MAX_CLUSTERS);
-        let clusters = counted.ok_or_else(|| damaged("more clusters than can be counted here"))?;
+        let clusters = counted.ok_or_else(|| damaged("more clusters than can be counted"))?;
         let mut found = References { counts: vec![0; clusters], bits: header.cluster_bits };
         found.add(0, cluster, PLAIN)?;
         for (offset, entries) in self.roots() {
@@ -110,16 +110,16 @@ impl Tables {
             let first = block * per_block;
             let Some(counts) = self.counts(raw, block)? else {
                 if references.any(first, first + per_block) {
-                    return Err(damaged("clusters in use that are not counted"));
+                    return Err(damaged("clusters in use without refcounts"));
                 }
                 continue;
             };
             if (first..).zip(counts).any(|(number, count)| count < references.get(number).0) {
-                return Err(damaged("clusters in use that count as free"));
+                return Err(damaged("clusters in use whose refcounts are too low"));
             }
         }
         if references.any(blocks * per_block, u64::MAX) {
-            return Err(damaged("clusters in use that cannot be counted"));
+            return Err(damaged("clusters in use beyond the refcount table"));
         }
         Ok(())
     }

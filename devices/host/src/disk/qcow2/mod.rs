@@ -77,7 +77,7 @@ fn chain(opened: Opened, config: &Config, more: usize) -> anyhow::Result<Qcow2> 
             Ok(clusters) => tracing::debug!(
                 disk = %config.path.display(),
                 clusters,
-                "was not closed: what belonged to nobody is free again"
+                "was not closed: freed its leaked clusters"
             ),
             // No space for it now. Leaked clusters do no harm, so a later start can free them.
             Err(error) if is_full(&error) => {}
@@ -105,13 +105,15 @@ fn backing(
     config: &Config,
     more: usize,
 ) -> anyhow::Result<Arc<dyn Medium>> {
-    ensure!(more > 0, "more than {MAX_BACKING_FILES} backing files, one on another");
+    ensure!(more > 0, "more than {MAX_BACKING_FILES} backing files in a chain");
     let path = backing_path(name, config)?;
     let format = match header.backing_format.as_deref() {
         Some("qcow2") => Some(Format::Qcow2),
         Some("raw" | "file") => Some(Format::Raw),
         None => None,
-        Some(other) => bail!("its backing file {name} has the format {other}, not read here"),
+        Some(other) => {
+            bail!("its backing file {name} has the format {other}, which is not supported")
+        }
     };
     let below = Config { path, format, readonly: true, overlay: false, ..config.clone() };
     let context = || format!("its backing file {}", below.path.display());
@@ -126,7 +128,7 @@ fn backing(
 fn backing_path(name: &str, config: &Config) -> anyhow::Result<PathBuf> {
     let plain = name.strip_prefix("file:").unwrap_or(name);
     let scheme = plain.split('/').next().is_some_and(|first| first.contains(':'));
-    ensure!(!scheme, "its backing file {name} is not a file, and nothing else is read here");
+    ensure!(!scheme, "its backing file {name} is not a file, and only files are supported");
     let image = config.path.canonicalize().with_context(|| config.path.display().to_string())?;
     let folder = image.parent().unwrap_or(Path::new("/"));
     // An absolute name replaces the folder.
@@ -135,7 +137,7 @@ fn backing_path(name: &str, config: &Config) -> anyhow::Result<PathBuf> {
     let path = wanted.canonicalize().with_context(context)?;
     ensure!(
         config.backing || path.parent() == Some(folder),
-        "its backing file {name} is not in its own folder: say `backing=on` if you trust the image"
+        "its backing file {name} is not in its own folder: set `backing=on` if you trust the image"
     );
     Ok(path)
 }
@@ -167,8 +169,8 @@ pub(super) struct Qcow2 {
     size: AtomicU64,
     backing: Option<Arc<dyn Medium>>,
     tables: Mutex<Tables>,
-    /// Held shared while clusters stay in location, and exclusively while their allocation changes. So
-    /// a cluster is never reallocated while it is read or written in location.
+    /// Held shared while clusters stay in place, and exclusively while their allocation changes.
+    /// So a cluster is never reallocated while it is read or written in place.
     moves: RwLock<()>,
     /// Whether the dirty bit is set in the file.
     marked: AtomicBool,
@@ -294,7 +296,7 @@ impl Qcow2 {
                 &mut plain, packed, false, true,
             );
             if count != Ok(cluster) {
-                return Err(damaged("a compressed cluster that is none"));
+                return Err(damaged("an invalid compressed cluster"));
             }
             *inflated = Some((entry, plain));
         }
@@ -303,7 +305,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Reads or writes all parts in location. Returns `None` for a write to a cluster that first has
+    /// Reads or writes all parts in place. Returns `None` for a write to a cluster that first has
     /// to be allocated.
     fn in_place(
         &self,
@@ -522,20 +524,21 @@ impl Medium for Qcow2 {
     }
 
     fn grow(&self, size: Option<u64>) -> anyhow::Result<()> {
-        let size = size.context("a qcow2 image is as long as it says: say how much")?;
+        let size = size.context("a qcow2 image does not grow with its file: give a size")?;
         let now = self.size.load(Ordering::Acquire);
         ensure!(size >= now, "the disk has {now} bytes and cannot shrink to {size}");
         check_size(Path::new("the disk"), size, self.raw.geometry().logical_block)?;
-        ensure!(!self.raw.geometry().read_only, "the disk is only read");
+        ensure!(!self.raw.geometry().read_only, "the disk is opened read-only");
         let below = self.backing.as_ref().map_or(0, |it| it.geometry().size);
         ensure!(
             below <= now,
-            "what is below would show: `qemu-img resize` it while it is not used"
+            "its backing file is larger and would show: `qemu-img resize` the image while no \
+             machine uses it"
         );
         let _alone = self.moves.write().unwrap_or_else(PoisonError::into_inner);
         let mut tables = self.tables();
-        let entries = tables.extend(&self.raw, size).context("a longer table")?.context(
-            "its table has no room for that: `qemu-img resize` it while no machine uses it",
+        let entries = tables.extend(&self.raw, size).context("a longer L1 table")?.context(
+            "its L1 table has no room for this size: `qemu-img resize` it while no machine uses it",
         )?;
         let fields: [(usize, &[u8]); 2] =
             [(header::SIZE, &size.to_be_bytes()), (header::L1_SIZE, &entries.to_be_bytes())];
@@ -590,7 +593,7 @@ mod test {
         for name in [absolute.as_str(), "../secret.raw", "link.raw"] {
             create(&image, &["-u", "-b", name, "-F", "raw"], "1M");
             let said = refusal(&image);
-            assert!(said.contains("is not in its own folder: say `backing=on`"), "{said}");
+            assert!(said.contains("is not in its own folder: set `backing=on`"), "{said}");
             let config = Config { backing: true, ..Config::new(&image) };
             let disk = open_disk(&config, None).unwrap();
             assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [0x55; 512]);
@@ -613,8 +616,8 @@ mod test {
         }
         create(&image, &["-u", "-b", "gone.raw", "-F", "raw"], "1M");
         assert!(refusal(&image).contains("gone.raw"), "{}", refusal(&image));
-        // Without a format, the name decides that it is raw. What its guest wrote cannot make it
-        // qcow2.
+        // Without a format, the name decides that it is raw. Bytes that its guest wrote cannot make
+        // it qcow2.
         create(&image, &["-u", "-b", "near.raw", "-F", "raw"], "1M");
         let mut bytes = fs::read(&image).unwrap();
         let format = [0xe2, 0x79, 0x2a, 0xca];
@@ -756,7 +759,7 @@ mod test {
         create(&path, &["-b", "below.raw", "-F", "raw"], "1M");
         let disk = open_disk(&Config::new(&path), None).unwrap();
         let said = disk.grow(Some(9 << 20)).unwrap_err().to_string();
-        assert!(said.contains("what is below would show"), "{said}");
+        assert!(said.contains("its backing file is larger"), "{said}");
     }
 
     /// Every request on an invalid image must end with an answer. Returns whether it could be
@@ -807,7 +810,7 @@ mod test {
             let mut dice = Noise::new(11);
             for _ in 0..250 {
                 let mut torn = bytes.clone();
-                // Damages the header, the tables behind it, or any location: a bit, a byte, or a
+                // Damages the header, the tables behind it, or any place: a bit, a byte, or a
                 // number.
                 for _ in 0..=dice.below(4) {
                     let within = [112, 112, 300_000, torn.len() as u64];
@@ -896,7 +899,7 @@ mod test {
         let l2 = usize::try_from(number(l1) & !COPIED).unwrap();
         // First, the header as a compressed cluster, which would be freed when the guest overwrites
         // it. Second, no refcount block for the first clusters, which would be created in the
-        // header's location.
+        // header's place.
         for (at, entry, answer) in [(l2, COMPRESSED, Ok(())), (reftable, 0, Err(Fault::Broken))] {
             let mut lies = bytes.clone();
             lies[at..at + 8].copy_from_slice(&entry.to_be_bytes());
@@ -1019,7 +1022,7 @@ mod test {
         Driver::new(&disk).write(65536, &[2; 65536]).unwrap();
         drop(disk);
         assert!(!check(&path).contains("leaked"), "{}", check(&path));
-        assert!(fs::metadata(&path).unwrap().len() < 1 << 28, "what is new comes first");
+        assert!(fs::metadata(&path).unwrap().len() < 1 << 28, "the lowest free clusters are used first");
     }
 
     #[test]
@@ -1033,7 +1036,11 @@ mod test {
         let reftable = usize::try_from(number(48)).unwrap();
         bytes.copy_within(reftable..reftable + 8, reftable + 80);
         fs::write(&path, bytes).unwrap();
-        assert!(refusal(&path).contains("counts twice"), "{}", refusal(&path));
+        assert!(
+            refusal(&path).contains("refcount block that is there twice"),
+            "{}",
+            refusal(&path)
+        );
         let config = Config { readonly: true, ..Config::new(&path) };
         let disk = open_disk(&config, None).unwrap();
         assert_eq!(Driver::new(&disk).read(0, 512).unwrap(), [1; 512]);

@@ -21,7 +21,7 @@ const PART: usize = 4096;
 
 /// An error of the image itself.
 pub(super) fn damaged(what: &str) -> io::Error {
-    io::Error::other(format!("the image is damaged ({what}): `qemu-img check` tells more"))
+    io::Error::other(format!("the image is damaged ({what}): `qemu-img check` shows details"))
 }
 
 /// One cluster of numbers: an L2 table or a refcount block.
@@ -199,16 +199,16 @@ impl Tables {
         let cluster = 1 << header.cluster_bits;
         let within = |offset: u64, entries: usize| offset + entries as u64 * 8 <= end;
         if !within(header.l1_offset, header.l1_entries) {
-            return Err(damaged("its first table is behind the end of the file"));
+            return Err(damaged("its L1 table is beyond the end of the file"));
         }
         let l1 = Root::read(raw, header.l1_offset, header.l1_entries)?;
         let reftable = Root::read(raw, header.reftable_offset, header.reftable_entries)?;
         if !raw.geometry().read_only {
             if has_twins(&l1.entries) {
-                return Err(damaged("a table of the disk that is there twice"));
+                return Err(damaged("an L2 table that is there twice"));
             }
             if has_twins(&reftable.entries) {
-                return Err(damaged("a refcount block that counts twice"));
+                return Err(damaged("a refcount block that is there twice"));
             }
         }
         let (l2, blocks) = (Cache::new(8, cluster), Cache::new(2, cluster));
@@ -238,7 +238,7 @@ impl Tables {
         let Some(needed) = needed.ok().filter(|it| *it <= room) else { return Ok(None) };
         while self.l1.entries.len() < needed {
             self.l1.entries.push(0);
-            // Overwrites what was behind the end of the table.
+            // Overwrites the bytes behind the old end of the table.
             self.l1.set(self.l1.entries.len() - 1, 0);
         }
         self.checkpoint(raw)?;
@@ -307,11 +307,11 @@ impl Tables {
         } else if at.is_multiple_of(self.cluster()) && at < self.end {
             Ok(Some(at))
         } else {
-            Err(damaged("a table that is nowhere"))
+            Err(damaged("an invalid table offset"))
         }
     }
 
-    /// The L2 entry of a guest offset. 0 if there is none.
+    /// The L2 entry of a guest offset. 0 if its table is not allocated.
     pub(super) fn entry(&mut self, raw: &Raw, offset: u64) -> io::Result<u64> {
         let (first, second) = self.indices(offset)?;
         let Some(at) = self.table_at(self.l1.entries[first])? else { return Ok(0) };
@@ -324,7 +324,7 @@ impl Tables {
         if at.is_multiple_of(self.cluster()) {
             Ok((at > 0).then_some(at))
         } else {
-            Err(damaged("a cluster that is nowhere"))
+            Err(damaged("an invalid cluster offset"))
         }
     }
 
@@ -334,7 +334,7 @@ impl Tables {
         let table = self.l1.entries[first];
         let at = match self.table_at(table)? {
             Some(at) if table & COPIED != 0 => at,
-            Some(_) => return Err(damaged("a table that is shared")),
+            Some(_) => return Err(damaged("a shared table")),
             None => {
                 let at = self.allocate(raw)?;
                 self.end = self.end.max(at + self.cluster());
@@ -360,7 +360,7 @@ impl Tables {
             let index = usize::try_from(number / per_block).unwrap_or(usize::MAX);
             let Some(entry) = self.reftable.entries.get(index).copied() else {
                 return Err(io::Error::other(
-                    "the image's refcount table is full: `qemu-img convert` makes a larger one",
+                    "the image's refcount table is full: `qemu-img convert` creates a larger one",
                 ));
             };
             let at = number << self.bits;
@@ -392,7 +392,7 @@ impl Tables {
 
     fn check_free(&self, at: u64) -> io::Result<()> {
         if self.is_root(at) {
-            return Err(damaged("clusters in use that count as free"));
+            return Err(damaged("clusters in use whose refcounts are 0"));
         }
         Ok(())
     }
