@@ -308,7 +308,7 @@ fn send(socket: &UnixStream, mut bytes: &[u8], end: Instant) -> anyhow::Result<(
     Ok(())
 }
 
-/// Reads available bytes; 0 if there are none.
+/// Reads the available bytes, or 0 without any.
 fn take(socket: &UnixStream, room: &mut [u8]) -> anyhow::Result<usize> {
     match rustix::net::recv(socket, room, RecvFlags::DONTWAIT) {
         Ok((_, 0)) => bail!("it hung up"),

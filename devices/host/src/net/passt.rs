@@ -181,7 +181,7 @@ impl Stream {
         Ok((rest.len() >= length).then(|| start..start + length))
     }
 
-    /// Receives available bytes; false when there are none.
+    /// Receives available bytes; false without any.
     fn fill(&mut self) -> bool {
         let Some(socket) = &self.socket else { return false };
         // An incomplete frame moves to the front, where the buffer has room for all of it.

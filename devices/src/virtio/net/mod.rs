@@ -1129,7 +1129,7 @@ mod test {
             let mut bench = Bench::new(1 << 20);
             bench.board.add("net", |grants| config.build(grants)).err().map(|it| format!("{it:#}"))
         };
-        assert!(refused(Choice::On, "none").unwrap().contains("taps alone"));
+        assert!(refused(Choice::On, "none").unwrap().contains("not a tap"));
         assert_eq!(refused(Choice::Auto, "none"), None);
     }
 }
