@@ -115,10 +115,7 @@ impl Bound {
         lock_folder(&folder);
         let found = fs::symlink_metadata(path).ok();
         if found.is_some_and(|it| !it.file_type().is_socket()) {
-            bail!(
-                "{} exists and is not a socket: remove it, or choose another path",
-                path.display()
-            );
+            bail!("{} is not a socket: remove it, or choose another path", path.display());
         }
         if path.exists()
             && UnixStream::connect(path)

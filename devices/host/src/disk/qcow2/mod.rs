@@ -1022,7 +1022,10 @@ mod test {
         Driver::new(&disk).write(65536, &[2; 65536]).unwrap();
         drop(disk);
         assert!(!check(&path).contains("leaked"), "{}", check(&path));
-        assert!(fs::metadata(&path).unwrap().len() < 1 << 28, "the lowest free clusters are used first");
+        assert!(
+            fs::metadata(&path).unwrap().len() < 1 << 28,
+            "the lowest free clusters are used first"
+        );
     }
 
     #[test]
