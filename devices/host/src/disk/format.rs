@@ -48,7 +48,7 @@ pub(super) fn choose(wanted: Option<Format>, path: &Path, file: &File) -> anyhow
     let named = path.extension().is_some_and(|it| it.eq_ignore_ascii_case("qcow2"));
     let format = wanted.unwrap_or(if named { Format::Qcow2 } else { Format::Raw });
     let mut head = [0; HEAD_BYTES];
-    // A file that is shorter or cannot be read matches none, or only what there is.
+    // A shorter or unreadable file is compared with the bytes that were read.
     let length = file.read_at(&mut head, 0).unwrap_or_default();
     let found = FOREIGN.iter().find(|(at, magic, ..)| {
         head[..length].get(*at..).is_some_and(|bytes| bytes.starts_with(magic))

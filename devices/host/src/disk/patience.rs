@@ -411,7 +411,7 @@ mod test {
             };
             let limit = Duration::from_secs(10);
             reap(&|took| took > limit || !told.lock().unwrap().is_empty());
-            // It is reported once.
+            // The full volume is reported once, although the requests are tried again.
             reap(&|took| took > Duration::from_millis(300));
             assert_eq!(*told.lock().unwrap(), [true], "{done:?}");
             std::fs::remove_file(&ballast).unwrap();
