@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
-/// Code of a command without a response until it is cancelled; then it is `TPM_RC_CANCELED`.
+/// Code of a command without a response until it is canceled; then it is `TPM_RC_CANCELED`.
 pub const SLOW: u32 = 0x2000_0001;
 /// Code of a command that makes the fake hang up.
 pub const GONE: u32 = 0x2000_0002;
@@ -25,7 +25,7 @@ pub const DRIP: u32 = 0x2000_0005;
 /// Code of a command that makes the fake hang up in the middle of the response.
 pub const HALF: u32 = 0x2000_0006;
 
-/// Code of a command whose response comes [`WHILE`] after it was cancelled.
+/// Code of a command whose response comes [`WHILE`] after it was canceled.
 pub const LATE: u32 = 0x2000_0008;
 /// The delay of the response to [`LATE`].
 pub const WHILE: Duration = Duration::from_secs(1);
@@ -123,7 +123,7 @@ struct Peer {
     control: UnixStream,
     data: Option<UnixStream>,
     tag: u16,
-    /// A command waits to be cancelled; its response comes this long afterwards.
+    /// A command waits to be canceled; its response comes this long afterwards.
     slow: Option<Duration>,
     asked: Asked,
 }
