@@ -1,15 +1,15 @@
-//! The agent in the guest: QEMU's (`qemu-ga`), behind the named port `org.qemu.guest_agent.0`.
+//! Client of QEMU's guest agent (`qemu-ga`), behind the virtio-serial port
+//! `org.qemu.guest_agent.0`.
 //!
-//! The port takes one connection, and this is it, for as long as the machine runs: whoever wants
-//! something of the agent asks here, and is answered in turn. A connection is kept while nobody
-//! asks, too: an agent whose port has nobody at its other end looks ten times a second whether
-//! somebody came.
+//! The port takes a single connection, which [`Agent`] holds for as long as the machine runs: all
+//! requests go through it, one at a time. The connection stays open between requests, because an
+//! agent whose port has no peer polls it ten times a second.
 //!
-//! Every question begins with one that carries a random number, and what the agent says before its
-//! answer to that is thrown away: it is for somebody who has given up waiting.
+//! Each request begins with a `guest-sync-delimited` that carries a random number. Everything that
+//! the agent sends before the answer to it is discarded: it answers a request that timed out.
 //!
-//! Threats: the guest answers what it likes, as slowly and as long as it likes. An answer has a
-//! limit and a deadline, and is JSON of which [`guest`] takes what it knows.
+//! Threats: the guest answers anything, as slowly and at any length it likes. Each answer has a
+//! maximum length and a deadline, and is JSON from which [`guest`] takes only known fields.
 
 pub mod guest;
 pub mod line;
@@ -31,34 +31,35 @@ use self::line::Hearing;
 use crate::log::Few;
 use crate::story::Story;
 
-/// The port's name, by which the agent in the guest finds it.
+/// Name of the virtio-serial port. The agent in the guest looks for this name.
 pub const PORT: &str = "org.qemu.guest_agent.0";
 
-/// An agent that is there answers the first question within: a guest may be busy.
+/// Timeout of the sync request, which also detects a missing agent. Generous, because a guest may
+/// be busy.
 const SYNC: Duration = Duration::from_secs(5);
-/// And any other.
+/// Timeout of other requests.
 const ANSWER: Duration = Duration::from_secs(10);
-/// What a program has written is long: up to 16 MiB of output, and as much of errors.
+/// Timeout for the output of a program: up to 16 MiB each from standard output and standard error.
 const HARVEST: Duration = Duration::from_secs(60);
-/// One that shuts the guest down does not say so; one that will not does at once.
+/// An agent that shuts the guest down sends no answer; one that refuses does so within this time.
 const REFUSAL: Duration = Duration::from_secs(1);
-/// Answers are no longer, but for what a program has written, in letters of base64.
+/// Maximum length of an answer in bytes. `LONG` is for the output of a program, in base64.
 const SHORT: usize = 1 << 20;
 const LONG: usize = 48 << 20;
-/// What is read at once.
+/// Bytes per read.
 const PIECE: usize = 16 << 10;
-/// So often a minute it is logged that it comes or goes.
+/// Maximum log lines per minute about the agent coming and going.
 const LINES: u32 = 10;
-/// Between two looks whether an agent is there, while it is not, and while it is.
+/// Interval between polls: while no agent answers (`AWAY`), and while one does (`HERE`).
 const AWAY: Duration = Duration::from_secs(2);
 const HERE: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// Reason why a request failed.
 #[derive(Debug)]
 pub enum Lack {
     /// No agent answers.
     Absent(anyhow::Error),
-    /// It will not, and says why.
+    /// The agent refused, for this reason.
     Refused(String),
 }
 
@@ -77,50 +78,50 @@ impl fmt::Display for Lack {
 
 impl std::error::Error for Lack {}
 
-/// See the module.
+/// Client of the guest's agent. It sends one request at a time.
 pub struct Agent {
     path: PathBuf,
     line: Mutex<Line>,
     answers: watch::Sender<bool>,
 }
 
-/// The connection, if there is one.
+/// State of the connection to the agent's port.
 #[derive(Default)]
 struct Line {
     stream: Option<UnixStream>,
-    /// When it was found out that nobody answers.
+    /// Time of the last failure.
     missed: Option<Instant>,
-    /// The number of the last question.
+    /// Number of the last sync request.
     last: u64,
 }
 
 impl Agent {
-    /// Behind this socket.
+    /// Creates a client of the agent behind this Unix socket. Connects with the first request.
     pub fn new(path: PathBuf) -> Self {
         Self { path, line: Mutex::default(), answers: watch::Sender::new(false) }
     }
 
-    /// Whether it answered when it was last asked.
+    /// Whether the agent answered the last request.
     pub fn answers(&self) -> bool {
         *self.answers.borrow()
     }
 
-    /// Asks, in turn with others.
+    /// Sends a command and returns its answer. Concurrent calls wait for one another.
     ///
     /// # Errors
     ///
-    /// When nobody answers, or the answer is no.
+    /// When no agent answers, or the agent refuses.
     pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, Lack> {
         let mut turn = self.turn().await?;
         let answer = self.question(&mut turn, command, arguments, (ANSWER, SHORT)).await?;
         line::returned(&answer).map_err(Lack::Refused)
     }
 
-    /// How a program is that was started, as the agent writes it.
+    /// Queries a program that was started with `guest-exec`. Returns the agent's JSON unparsed.
     ///
     /// # Errors
     ///
-    /// When nobody answers, or the answer is no.
+    /// When no agent answers, or the agent refuses.
     pub async fn outcome(&self, pid: i64) -> Result<Vec<u8>, Lack> {
         let mut turn = self.turn().await?;
         let pid = json!({ "pid": pid });
@@ -131,15 +132,15 @@ impl Agent {
         }
     }
 
-    /// Has it shut the guest down.
+    /// Asks the agent to shut the guest down.
     ///
     /// # Errors
     ///
-    /// When nobody answers, or it refuses.
+    /// When no agent answers, or the agent refuses.
     pub async fn shut_down(&self) -> Result<(), Lack> {
         let mut turn = self.turn().await?;
         let powerdown = json!({ "mode": "powerdown" });
-        // No news is good news.
+        // A successful shutdown has no answer: silence and a lost connection are success.
         let news = self.talk(&mut turn, "guest-shutdown", powerdown, SHORT);
         match timeout(REFUSAL, news).await {
             Ok(Ok(answer)) => line::refused(&answer).map_or(Ok(()), |why| Err(Lack::Refused(why))),
@@ -147,21 +148,23 @@ impl Agent {
         }
     }
 
-    /// What the guest is, as far as its agent says.
+    /// Queries the guest's operating system and addresses. Empty where the agent does not answer.
     pub async fn guest(&self) -> Guest {
         let system = self.ask("guest-get-osinfo", Value::Null).await.ok();
         let addresses = self.ask("guest-network-get-interfaces", Value::Null).await.ok();
         Guest::new(system.as_ref(), addresses.as_ref())
     }
 
-    /// Keeps the connection, and tells when an agent comes and goes, for as long as it is polled.
+    /// Keeps the connection open and logs when an agent comes and goes, for as long as it is
+    /// polled.
     pub async fn keep(self: Arc<Self>, story: Arc<Story>) {
-        // What was told: others may find out first.
+        // `was` is the last state that was logged: a request of another task may notice a change
+        // first.
         let (mut was, mut changes) = (false, self.answers.subscribe());
         let mut lines = Few::new(LINES);
         loop {
             let is = self.turn().await.is_ok();
-            // An agent may come and go as it likes.
+            // The guest controls how often its agent comes and goes, so these lines are limited.
             let news = is != was && lines.take(Instant::now());
             if news && is {
                 let system = self.guest().await.system;
@@ -176,11 +179,11 @@ impl Agent {
         }
     }
 
-    /// Waits for our turn; the agent hears us then.
+    /// Locks the connection and synchronizes with the agent, so that it is ready for a command.
     async fn turn(&self) -> Result<MutexGuard<'_, Line>, Lack> {
         let asked = Instant::now();
         let mut turn = self.line.lock().await;
-        // Who was before us has just found out.
+        // The previous holder of the lock found, while we waited, that no agent answers.
         if turn.missed.is_some_and(|missed| missed >= asked) {
             return Err(Lack::Absent(anyhow!("it did not answer others")));
         }
@@ -198,12 +201,13 @@ impl Agent {
         }
     }
 
-    /// Asks the question that shows that the agent hears, and hears us.
+    /// Sends the sync request: its answer shows that the agent reads from this connection.
     async fn sync(&self, line: &mut Line) -> anyhow::Result<()> {
         if line.stream.is_none() {
             line.stream = Some(UnixStream::connect(&self.path).await.context("no machine")?);
         }
-        // Another each time, so that no answer is taken for another's.
+        // A new number each time, so that a late answer to an earlier request is not mistaken for
+        // this one.
         line.last = number(line.last);
         let id = line.last;
         let stream = line.stream.as_mut().context("no connection")?;
@@ -211,7 +215,8 @@ impl Agent {
         hear(stream, Hearing::sync(id)).await.map(drop)
     }
 
-    /// Asks within a time, for an answer of this length; who does not answer is left.
+    /// Sends a command with a timeout and a maximum length of its answer. Resets the connection if
+    /// there is no answer.
     async fn question(
         &self,
         line: &mut Line,
@@ -242,7 +247,8 @@ impl Agent {
         hear(stream, Hearing::answer(limit)).await
     }
 
-    /// Nobody answers. What was said and not heard is taken back by leaving; then we wait there.
+    /// Handles a missing answer. Reconnecting discards what was sent and not read; the new
+    /// connection stays open for an agent that comes later.
     async fn lose(&self, line: &mut Line) {
         self.answers.send_if_modified(|it| std::mem::replace(it, false));
         line.stream =
@@ -251,7 +257,7 @@ impl Agent {
     }
 }
 
-/// Reads until there is what was waited for.
+/// Reads until the expected answer is complete.
 async fn hear(stream: &mut UnixStream, mut hearing: Hearing) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![0; PIECE];
     loop {
@@ -263,7 +269,7 @@ async fn hear(stream: &mut UnixStream, mut hearing: Hearing) -> anyhow::Result<V
     }
 }
 
-/// A number that nobody in the guest guesses; QEMU's integers have a sign.
+/// Random number that nobody in the guest can guess. 62 bits, because QEMU's integers are signed.
 fn number(last: u64) -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
@@ -280,7 +286,7 @@ pub(crate) mod test {
 
     use super::*;
 
-    /// An agent that knows no command but the first.
+    /// Serves as an agent that knows no command except the sync request.
     pub(crate) async fn serve(listener: UnixListener) {
         let (stream, _) = listener.accept().await.unwrap();
         let (read, mut write) = stream.into_split();

@@ -1,4 +1,4 @@
-//! The command line: one table of commands.
+//! The command line: the table of commands, and their implementations.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use crate::settings::{Settings, near};
 use crate::status::{Failure, Status};
 use crate::{ask, help, plan, pod};
 
-/// A command: its name, what follows, what it does, and how.
+/// A command of the command line.
 struct Verb {
     name: &'static str,
     usage: &'static str,
@@ -104,11 +104,11 @@ const VERBS: &[Verb] = &[
     Verb { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
-/// Does what the words of the command line say. The number is the exit status.
+/// Executes the command line and returns the exit status.
 ///
 /// # Errors
 ///
-/// When they make no sense, or what they ask for fails.
+/// When the command line is invalid, or the command fails.
 pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
     let words = words.into_iter().map(|word| {
         word.into_string().map_err(|word| usage(format!("{} is not text", word.display())))
@@ -130,7 +130,7 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
         };
         return Err(usage(format!("there is no command {name}: {out}")));
     };
-    // What follows a program is for that.
+    // Options after the program belong to the program.
     let own = if verb.name == "exec" { words.len().min(1) } else { words.len() };
     if words[..own].iter().any(|word| word == "--help" || word == "-h") {
         return explain(&[verb.name.to_owned()]);
@@ -142,7 +142,7 @@ fn usage(sentence: impl Into<String>) -> anyhow::Error {
     Failure::new(Status::Usage, sentence)
 }
 
-/// Prints for the person, or the script, that asked. A reader that left is no error of ours.
+/// Prints to standard output. A reader that closed the pipe is not an error.
 fn print(text: &str) -> anyhow::Result<u8> {
     std::io::stdout().write_all(text.as_bytes()).ok();
     Ok(0)
@@ -200,7 +200,7 @@ fn execute(words: &[String]) -> anyhow::Result<u8> {
     let [program, rest @ ..] = words else { return Err(usage("exec takes a program")) };
     let input = if reads { Some(exec::input(std::io::stdin())?) } else { None };
     let ended = exec::run(program, rest, input, limit)?;
-    // Readers that left are no error of ours.
+    // A reader that closed the pipe is not an error.
     std::io::stdout().write_all(&ended.output).ok();
     let mut errors = std::io::stderr();
     errors.write_all(&ended.errors).ok();
@@ -246,7 +246,7 @@ fn doctor(words: &[String]) -> anyhow::Result<u8> {
     ask::doctor(&settings()?, words)
 }
 
-/// What the environment says.
+/// Settings from the environment.
 fn settings() -> anyhow::Result<Settings> {
     Ok(environment::read(&std::env::vars_os().collect())?.settings)
 }

@@ -1,4 +1,4 @@
-//! The firmware: which one the machine has, and what the volume remembers of it.
+//! Selects the machine's firmware, and reads the boot mode that is stored on the volume.
 
 use std::path::{Path, PathBuf};
 
@@ -10,20 +10,20 @@ use crate::settings::version::Version;
 use crate::source::Source;
 use crate::status::{Failure, Status};
 
-/// How the file on the volume ends that names the boot mode.
+/// Extension of the file on the volume that stores the boot mode.
 pub const MODE: &str = "mode";
-/// Where Debian's package has it, and where others have.
+/// Folders of Debian's package, and of other distributions.
 const FOLDERS: [&str; 2] = ["usr/share/OVMF", "usr/share/edk2/ovmf"];
 
-/// Code, and the template of its memory, below `root`.
+/// Finds the firmware's code and the template of its variables, below `root`.
 ///
 /// # Errors
 ///
-/// When they are not there.
+/// When they are missing.
 pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let template = match boot.is_secure() {
         false => "OVMF_VARS_4M.fd",
-        // With the keys of Microsoft and of Debian, and switched on.
+        // This template has the keys of Microsoft and of Debian, and enables Secure Boot.
         true => "OVMF_VARS_4M.ms.fd",
     };
     for folder in FOLDERS.map(|folder| root.join(folder)) {
@@ -46,12 +46,12 @@ pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     Err(Failure::new(Status::Boot, sentence))
 }
 
-/// The boot mode of a volume goes on until another one is said: what was installed with Secure
-/// Boot keeps it.
+/// Applies the boot mode that is stored on the volume, unless BOOT_MODE is set: a system that was
+/// installed with Secure Boot keeps it.
 ///
 /// # Errors
 ///
-/// When it is one that this machine does not have.
+/// When this machine does not support the stored mode.
 pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
     if said.settings.windows.version == Version::Probe {
         return Ok(());
@@ -68,7 +68,7 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
             return Err(Failure::new(Status::Boot, sentence));
         }
         mode if !said.names.contains("BOOT_MODE") => {
-            // Nonsense is nobody's mode.
+            // An invalid mode counts as the default one.
             said.settings.machine.boot = Boot::read(mode).unwrap_or_default();
         }
         mode => {
@@ -85,7 +85,8 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The setup of Windows 11 in the hands of a person insists on Secure Boot and a TPM.
+/// Enables Secure Boot (and with it the TPM) for a manual installation of Windows 11, whose setup
+/// requires both.
 pub fn suit(said: &mut Said, source: &Source) {
     let by_hand = said.settings.windows.manual && matches!(source, Source::Medium(_));
     if by_hand && insists(said) {
@@ -93,7 +94,8 @@ pub fn suit(said: &mut Said, source: &Source) {
     }
 }
 
-/// Whether this is Windows 11 without what its setup insists on, and nobody said so.
+/// Whether this is Windows 11 without Secure Boot, which its setup requires, and BOOT_MODE is not
+/// set.
 pub fn insists(said: &Said) -> bool {
     let version = &said.settings.windows.version;
     let eleven = matches!(version, Version::Windows(it) if it.id.starts_with("win11"));

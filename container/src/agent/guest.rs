@@ -1,4 +1,5 @@
-//! What the agent says of its guest, and of programs there. All of it may be wrong.
+//! Parses answers of the guest's agent: operating system, addresses, and the status of programs.
+//! All of it may be wrong.
 
 use std::net::IpAddr;
 
@@ -10,29 +11,29 @@ use serde_json::Value;
 
 use super::line::plain;
 
-/// Longest name of a system that is shown.
+/// Maximum length of the operating system's name, in characters.
 const NAME: usize = 100;
-/// Addresses that are shown.
+/// Maximum number of addresses.
 const ADDRESSES: usize = 32;
 
-/// What the guest is.
+/// Information about the guest, as its agent reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Guest {
-    /// Its operating system, as that calls itself.
+    /// Name of the operating system, such as `Debian GNU/Linux 12 (bookworm)`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// Its addresses.
+    /// IP addresses of all network interfaces but loopback.
     pub addresses: Vec<IpAddr>,
 }
 
 impl Guest {
-    /// From the answers to `guest-get-osinfo` and `guest-network-get-interfaces`.
+    /// Parses the answers to `guest-get-osinfo` and `guest-network-get-interfaces`.
     pub fn new(system: Option<&Value>, interfaces: Option<&Value>) -> Self {
         let name = |key: &str| system?[key].as_str().map(|name| plain(name, NAME));
         let cards = interfaces.and_then(Value::as_array).into_iter().flatten();
         let addresses = cards.flat_map(|card| card["ip-addresses"].as_array()).flatten();
         let addresses = addresses.filter_map(|it| {
-            // Windows writes the card behind it.
+            // Windows appends the interface (zone index) after a `%`.
             it["ip-address"].as_str()?.split('%').next()?.parse().ok()
         });
         let addresses = addresses.filter(|it: &IpAddr| !it.is_loopback()).take(ADDRESSES);
@@ -43,27 +44,27 @@ impl Guest {
     }
 }
 
-/// How a program is that was started.
+/// State of a program that was started in the guest.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It runs.
+    /// The program is still running.
     Runs,
-    /// It ended.
+    /// The program has ended.
     Ended(Ended),
 }
 
-/// How a program ended.
+/// Result of a program that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// Its status, as far as one of a process can be it.
+    /// Exit status, as shells report it: 128 + N for signal N, 255 for a status that does not fit.
     pub status: u8,
-    /// That status is not all of it: what it was.
+    /// Full status, if it does not fit into `status`.
     pub odd: Option<i64>,
-    /// What it wrote to standard output.
+    /// Standard output.
     pub output: Vec<u8>,
-    /// What it wrote to standard error.
+    /// Standard error.
     pub errors: Vec<u8>,
-    /// There was more than the agent keeps.
+    /// Whether the output is truncated: the agent keeps a limited number of bytes.
     pub cut: bool,
 }
 
@@ -73,7 +74,7 @@ struct Answer {
     value: Told,
 }
 
-/// `guest-exec-status`
+/// Value of the answer to `guest-exec-status`.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Told {
@@ -91,11 +92,11 @@ struct Told {
 }
 
 impl Outcome {
-    /// From the answer to `guest-exec-status`.
+    /// Parses the answer to `guest-exec-status`.
     ///
     /// # Errors
     ///
-    /// When it is none.
+    /// When the answer is invalid.
     pub fn read(answer: &[u8]) -> anyhow::Result<Self> {
         let Answer { value: told } = serde_json::from_slice(answer).context("no answer")?;
         if !told.exited {
@@ -104,10 +105,10 @@ impl Outcome {
         let (status, odd) = match (told.exitcode, told.signal) {
             (Some(code), _) => match u8::try_from(code) {
                 Ok(status) => (status, None),
-                // Windows has larger ones, and none of them is a success.
+                // Windows has larger exit codes, and none of them is a success.
                 Err(_) => (u8::MAX, Some(code)),
             },
-            // As shells say it.
+            // Shells report signal N as status 128 + N.
             (None, Some(signal @ 1..=64)) => (128 + u8::try_from(signal)?, None),
             (None, Some(signal)) => bail!("signal {signal} is none"),
             (None, None) => bail!("it does not say how the program ended"),

@@ -1,4 +1,4 @@
-//! A program in the guest, through its agent.
+//! Runs a program in the guest, through the guest's agent.
 
 use std::io::Read;
 use std::thread::sleep;
@@ -14,12 +14,12 @@ use crate::agent::guest::{Ended, Outcome};
 use crate::pod::inquiry::Question;
 use crate::status::{Failure, Status};
 
-/// Between two looks whether it has ended: at first, and at the most.
+/// Interval between polls of the program: it doubles from `SOON` to `SELDOM`.
 const SOON: Duration = Duration::from_millis(20);
 const SELDOM: Duration = Duration::from_millis(500);
-/// A guest that is busy, or starts its agent anew, may be silent for so long.
+/// Maximum time without an answer: a guest may be busy, or restart its agent.
 const SILENCE: Duration = Duration::from_secs(30);
-/// What a program reads is no longer: it goes to the agent in one piece.
+/// Maximum length of standard input in bytes: the agent takes it in one piece.
 const INPUT: usize = 1 << 20;
 
 #[derive(Deserialize)]
@@ -27,11 +27,11 @@ struct Started {
     pid: i64,
 }
 
-/// Reads to the end what a program is to read, as the agent takes it.
+/// Reads the program's standard input to its end, and encodes it as base64 for the agent.
 ///
 /// # Errors
 ///
-/// When that is too long.
+/// When the input is longer than 1 MiB, or cannot be read.
 pub fn input(from: impl Read) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(INPUT)? + 1;
@@ -43,11 +43,11 @@ pub fn input(from: impl Read) -> anyhow::Result<String> {
     Ok(BASE64_STANDARD.encode(bytes))
 }
 
-/// Runs a program in the guest to its end, if that comes in time.
+/// Runs a program in the guest and waits until it ends, at most for `limit`.
 ///
 /// # Errors
 ///
-/// When no agent answers, or the program cannot be run, or takes too long.
+/// When no agent answers, the program cannot be run, or it takes too long.
 pub fn run(
     program: &str,
     words: &[String],
