@@ -12,7 +12,7 @@ pub fn raise() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = maximum.unwrap_or(ENOUGH).min(ENOUGH);
     if current.is_some_and(|current| current < wanted) {
-        // Every process may raise its soft limit. If it is refused nevertheless, quotas are
+        // A process may always raise its soft limit. If this fails nevertheless, quotas are
         // smaller.
         setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).ok();
     }

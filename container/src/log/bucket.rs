@@ -1,16 +1,16 @@
-//! How much others may make us log: a token bucket of lines and bytes.
+//! Limits log lines that others can cause: a token bucket of lines and bytes.
 //!
-//! Threats: an engine may keep logs for ever, so that a guest which writes to its serial port as
-//! fast as it can would fill the host's disk. A burst, such as the messages of a kernel that
-//! starts, passes as a whole; after that the rate is small, and the lines left out are counted.
+//! Threats: an engine may keep logs forever, so a guest that writes to its serial port as fast as
+//! it can would fill the host's disk. A burst, such as the messages of a booting kernel, passes as
+//! a whole. After that the rate is small, and dropped lines are counted.
 
 use std::time::{Duration, Instant};
 
-/// A bucket that ran empty is closed for this long: lines and their gaps would alternate else.
+/// How long an empty bucket stays closed. Without this, lines and gaps would alternate.
 const CLOSED: Duration = Duration::from_secs(10);
-/// Bytes of a line besides its text: level, name, or the object around it.
+/// Bytes added to each line besides its text: level, name, or the JSON around it.
 const FRAME: u64 = 64;
-/// Tokens are counted in thousandths, since time is counted in milliseconds.
+/// Tokens per line or byte. Tokens are thousandths, since time is counted in milliseconds.
 const WHOLE: u64 = 1000;
 
 /// A number of lines and of bytes.
@@ -18,43 +18,44 @@ const WHOLE: u64 = 1000;
 pub struct Amount {
     /// Lines.
     pub lines: u64,
-    /// Bytes, 64 for each line among them.
+    /// Bytes, including 64 for each line.
     pub bytes: u64,
 }
 
-/// Lines of the guest at its serial port: at most 22 MiB a day after the burst.
+/// Burst and rate per second of the guest's serial port: at most 22 MiB a day after the burst.
 pub const GUEST: (Amount, Amount) =
     (Amount { lines: 2000, bytes: 256 << 10 }, Amount { lines: 2, bytes: 256 });
-/// Lines of the guest that look like marks of the firmware: each makes lines of ours, and may start
-/// the machine again.
+/// Burst and rate of guest lines that look like boot messages of the firmware. Each of them causes
+/// log lines of ours, and may restart the machine.
 pub const MARKS: (Amount, Amount) =
     (Amount { lines: 64, bytes: 16 << 10 }, Amount { lines: 1, bytes: 64 });
-/// Lines of one of our own programs, or of one level of our log: at most 180 MiB a day after the
-/// burst.
+/// Burst and rate of one of our own programs, or of one level of our log: at most 180 MiB a day
+/// after the burst.
 pub const PROGRAM: (Amount, Amount) =
     (Amount { lines: 20_000, bytes: 4 << 20 }, Amount { lines: 20, bytes: 2 << 10 });
 
-/// See the module.
+/// A token bucket. See the module.
 pub struct Bucket {
     most: Amount,
     per_second: Amount,
     /// Tokens left, in thousandths.
     left: Amount,
-    /// When it was filled last.
+    /// Time of the last refill.
     filled: Option<Instant>,
-    /// Until when no line passes.
+    /// No line passes before this time.
     closed: Option<Instant>,
     lost: u64,
 }
 
 impl Bucket {
-    /// A full one: what passes at once, and what is added each second.
+    /// A full bucket, with the given burst and the amount added each second.
     pub fn new((most, per_second): (Amount, Amount)) -> Self {
         let left = Amount { lines: most.lines * WHOLE, bytes: most.bytes * WHOLE };
         Self { most, per_second, left, filled: None, closed: None, lost: 0 }
     }
 
-    /// Whether a line of this length passes; with the number of lines that were left out before it.
+    /// Takes the tokens for a line of this length. Returns the number of lines dropped before it,
+    /// or `None` if this line is dropped, too.
     pub fn take(&mut self, length: usize, now: Instant) -> Option<u64> {
         self.fill(now);
         let cost = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(FRAME);
@@ -72,12 +73,12 @@ impl Bucket {
         Some(self.missing())
     }
 
-    /// When the number of lines left out can be told, if there are some.
+    /// When dropped lines can be reported, if there are any.
     pub fn due(&self) -> Option<Instant> {
         self.closed.filter(|_| self.lost > 0)
     }
 
-    /// The number of lines left out since it was told last.
+    /// Takes the number of lines dropped since the last report.
     pub fn missing(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
@@ -91,7 +92,7 @@ impl Bucket {
         self.left.lines = filled(self.left.lines, self.per_second.lines, self.most.lines);
         self.left.bytes = filled(self.left.bytes, self.per_second.bytes, self.most.bytes);
         if thousandths == 0 {
-            // Less than a millisecond is not lost: it counts with the next.
+            // Keep fractions of a millisecond for the next refill.
             self.filled = self.filled.and(Some(now.checked_sub(since).unwrap_or(now)));
         }
     }
@@ -105,7 +106,7 @@ mod test {
     fn a_flood_costs_a_burst_and_then_a_rate() {
         let (mut bucket, start) = (Bucket::new(GUEST), Instant::now());
         let (mut passed, mut bytes, mut lost) = (0, 0, 0);
-        // A day of 100 lines each second.
+        // One day, with 100 lines per second.
         let all = 24 * 3600 * 100_u32;
         for number in 0..all {
             let now = start + Duration::from_millis(10) * number;

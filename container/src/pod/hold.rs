@@ -44,7 +44,7 @@ pub async fn hold(
     let settings = read_all(environment).0.settings;
     let time = left(&settings, story);
     if time.is_zero() {
-        let heard = story.is_heard();
+        let heard = story.is_watched();
         sleep(if heard { LAST_WORD } else { Duration::ZERO }).await;
         return lived;
     }

@@ -1,4 +1,4 @@
-//! What is logged is heard by the story, too: `transom logs` tells what the container's log has.
+//! Copies log events to the story, so that `transom logs` shows the same as the container's log.
 
 use std::fmt::{self, Write as _};
 use std::sync::{Arc, OnceLock};
@@ -10,25 +10,25 @@ use tracing_subscriber::layer::Context;
 
 use super::Story;
 
-/// The target of events that the story has already.
+/// The target of events that the story already has.
 pub const KEPT: &str = "kept";
 
 /// The story of this process.
 static STORY: OnceLock<Arc<Story>> = OnceLock::new();
 
-/// From now on this story hears what is logged. There is one in a process: the first.
+/// Connects the log to this story. Only the first call has an effect.
 pub fn hear(story: &Arc<Story>) {
     STORY.get_or_init(|| story.clone());
 }
 
-/// Hears.
+/// A `tracing` layer that copies events to the story.
 pub struct Ear;
 
 impl<S: Subscriber> Layer<S> for Ear {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let about = event.metadata();
         let Some(story) = STORY.get() else { return };
-        // What is for those who look for mistakes of ours is in the log alone.
+        // Debug and trace events are only in the log.
         if about.target() != KEPT && *about.level() <= Level::INFO {
             let mut words = Words::default();
             event.record(&mut words);
@@ -37,7 +37,7 @@ impl<S: Subscriber> Layer<S> for Ear {
     }
 }
 
-/// The words of an event, its message first.
+/// The text of an event: its message, then its fields.
 #[derive(Default)]
 struct Words(String);
 
