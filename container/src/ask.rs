@@ -16,7 +16,7 @@ use serde_json::Value;
 use vmm::control::Client;
 
 use crate::pod::child::program;
-use crate::pod::inquiry::{News, Question};
+use crate::pod::inquiry::{LogLines, Question};
 use crate::pod::room::Room;
 use crate::settings::Settings;
 use crate::status::{Failure, Status};
@@ -173,7 +173,7 @@ pub fn logs(
             Err(_) if after > 0 => return Ok(()),
             Err(error) => return Err(error),
         };
-        let News { lines, count, last } = serde_json::from_slice(&news)?;
+        let LogLines { lines, count, last } = serde_json::from_slice(&news)?;
         let first = count.saturating_sub(lines.len() as u64);
         for (number, line) in (first + 1..).zip(&lines) {
             if tell(number, line).is_err() {

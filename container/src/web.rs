@@ -41,7 +41,7 @@ use crate::agent::Agent;
 use crate::plan::Plan;
 use crate::pod::asked;
 use crate::pod::guard::Guard;
-use crate::pod::network::Place;
+use crate::pod::network::GuestAddress;
 use crate::pod::room::Room;
 use crate::settings::translate::Display;
 use crate::settings::{Compat, Settings};
@@ -85,7 +85,7 @@ impl Front {
         story: Arc<Story>,
         room: Room,
         plan: &Plan,
-        guest: Arc<OnceLock<Place>>,
+        guest: Arc<OnceLock<GuestAddress>>,
         agent: Arc<Agent>,
     ) -> Self {
         let ready = Ready { runs: plan.source == Source::Probe, guest, agent };

@@ -107,7 +107,7 @@ mod test {
         assert_eq!(input(&b"hi\n"[..]).unwrap(), "aGkK");
         assert_eq!(input(&b""[..]).unwrap(), "");
         let most = input(std::io::repeat(0).take(1 << 20)).unwrap();
-        assert!(u64::try_from(most.len()).unwrap() < crate::pod::inquiry::LONGEST);
+        assert!(u64::try_from(most.len()).unwrap() < crate::pod::inquiry::MAX_QUESTION);
         let error = input(std::io::repeat(0)).unwrap_err();
         assert_eq!(Status::of(&error), Status::Usage);
     }

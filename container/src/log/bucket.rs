@@ -22,22 +22,36 @@ pub struct Amount {
     pub bytes: u64,
 }
 
-/// Burst and rate per second of the guest's serial port: at most 22 MiB a day after the burst.
-pub const GUEST: (Amount, Amount) =
-    (Amount { lines: 2000, bytes: 256 << 10 }, Amount { lines: 2, bytes: 256 });
-/// Burst and rate of guest lines that look like boot messages of the firmware. Each of them causes
+/// A burst that passes at once, and the amount added each second.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Capacity of the bucket.
+    pub burst: Amount,
+    /// Refill per second.
+    pub per_second: Amount,
+}
+
+/// The guest's serial port: at most 22 MiB a day after the burst.
+pub const GUEST: Rate = Rate {
+    burst: Amount { lines: 2000, bytes: 256 << 10 },
+    per_second: Amount { lines: 2, bytes: 256 },
+};
+/// Guest lines that look like boot messages of the firmware. Each of them causes
 /// log lines of ours, and may restart the machine.
-pub const MARKS: (Amount, Amount) =
-    (Amount { lines: 64, bytes: 16 << 10 }, Amount { lines: 1, bytes: 64 });
-/// Burst and rate of one of our own programs, or of one level of our log: at most 180 MiB a day
+pub const MARKS: Rate = Rate {
+    burst: Amount { lines: 64, bytes: 16 << 10 },
+    per_second: Amount { lines: 1, bytes: 64 },
+};
+/// One of our own programs, or of one level of our log: at most 180 MiB a day
 /// after the burst.
-pub const PROGRAM: (Amount, Amount) =
-    (Amount { lines: 20_000, bytes: 4 << 20 }, Amount { lines: 20, bytes: 2 << 10 });
+pub const PROGRAM: Rate = Rate {
+    burst: Amount { lines: 20_000, bytes: 4 << 20 },
+    per_second: Amount { lines: 20, bytes: 2 << 10 },
+};
 
 /// A token bucket. See the module.
 pub struct Bucket {
-    most: Amount,
-    per_second: Amount,
+    rate: Rate,
     /// Tokens left, in thousandths.
     left: Amount,
     /// Time of the last refill.
@@ -48,10 +62,11 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket, with the given burst and the amount added each second.
-    pub fn new((most, per_second): (Amount, Amount)) -> Self {
-        let left = Amount { lines: most.lines * WHOLE, bytes: most.bytes * WHOLE };
-        Self { most, per_second, left, filled: None, closed: None, lost: 0 }
+    /// A full bucket.
+    pub fn new(rate: Rate) -> Self {
+        let burst = rate.burst;
+        let left = Amount { lines: burst.lines * WHOLE, bytes: burst.bytes * WHOLE };
+        Self { rate, left, filled: None, closed: None, lost: 0 }
     }
 
     /// Takes the tokens for a line of this length. Returns the number of lines dropped before it,
@@ -86,11 +101,12 @@ impl Bucket {
     fn fill(&mut self, now: Instant) {
         let since = self.filled.replace(now).map_or(Duration::ZERO, |it| now.duration_since(it));
         let thousandths = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let filled = |left: u64, rate: u64, most: u64| {
-            left.saturating_add(rate.saturating_mul(thousandths)).min(most * WHOLE)
+        let filled = |left: u64, per_second: u64, burst: u64| {
+            left.saturating_add(per_second.saturating_mul(thousandths)).min(burst * WHOLE)
         };
-        self.left.lines = filled(self.left.lines, self.per_second.lines, self.most.lines);
-        self.left.bytes = filled(self.left.bytes, self.per_second.bytes, self.most.bytes);
+        let Rate { burst, per_second } = self.rate;
+        self.left.lines = filled(self.left.lines, per_second.lines, burst.lines);
+        self.left.bytes = filled(self.left.bytes, per_second.bytes, burst.bytes);
         if thousandths == 0 {
             // Keep fractions of a millisecond for the next refill.
             self.filled = self.filled.and(Some(now.checked_sub(since).unwrap_or(now)));

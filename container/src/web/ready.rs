@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::Front;
 use crate::agent::Agent;
-use crate::pod::network::Place;
+use crate::pod::network::GuestAddress;
 use crate::story::Phase;
 
 /// Timeout of a connection to the guest's remote desktop.
@@ -33,7 +33,7 @@ pub(super) struct Ready {
     /// The guest is ready as soon as it runs.
     pub(super) runs: bool,
     /// Address of the guest, once it is known.
-    pub(super) guest: Arc<OnceLock<Place>>,
+    pub(super) guest: Arc<OnceLock<GuestAddress>>,
     /// The guest's agent. An answer of it means ready.
     pub(super) agent: Arc<Agent>,
 }
@@ -46,7 +46,7 @@ impl Ready {
         let guest = match self.guest.get() {
             None => return Err("the guest has no network, and no agent in it answers".into()),
             // The guest cannot be reached from the pod, so there is nothing to check.
-            Some(Place::Unseen) => return Ok(()),
+            Some(GuestAddress::Unseen) => return Ok(()),
             Some(guest) => guest,
         };
         match timeout(RDP_TIMEOUT, greet(guest, RDP)).await {
@@ -59,10 +59,10 @@ impl Ready {
 }
 
 /// Connects to a port of the guest.
-async fn connect(guest: &Place, port: u16) -> anyhow::Result<TcpStream> {
+async fn connect(guest: &GuestAddress, port: u16) -> anyhow::Result<TcpStream> {
     Ok(match guest {
-        Place::At(address) => TcpStream::connect((*address, port)).await?,
-        Place::Heard(heard, interface) => {
+        GuestAddress::At(address) => TcpStream::connect((*address, port)).await?,
+        GuestAddress::Heard(heard, interface) => {
             let address = *heard.borrow();
             let address = address.context("its address is not known yet")?;
             // The guest chooses its address, so the connection is bound to its interface.
@@ -70,12 +70,12 @@ async fn connect(guest: &Place, port: u16) -> anyhow::Result<TcpStream> {
             socket.bind_device(Some(interface.as_bytes()))?;
             socket.connect(SocketAddr::new(address.into(), port)).await?
         }
-        Place::Unseen => anyhow::bail!("the guest cannot be reached from the pod"),
+        GuestAddress::Unseen => anyhow::bail!("the guest cannot be reached from the pod"),
     })
 }
 
 /// Whether a remote desktop answers at this port.
-async fn greet(guest: &Place, port: u16) -> anyhow::Result<bool> {
+async fn greet(guest: &GuestAddress, port: u16) -> anyhow::Result<bool> {
     let mut stream = connect(guest, port).await?;
     stream.write_all(&REQUEST).await?;
     let mut answer = [0; 6];
@@ -164,7 +164,7 @@ mod test {
         for (says, is) in [(&rdp[..], true), (b"SSH-2.0-OpenSSH_9.2\r\n", false)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let place = listener.local_addr().unwrap();
-            let (guest, port) = (Place::At(place.ip()), place.port());
+            let (guest, port) = (GuestAddress::At(place.ip()), place.port());
             let says = says.to_vec();
             let served = tokio::spawn(async move {
                 let (mut stream, _) = listener.accept().await.unwrap();
