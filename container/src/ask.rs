@@ -244,7 +244,7 @@ mod test {
         let no = |room| password_of(room).unwrap_err().to_string();
         assert!(no(None).starts_with("no pod runs here"));
         assert!(no(Some(&room)).starts_with("the pod has not come so far"));
-        room.keep(room.open(), "PROTECT=N lets everybody in").unwrap();
+        room.keep(room.open(), "PROTECT=N disables it").unwrap();
         assert!(no(Some(&room)).contains("no password: PROTECT=N"));
         room.keep(room.password(), "hush").unwrap();
         assert_eq!(password_of(Some(&room)).unwrap(), "hush\n");

@@ -120,9 +120,8 @@ impl Plan {
         Some(Failure::new(
             Status::Download,
             format!(
-                "VERSION: downloading Windows is not implemented yet: mount the ISO of {} as \
-                 /custom.iso or copy it onto the volume, or set VERSION=probe to try the machine \
-                 without it",
+                "VERSION: downloading {} is not implemented yet: mount its ISO as /custom.iso or \
+                 copy it onto the volume, or set VERSION=probe to try the machine without it",
                 version.name()
             ),
         ))

@@ -284,7 +284,7 @@ fn config(settings: &Settings, guard: &Guard) -> Config {
     };
     match guard {
         Guard::Open => config.auth = web::Auth::None,
-        Guard::Asks { user, password, .. } => {
+        Guard::Password { user, password, .. } => {
             config.user = Some(user.clone());
             config.password = Some(password.clone());
         }
@@ -349,7 +349,7 @@ mod test {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             config(&read(&words).unwrap().settings, guard)
         };
-        let asks = Guard::Asks { user: "bill".into(), password: "/run/password".into(), vnc: None };
+        let asks = Guard::Password { user: "bill".into(), password: "/run/password".into(), vnc: None };
         let plain = of(&[], &asks);
         assert_eq!((plain.proxy, plain.origin, plain.any_name), (None, None, false));
         assert_eq!((plain.user.as_deref(), plain.auth), (Some("bill"), web::Auth::Auto));

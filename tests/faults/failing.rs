@@ -35,7 +35,7 @@ fn what_cannot_run_leaves_the_volume_alone() -> Result<()> {
     is("touch /mnt/boot.iso", &[], 64, &["not an ISO image: it is empty: download it again"])?;
     if Situation::of_this_host() == Situation::Paravirtual {
         let iso = ISO.replace("MARK", MARK);
-        is(&iso, &[], 88, &["/dev/kvm: ", "no Windows runs", "VERSION=probe"])?;
+        is(&iso, &[], 88, &["/dev/kvm: ", "Windows cannot run here", "VERSION=probe"])?;
     }
     Ok(())
 }

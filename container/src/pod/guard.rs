@@ -31,7 +31,7 @@ pub enum Guard {
     /// No password.
     Open,
     /// A password.
-    Asks {
+    Password {
         /// The user name.
         user: String,
         /// The file with the password.
@@ -89,7 +89,7 @@ impl Guard {
             room.keep(room.vnc_password(), &text)
         });
         let password = room.keep(room.password(), &text)?;
-        Ok(Self::Asks { user: settings.account.user.0.clone(), password, vnc: vnc.transpose()? })
+        Ok(Self::Password { user: settings.account.user.0.clone(), password, vnc: vnc.transpose()? })
     }
 
     /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers
@@ -167,7 +167,7 @@ mod test {
         let room = Room::within(folder);
         match Guard::of(&plan, volume.as_ref(), &room).unwrap() {
             Guard::Open => Err(fs::read_to_string(room.open()).unwrap()),
-            Guard::Asks { password, vnc, .. } => {
+            Guard::Password { password, vnc, .. } => {
                 let read = |path| fs::read_to_string(path).unwrap();
                 Ok((read(password), vnc.map(read)))
             }

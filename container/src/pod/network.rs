@@ -39,11 +39,11 @@ pub enum Network {
 #[derive(Debug)]
 pub enum GuestAddress {
     /// A fixed address.
-    At(IpAddr),
+    Fixed(IpAddr),
     /// An address that the guest chose, and the interface that reaches it.
-    Heard(Heard, String),
+    Learned(Heard, String),
     /// Unknown: the pod does not see the guest's packets.
-    Unseen,
+    Unknown,
 }
 
 impl Network {
@@ -141,11 +141,11 @@ impl Network {
         match self {
             Self::None => None,
             // Forwarded ports are on the loopback.
-            Self::User(_) => Some(GuestAddress::At(Ipv4Addr::LOCALHOST.into())),
-            Self::Nat(nat, ..) => Some(GuestAddress::At(nat.guest().into())),
+            Self::User(_) => Some(GuestAddress::Fixed(Ipv4Addr::LOCALHOST.into())),
+            Self::Nat(nat, ..) => Some(GuestAddress::Fixed(nat.guest().into())),
             Self::Macvtap(card, ..) => Some(match card.heard() {
-                Some(heard) => GuestAddress::Heard(heard, card.uplink().to_owned()),
-                None => GuestAddress::Unseen,
+                Some(heard) => GuestAddress::Learned(heard, card.uplink().to_owned()),
+                None => GuestAddress::Unknown,
             }),
         }
     }

@@ -47,7 +47,7 @@ fn line_at(said: &Said, guard: &Guard, address: &str) -> String {
     };
     let who = match guard {
         Guard::Open => "no password".to_owned(),
-        Guard::Asks { user, .. } => format!("name {user}; password: {}", password(said)),
+        Guard::Password { user, .. } => format!("name {user}; password: {}", password(said)),
     };
     format!("{what}: {address}{published} ({who})")
 }
@@ -86,7 +86,7 @@ mod test {
     #[test]
     fn who_looks_for_the_screen_is_told_how_to_log_in() {
         let (user, password) = ("Docker".into(), "/run/password".into());
-        let asks = Guard::Asks { user, password, vnc: None };
+        let asks = Guard::Password { user, password, vnc: None };
         let of = |words: &[(&str, &str)], guard: &Guard| line_at(&said(words), guard, "http://x/");
         assert_eq!(
             of(&[], &asks),

@@ -46,7 +46,7 @@ impl Ready {
         let guest = match self.guest.get() {
             None => return Err("the guest has no network, and no agent in it answers".into()),
             // The guest cannot be reached from the pod, so there is nothing to check.
-            Some(GuestAddress::Unseen) => return Ok(()),
+            Some(GuestAddress::Unknown) => return Ok(()),
             Some(guest) => guest,
         };
         match timeout(RDP_TIMEOUT, greet(guest, RDP)).await {
@@ -61,8 +61,8 @@ impl Ready {
 /// Connects to a port of the guest.
 async fn connect(guest: &GuestAddress, port: u16) -> anyhow::Result<TcpStream> {
     Ok(match guest {
-        GuestAddress::At(address) => TcpStream::connect((*address, port)).await?,
-        GuestAddress::Heard(heard, interface) => {
+        GuestAddress::Fixed(address) => TcpStream::connect((*address, port)).await?,
+        GuestAddress::Learned(heard, interface) => {
             let address = *heard.borrow();
             let address = address.context("its address is not known yet")?;
             // The guest chooses its address, so the connection is bound to its interface.
@@ -70,7 +70,7 @@ async fn connect(guest: &GuestAddress, port: u16) -> anyhow::Result<TcpStream> {
             socket.bind_device(Some(interface.as_bytes()))?;
             socket.connect(SocketAddr::new(address.into(), port)).await?
         }
-        GuestAddress::Unseen => anyhow::bail!("the guest cannot be reached from the pod"),
+        GuestAddress::Unknown => anyhow::bail!("the guest cannot be reached from the pod"),
     })
 }
 
@@ -164,7 +164,7 @@ mod test {
         for (says, is) in [(&rdp[..], true), (b"SSH-2.0-OpenSSH_9.2\r\n", false)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let place = listener.local_addr().unwrap();
-            let (guest, port) = (GuestAddress::At(place.ip()), place.port());
+            let (guest, port) = (GuestAddress::Fixed(place.ip()), place.port());
             let says = says.to_vec();
             let served = tokio::spawn(async move {
                 let (mut stream, _) = listener.accept().await.unwrap();

@@ -30,7 +30,7 @@ pub(super) fn open(
     };
     match guard {
         Guard::Open => config.auth = Auth::None,
-        Guard::Asks { vnc, .. } => config.password.clone_from(vnc),
+        Guard::Password { vnc, .. } => config.password.clone_from(vnc),
     }
     let listener = Listener::new(&config)
         .map_err(|error| Failure::new(Status::Failed, format!("{error:#}")))?;
