@@ -36,23 +36,31 @@ pub const PORT: &str = "org.qemu.guest_agent.0";
 
 /// Timeout of the sync request, which also detects a missing agent. Generous, because a guest may
 /// be busy.
-const SYNC: Duration = Duration::from_secs(5);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of other requests.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the output of a program: up to 16 MiB each from standard output and standard error.
-const HARVEST: Duration = Duration::from_secs(60);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 /// An agent that shuts the guest down sends no answer; one that refuses does so within this time.
-const REFUSAL: Duration = Duration::from_secs(1);
-/// Maximum length of an answer in bytes. `LONG` is for the output of a program, in base64.
-const SHORT: usize = 1 << 20;
-const LONG: usize = 48 << 20;
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum length of an answer in bytes. `MAX_OUTPUT` is for the output of a program, in base64.
+const MAX_ANSWER: usize = 1 << 20;
+const MAX_OUTPUT: usize = 48 << 20;
 /// Bytes per read.
-const PIECE: usize = 16 << 10;
+const READ_SIZE: usize = 16 << 10;
 /// Maximum log lines per minute about the agent coming and going.
-const LINES: u32 = 10;
-/// Interval between polls: while no agent answers (`AWAY`), and while one does (`HERE`).
-const AWAY: Duration = Duration::from_secs(2);
-const HERE: Duration = Duration::from_secs(10);
+const MAX_LINES: u32 = 10;
+/// Interval between polls: while no agent answers (`POLL_ABSENT`), and while one does
+/// (`POLL_PRESENT`).
+const POLL_ABSENT: Duration = Duration::from_secs(2);
+const POLL_PRESENT: Duration = Duration::from_secs(10);
+
+/// Limits of an answer.
+struct Limits {
+    within: Duration,
+    /// Maximum length in bytes.
+    length: usize,
+}
 
 /// Reason why a request failed.
 #[derive(Debug)]
@@ -68,8 +76,8 @@ impl fmt::Display for Lack {
         match self {
             Self::Absent(why) => write!(
                 f,
-                "no agent answers in the guest ({why:#}): install qemu-guest-agent there, and see \
-                 that it runs"
+                "no agent answers in the guest ({why:#}): install qemu-guest-agent there, and \
+                 check that it runs"
             ),
             Self::Refused(why) => write!(f, "the guest's agent: {why}"),
         }
@@ -113,7 +121,8 @@ impl Agent {
     /// When no agent answers, or the agent refuses.
     pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, Lack> {
         let mut turn = self.turn().await?;
-        let answer = self.question(&mut turn, command, arguments, (ANSWER, SHORT)).await?;
+        let limits = Limits { within: ANSWER_TIMEOUT, length: MAX_ANSWER };
+        let answer = self.question(&mut turn, command, arguments, limits).await?;
         line::returned(&answer).map_err(Lack::Refused)
     }
 
@@ -125,7 +134,8 @@ impl Agent {
     pub async fn outcome(&self, pid: i64) -> Result<Vec<u8>, Lack> {
         let mut turn = self.turn().await?;
         let pid = json!({ "pid": pid });
-        let answer = self.question(&mut turn, "guest-exec-status", pid, (HARVEST, LONG)).await?;
+        let limits = Limits { within: OUTPUT_TIMEOUT, length: MAX_OUTPUT };
+        let answer = self.question(&mut turn, "guest-exec-status", pid, limits).await?;
         match line::refused(&answer) {
             Some(why) => Err(Lack::Refused(why)),
             None => Ok(answer),
@@ -141,8 +151,8 @@ impl Agent {
         let mut turn = self.turn().await?;
         let powerdown = json!({ "mode": "powerdown" });
         // A successful shutdown has no answer: silence and a lost connection are success.
-        let news = self.talk(&mut turn, "guest-shutdown", powerdown, SHORT);
-        match timeout(REFUSAL, news).await {
+        let news = self.talk(&mut turn, "guest-shutdown", powerdown, MAX_ANSWER);
+        match timeout(REFUSAL_TIMEOUT, news).await {
             Ok(Ok(answer)) => line::refused(&answer).map_or(Ok(()), |why| Err(Lack::Refused(why))),
             Ok(Err(_)) | Err(_) => Ok(()),
         }
@@ -161,7 +171,7 @@ impl Agent {
         // `was` is the last state that was logged: a request of another task may notice a change
         // first.
         let (mut was, mut changes) = (false, self.answers.subscribe());
-        let mut lines = Few::new(LINES);
+        let mut lines = Few::new(MAX_LINES);
         loop {
             let is = self.turn().await.is_ok();
             // The guest controls how often its agent comes and goes, so these lines are limited.
@@ -171,11 +181,11 @@ impl Agent {
                 let system = system.map_or(String::new(), |name| format!(": it is {name}"));
                 story.tell(&format!("the guest's agent answers{system}"));
             } else if news {
-                story.tell("the guest's agent answers no more");
+                story.tell("the guest's agent does not answer any more");
             }
             was = is;
             changes.mark_unchanged();
-            timeout(if is { HERE } else { AWAY }, changes.changed()).await.ok();
+            timeout(if is { POLL_PRESENT } else { POLL_ABSENT }, changes.changed()).await.ok();
         }
     }
 
@@ -185,10 +195,11 @@ impl Agent {
         let mut turn = self.line.lock().await;
         // The previous holder of the lock found, while we waited, that no agent answers.
         if turn.missed.is_some_and(|missed| missed >= asked) {
-            return Err(Lack::Absent(anyhow!("it did not answer others")));
+            return Err(Lack::Absent(anyhow!("it did not answer an earlier request")));
         }
-        let heard = timeout(SYNC, self.sync(&mut turn)).await;
-        let heard = heard.unwrap_or_else(|_| Err(anyhow!("not within {} s", SYNC.as_secs())));
+        let heard = timeout(SYNC_TIMEOUT, self.sync(&mut turn)).await;
+        let late = || anyhow!("no answer within {} s", SYNC_TIMEOUT.as_secs());
+        let heard = heard.unwrap_or_else(|_| Err(late()));
         match heard {
             Ok(()) => {
                 self.answers.send_if_modified(|it| !std::mem::replace(it, true));
@@ -222,9 +233,10 @@ impl Agent {
         line: &mut Line,
         command: &str,
         arguments: Value,
-        (within, limit): (Duration, usize),
+        limits: Limits,
     ) -> Result<Vec<u8>, Lack> {
-        let answer = timeout(within, self.talk(line, command, arguments, limit)).await;
+        let Limits { within, length } = limits;
+        let answer = timeout(within, self.talk(line, command, arguments, length)).await;
         let late = || Err(anyhow!("{command}: no answer within {} s", within.as_secs()));
         match answer.unwrap_or_else(|_| late()) {
             Ok(answer) => Ok(answer),
@@ -251,25 +263,27 @@ impl Agent {
     /// connection stays open for an agent that comes later.
     async fn lose(&self, line: &mut Line) {
         self.answers.send_if_modified(|it| std::mem::replace(it, false));
-        line.stream =
-            timeout(ANSWER, UnixStream::connect(&self.path)).await.ok().and_then(Result::ok);
+        line.stream = timeout(ANSWER_TIMEOUT, UnixStream::connect(&self.path))
+            .await
+            .ok()
+            .and_then(Result::ok);
         line.missed = Some(Instant::now());
     }
 }
 
 /// Reads until the expected answer is complete.
 async fn hear(stream: &mut UnixStream, mut hearing: Hearing) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = vec![0; PIECE];
+    let mut bytes = vec![0; READ_SIZE];
     loop {
         let count = stream.read(&mut bytes).await?;
-        anyhow::ensure!(count > 0, "it left");
+        anyhow::ensure!(count > 0, "the agent disconnected");
         if let Some(heard) = hearing.take(&bytes[..count])? {
             return Ok(heard);
         }
     }
 }
 
-/// Random number that nobody in the guest can guess. 62 bits, because QEMU's integers are signed.
+/// Random number that the guest cannot guess. 62 bits, because QEMU's integers are signed.
 fn number(last: u64) -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
@@ -315,7 +329,10 @@ pub(crate) mod test {
         let kept = tokio::spawn(agent.clone().keep(story.clone()));
         let told = async |count: u64| {
             let mut scene = story.scene();
-            timeout(4 * HERE, scene.wait_for(|it| it.lines >= count)).await.unwrap().unwrap();
+            timeout(4 * POLL_PRESENT, scene.wait_for(|it| it.lines >= count))
+                .await
+                .unwrap()
+                .unwrap();
             story.lines(count - 1).0[0].text.clone()
         };
         assert_eq!(told(1).await, "the guest's agent answers");
@@ -323,7 +340,7 @@ pub(crate) mod test {
         assert!(served.await.unwrap_err().is_cancelled());
         agent.ask("guest-ping", Value::Null).await.unwrap_err();
         assert!(!agent.answers());
-        assert_eq!(told(2).await, "the guest's agent answers no more");
+        assert_eq!(told(2).await, "the guest's agent does not answer any more");
         kept.abort();
     }
 }

@@ -24,14 +24,14 @@ use crate::story::Line;
 use crate::web::Health;
 
 /// Timeout of an answer: the pod's own longest wait, and some more.
-const ANSWER: Duration = Duration::from_secs(120);
-const LEAST: Duration = Duration::from_millis(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 /// Maximum length of an answer in bytes.
-const LONGEST: u64 = 64 << 20;
+const MAX_ANSWER: u64 = 64 << 20;
 /// This is also the state of a pod that could not start: it shows the reason, and has not opened
 /// its socket yet.
-const NO_POD: &str = "no pod runs here: `transom pod` has not been started, or could not start, \
-                      which the container's log explains";
+const NO_POD: &str = "no pod runs here: `transom pod` has not been started, or could not start: \
+                      see the container's log";
 /// Text around the JSON of a successful answer.
 const YES: &[u8] = b"{\"ok\":";
 const END: &[u8] = b"}\n";
@@ -49,15 +49,15 @@ impl Pod {
     fn find() -> anyhow::Result<Self> {
         let room = Room::find().context(NO_POD)?;
         let stream = UnixStream::connect(room.pod()).context(NO_POD)?;
-        stream.set_read_timeout(Some(ANSWER))?;
-        stream.set_write_timeout(Some(ANSWER))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Sets the timeout of answers: at most `ANSWER`, which is also the default.
+    /// Sets the timeout of answers: at most `ANSWER_TIMEOUT`, which is also the default.
     fn within(&self, time: Option<Duration>) -> anyhow::Result<()> {
         // A socket timeout of zero means no timeout.
-        let time = time.unwrap_or(ANSWER).clamp(LEAST, ANSWER);
+        let time = time.unwrap_or(ANSWER_TIMEOUT).clamp(MIN_TIMEOUT, ANSWER_TIMEOUT);
         Ok(self.0.get_ref().set_read_timeout(Some(time))?)
     }
 
@@ -66,7 +66,7 @@ impl Pod {
         let question = format!("{}\n", serde_json::to_string(question)?);
         self.0.get_mut().write_all(question.as_bytes()).context("the pod has ended")?;
         let mut line = Vec::new();
-        (&mut self.0).take(LONGEST).read_until(b'\n', &mut line).context("the pod")?;
+        (&mut self.0).take(MAX_ANSWER).read_until(b'\n', &mut line).context("the pod")?;
         if let Some(answer) = line.strip_prefix(YES).and_then(|it| it.strip_suffix(END)) {
             let end = YES.len() + answer.len();
             line.truncate(end);
@@ -87,9 +87,9 @@ pub fn status() -> anyhow::Result<String> {
     let mut state: Value = serde_json::from_slice(&Pod::find()?.ask(&Question::State)?)?;
     let mut machine = state["machine"].take();
     let doing = state["pod"]["doing"].as_str().unwrap_or_default();
-    let told = machine.as_object_mut();
-    let told = told.with_context(|| format!("the machine does not run yet: {doing}"))?;
-    told.insert("agent".into(), state["agent"].take());
+    let object = machine.as_object_mut();
+    let object = object.with_context(|| format!("the machine does not run yet: {doing}"))?;
+    object.insert("agent".into(), state["agent"].take());
     Ok(format!("{machine:#}\n"))
 }
 
@@ -128,7 +128,7 @@ pub fn shutdown(wait: Option<Duration>) -> anyhow::Result<()> {
 /// Connects to the control socket of the pod's machine.
 fn machine() -> anyhow::Result<Client> {
     let room = Room::find().context("no machine runs here: `transom pod` has not started one")?;
-    Client::connect_within(&room.control(), ANSWER)
+    Client::connect_within(&room.control(), ANSWER_TIMEOUT)
 }
 
 /// Writes a screenshot of the guest's screen as a PNG file.
@@ -207,8 +207,7 @@ pub fn doctor(settings: &Settings, words: &[String]) -> anyhow::Result<u8> {
     Err(doctor.exec()).with_context(|| program.display().to_string())
 }
 
-/// The password of the screen, and on a second line that of VNC viewers, if the pod listens for
-/// them.
+/// The password of the screen, and on a second line the one for VNC viewers, if VNC is enabled.
 ///
 /// # Errors
 ///
@@ -226,7 +225,7 @@ fn password_of(room: Option<&Room>) -> anyhow::Result<String> {
     let Some(text) = read(room.password())? else {
         match read(room.open())? {
             Some(why) => bail!("the screen asks for no password: {why}"),
-            None => bail!("the pod has not come so far: ask it again in a second"),
+            None => bail!("the pod is still starting: try again in a second"),
         }
     };
     let vnc = read(room.vnc_password())?.map(|vnc| format!("VNC: {vnc}\n"));
@@ -243,7 +242,7 @@ mod test {
         let room = Room::within(folder.path());
         let no = |room| password_of(room).unwrap_err().to_string();
         assert!(no(None).starts_with("no pod runs here"));
-        assert!(no(Some(&room)).starts_with("the pod has not come so far"));
+        assert!(no(Some(&room)).starts_with("the pod is still starting"));
         room.keep(room.open(), "PROTECT=N disables it").unwrap();
         assert!(no(Some(&room)).contains("no password: PROTECT=N"));
         room.keep(room.password(), "hush").unwrap();

@@ -14,9 +14,9 @@ use crate::settings::{Format, Settings};
 use crate::status::{Failure, Status};
 
 /// Maximum number of disks.
-pub const MOST: usize = 6;
+pub const MAX_DISKS: usize = 6;
 /// Bytes that are examined: a partition table and the first file system behind it start within.
-const START: u64 = 100 << 10;
+const EXAMINED: u64 = 100 << 10;
 
 /// A disk of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Disk {
             Format::Qcow2 => qcow2::is_written(&file),
             Format::Raw => {
                 let mut start = Vec::new();
-                file.take(START).read_to_end(&mut start)?;
+                file.take(EXAMINED).read_to_end(&mut start)?;
                 Ok(start.iter().any(|byte| *byte != 0))
             }
         });
@@ -94,11 +94,11 @@ pub fn find(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<O
     if settings.disk.disable {
         return Ok(None);
     }
-    let lent = match device(number, settings, root)? {
+    let passed = match device(number, settings, root)? {
         Some(path) => Some(Disk::new(path, Format::Raw)),
         None => image(number, root),
     };
-    if let Some(disk) = lent {
+    if let Some(disk) = passed {
         return Ok(Some(Found { disk, own: false }));
     }
     let mut there = Vec::new();
@@ -119,7 +119,7 @@ fn is_there(path: &Path) -> anyhow::Result<bool> {
         Err(error) => Err(error),
         Ok(_) => fs::metadata(path).and_then(|told| files::check(&told)),
     };
-    let out = "look at the volume; a new disk is made where nothing has this name";
+    let out = "check the volume: a new disk is created only if nothing has this name";
     let fail = |error| Failure::new(Status::Disk, format!("{}: {error}: {out}", path.display()));
     looked.map(|()| true).map_err(fail)
 }
@@ -157,7 +157,7 @@ fn device(number: usize, settings: &Settings, root: &Path) -> anyhow::Result<Opt
         let path = below(root, named);
         if !is_block(&path) {
             let at = if number == 0 { String::new() } else { (number + 1).to_string() };
-            let sentence = "is no block device: lend it to the container with --device";
+            let sentence = "is not a block device: pass it to the container with --device";
             let sentence = format!("DEVICE{at}={}: {sentence}", named.display());
             return Err(Failure::new(Status::Missing, sentence));
         }
@@ -260,7 +260,7 @@ mod test {
         std::os::unix::fs::symlink(root.path().join("share/data.img"), &path).unwrap();
         let error = find(0, &settings, root.path()).unwrap_err();
         assert_eq!(Status::of(&error), Status::Disk);
-        assert!(error.to_string().contains("a new disk is made where nothing"), "{error}");
+        assert!(error.to_string().contains("a new disk is created only if nothing"), "{error}");
         fs::create_dir(root.path().join("share")).unwrap();
         fs::write(root.path().join("share/data.img"), "x").unwrap();
         assert_eq!(found(0, &settings, &root), Some(("storage/data.img".into(), true)));

@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use tempfile::NamedTempFile;
 
 /// Maximum length of a text file in bytes.
-const FEW: u64 = 4096;
+const MAX_TEXT: u64 = 4096;
 
 /// Opens a file or a block device, and follows links. Never blocks: pipes are refused.
 ///
@@ -44,12 +44,12 @@ fn open_as(path: &Path, options: &mut OpenOptions, flags: OFlags) -> io::Result<
 /// # Errors
 ///
 /// When it is something else.
-pub fn check(told: &Metadata) -> io::Result<()> {
-    let kind = told.file_type();
+pub fn check(metadata: &Metadata) -> io::Result<()> {
+    let kind = metadata.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
     }
-    Err(io::Error::new(ErrorKind::InvalidInput, "it is no file"))
+    Err(io::Error::new(ErrorKind::InvalidInput, "it is not a file or a block device"))
 }
 
 /// Reads a small text file of at most 4 KiB.
@@ -59,8 +59,8 @@ pub fn check(told: &Metadata) -> io::Result<()> {
 /// When it cannot be read, is longer, or is not text.
 pub fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    open(path, File::options().read(true))?.take(FEW + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > FEW {
+    open(path, File::options().read(true))?.take(MAX_TEXT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_TEXT {
         return Err(io::Error::new(ErrorKind::InvalidData, "it is too long"));
     }
     Ok(text)
@@ -158,8 +158,8 @@ mod test {
         }
         write(&place("link"), text).unwrap();
         make(&place("made"), text).unwrap();
-        let told = fs::symlink_metadata(place("link")).unwrap();
-        assert!(told.is_file() && told.mode() & 0o777 == 0o600, "{told:?}");
+        let metadata = fs::symlink_metadata(place("link")).unwrap();
+        assert!(metadata.is_file() && metadata.mode() & 0o777 == 0o600, "{metadata:?}");
         assert_eq!(
             ["link", "made", "theirs"].map(|it| read(&place(it)).unwrap()),
             ["new", "new", "old"]

@@ -35,11 +35,11 @@ pub fn find(boot: Boot, root: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let place = FOLDERS[0];
     let sentence = match boot.is_secure() {
         false => format!(
-            "no firmware is at /{place}: take the image as it is, or mount Debian's package ovmf"
+            "no firmware is at /{place}: use the original image, or mount Debian's package ovmf"
         ),
         true => format!(
-            "BOOT_MODE={}: no firmware with Secure Boot is at /{place}: take the image as it is, \
-             or say BOOT_MODE=windows",
+            "BOOT_MODE={}: no firmware with Secure Boot is at /{place}: use the original image, \
+             or set BOOT_MODE=windows",
             boot.show()
         ),
     };
@@ -61,8 +61,8 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
     match text.trim() {
         mode @ ("windows_legacy" | "legacy") => {
             let sentence = format!(
-                "{} says {mode}: what is on the disk starts with a BIOS, and this machine has \
-                 UEFI: convert it with mbr2gpt where it runs now, and delete that file",
+                "{}: {mode}: the disk boots with a BIOS, but this machine has UEFI: convert the \
+                 disk with mbr2gpt where it runs now, and delete this file",
                 path.display()
             );
             return Err(Failure::new(Status::Boot, sentence));
@@ -75,8 +75,8 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
             let boot = said.settings.machine.boot;
             if Boot::read(mode).is_ok_and(Boot::is_secure) && !boot.is_secure() {
                 said.warnings.push(format!(
-                    "BOOT_MODE={}: this machine was {mode}, with a TPM of that mode: BitLocker \
-                     will ask for its recovery key: leave BOOT_MODE out to keep it",
+                    "BOOT_MODE={}: this machine used {mode}, whose TPM has the keys: BitLocker \
+                     will ask for its recovery key: leave BOOT_MODE out to keep the mode",
                     boot.show()
                 ));
             }
@@ -87,16 +87,16 @@ pub fn recall(said: &mut Said, volume: &Path) -> anyhow::Result<()> {
 
 /// Enables Secure Boot (and with it the TPM) for a manual installation of Windows 11, whose setup
 /// requires both.
-pub fn suit(said: &mut Said, source: &Source) {
+pub fn adjust_boot_mode(said: &mut Said, source: &Source) {
     let by_hand = said.settings.windows.manual && matches!(source, Source::Medium(_));
-    if by_hand && insists(said) {
+    if by_hand && lacks_secure_boot(said) {
         said.settings.machine.boot = Boot::Secure;
     }
 }
 
 /// Whether this is Windows 11 without Secure Boot, which its setup requires, and BOOT_MODE is not
 /// set.
-pub fn insists(said: &Said) -> bool {
+pub fn lacks_secure_boot(said: &Said) -> bool {
     let version = &said.settings.windows.version;
     let eleven = matches!(version, Version::Windows(it) if it.id.starts_with("win11"));
     eleven && !said.settings.machine.boot.is_secure() && !said.names.contains("BOOT_MODE")
@@ -133,7 +133,7 @@ mod test {
         let mut said = Said::default();
         for boot in [Boot::Secure, Boot::SecureBase, Boot::Uefi, Boot::UefiPlain] {
             said.settings.machine.boot = boot;
-            assert_eq!(insists(&said), !boot.is_secure(), "{boot:?}");
+            assert_eq!(lacks_secure_boot(&said), !boot.is_secure(), "{boot:?}");
         }
     }
 

@@ -67,7 +67,7 @@ impl Plan {
             }
         };
         check_media(&source, root, &volume)?;
-        firmware::suit(&mut said, &source);
+        firmware::adjust_boot_mode(&mut said, &source);
         let mut warnings = said.warnings.clone();
         warnings.extend(notes);
         warnings.extend(notes::notes(&said, &source, root));

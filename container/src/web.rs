@@ -349,7 +349,8 @@ mod test {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             config(&read(&words).unwrap().settings, guard)
         };
-        let asks = Guard::Password { user: "bill".into(), password: "/run/password".into(), vnc: None };
+        let asks =
+            Guard::Password { user: "bill".into(), password: "/run/password".into(), vnc: None };
         let plain = of(&[], &asks);
         assert_eq!((plain.proxy, plain.origin, plain.any_name), (None, None, false));
         assert_eq!((plain.user.as_deref(), plain.auth), (Some("bill"), web::Auth::Auto));

@@ -12,9 +12,9 @@ use serde_json::Value;
 use super::line::plain;
 
 /// Maximum length of the operating system's name, in characters.
-const NAME: usize = 100;
+const MAX_NAME: usize = 100;
 /// Maximum number of addresses.
-const ADDRESSES: usize = 32;
+const MAX_ADDRESSES: usize = 32;
 
 /// Information about the guest, as its agent reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -29,14 +29,14 @@ pub struct Guest {
 impl Guest {
     /// Parses the answers to `guest-get-osinfo` and `guest-network-get-interfaces`.
     pub fn new(system: Option<&Value>, interfaces: Option<&Value>) -> Self {
-        let name = |key: &str| system?[key].as_str().map(|name| plain(name, NAME));
+        let name = |key: &str| system?[key].as_str().map(|name| plain(name, MAX_NAME));
         let cards = interfaces.and_then(Value::as_array).into_iter().flatten();
         let addresses = cards.flat_map(|card| card["ip-addresses"].as_array()).flatten();
         let addresses = addresses.filter_map(|it| {
             // Windows appends the interface (zone index) after a `%`.
             it["ip-address"].as_str()?.split('%').next()?.parse().ok()
         });
-        let addresses = addresses.filter(|it: &IpAddr| !it.is_loopback()).take(ADDRESSES);
+        let addresses = addresses.filter(|it: &IpAddr| !it.is_loopback()).take(MAX_ADDRESSES);
         Self {
             system: name("pretty-name").or_else(|| name("name")).filter(|it| !it.is_empty()),
             addresses: addresses.collect(),
@@ -71,13 +71,13 @@ pub struct Ended {
 #[derive(Deserialize)]
 struct Answer {
     #[serde(rename = "return")]
-    value: Told,
+    value: ExecStatus,
 }
 
 /// Value of the answer to `guest-exec-status`.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
-struct Told {
+struct ExecStatus {
     exited: bool,
     exitcode: Option<i64>,
     signal: Option<i64>,
@@ -98,11 +98,11 @@ impl Outcome {
     ///
     /// When the answer is invalid.
     pub fn read(answer: &[u8]) -> anyhow::Result<Self> {
-        let Answer { value: told } = serde_json::from_slice(answer).context("no answer")?;
-        if !told.exited {
+        let Answer { value: result } = serde_json::from_slice(answer).context("no answer")?;
+        if !result.exited {
             return Ok(Self::Runs);
         }
-        let (status, odd) = match (told.exitcode, told.signal) {
+        let (status, odd) = match (result.exitcode, result.signal) {
             (Some(code), _) => match u8::try_from(code) {
                 Ok(status) => (status, None),
                 // Windows has larger exit codes, and none of them is a success.
@@ -110,16 +110,16 @@ impl Outcome {
             },
             // Shells report signal N as status 128 + N.
             (None, Some(signal @ 1..=64)) => (128 + u8::try_from(signal)?, None),
-            (None, Some(signal)) => bail!("signal {signal} is none"),
+            (None, Some(signal)) => bail!("signal {signal} is invalid"),
             (None, None) => bail!("it does not say how the program ended"),
         };
         let bytes = |text: &str, of| BASE64_STANDARD.decode(text).context(of);
         Ok(Self::Ended(Ended {
             status,
             odd,
-            output: bytes(&told.out_data, "output")?,
-            errors: bytes(&told.err_data, "errors")?,
-            cut: told.out_truncated || told.err_truncated,
+            output: bytes(&result.out_data, "output")?,
+            errors: bytes(&result.err_data, "errors")?,
+            cut: result.out_truncated || result.err_truncated,
         }))
     }
 }
@@ -145,7 +145,7 @@ mod test {
         let shown: Vec<String> = guest.addresses.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["172.30.0.2", "fe80::1"]);
         let many = json!([{ "ip-addresses": vec![address("10.0.0.1"); 5000] }]);
-        assert_eq!(Guest::new(None, Some(&many)).addresses.len(), ADDRESSES);
+        assert_eq!(Guest::new(None, Some(&many)).addresses.len(), MAX_ADDRESSES);
         let none = Guest::new(Some(&json!([])), Some(&json!({ "ip-addresses": 1 })));
         assert_eq!(none, Guest::default());
         let short = Guest::new(Some(&json!({ "name": "mswindows", "pretty-name": null })), None);

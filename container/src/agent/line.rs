@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 const VOID: u8 = 0xff;
 /// Maximum length in bytes of the answer to the sync request.
-const NUMBER: usize = 64;
+const MAX_SYNC: usize = 64;
 /// Maximum length in characters of an error message from the agent.
-const REASON: usize = 400;
+const MAX_ERROR: usize = 400;
 
 /// Encodes the sync request (`guest-sync-delimited`) with this number.
 pub fn sync(id: u64) -> Vec<u8> {
@@ -46,7 +46,7 @@ pub struct Hearing {
 impl Hearing {
     /// Expects the answer to the sync request with this number.
     pub fn sync(id: u64) -> Self {
-        Self { id: Some(id), deaf: true, line: Vec::new(), limit: NUMBER }
+        Self { id: Some(id), deaf: true, line: Vec::new(), limit: MAX_SYNC }
     }
 
     /// Expects any answer of at most `limit` bytes.
@@ -94,7 +94,7 @@ impl Hearing {
         let line = mem::take(&mut self.line);
         let answer: Result<Answer<IgnoredAny>, _> = serde_json::from_slice(&line);
         let answer = answer.is_ok_and(|it| it.value.is_some() != it.error.is_some());
-        ensure!(answer, "what it says is no answer");
+        ensure!(answer, "its answer is invalid");
         Ok(Some(line))
     }
 }
@@ -115,7 +115,7 @@ struct Refusal {
 /// The agent's error message, if the answer is an error.
 pub fn refused(answer: &[u8]) -> Option<String> {
     let answer: Answer<IgnoredAny> = serde_json::from_slice(answer).ok()?;
-    answer.error.map(|error| plain(&error.desc, REASON))
+    answer.error.map(|error| plain(&error.desc, MAX_ERROR))
 }
 
 /// Returned value of an answer.
@@ -125,9 +125,9 @@ pub fn refused(answer: &[u8]) -> Option<String> {
 /// The agent's error message, or that the answer is invalid.
 pub fn returned(answer: &[u8]) -> Result<Value, String> {
     match serde_json::from_slice(answer) {
-        Ok(Answer { error: Some(error), .. }) => Err(plain(&error.desc, REASON)),
+        Ok(Answer { error: Some(error), .. }) => Err(plain(&error.desc, MAX_ERROR)),
         Ok(Answer { value: Some(value), .. }) => Ok(value),
-        _ => Err("what it says is no answer".into()),
+        _ => Err("its answer is invalid".into()),
     }
 }
 
@@ -168,7 +168,7 @@ mod test {
         ];
         for bytes in stale {
             assert_eq!(heard(&mut hearing, bytes), None, "{}", bytes.escape_ascii());
-            assert!(hearing.line.len() <= NUMBER + 1);
+            assert!(hearing.line.len() <= MAX_SYNC + 1);
         }
         assert_eq!(heard(&mut hearing, b"\xff{\"ret"), None);
         assert_eq!(heard(&mut hearing, b"urn\": 7}\nmore").as_deref(), Some("{\"return\": 7}"));

@@ -109,7 +109,7 @@ fn lacks(said: &Said, root: &Path) -> Vec<String> {
             "Windows has no driver for the network card: {mount} and install NetKVM from there"
         )),
     }
-    if firmware::insists(said) {
+    if firmware::lacks_secure_boot(said) {
         notes.push(
             "if this is Windows 11, its setup requires Secure Boot and a TPM: set MANUAL=Y"
                 .to_owned(),
@@ -230,7 +230,7 @@ mod test {
         let of = |words: &[(&str, &str)]| {
             let words = words.iter().map(|(name, text)| (name.into(), text.into())).collect();
             let mut said = read(&words).unwrap();
-            firmware::suit(&mut said, &medium);
+            firmware::adjust_boot_mode(&mut said, &medium);
             notes(&said, &medium, root.path())
         };
         std::fs::write(path("custom.iso"), [0; 1 << 16]).unwrap();

@@ -89,7 +89,11 @@ impl Guard {
             room.keep(room.vnc_password(), &text)
         });
         let password = room.keep(room.password(), &text)?;
-        Ok(Self::Password { user: settings.account.user.0.clone(), password, vnc: vnc.transpose()? })
+        Ok(Self::Password {
+            user: settings.account.user.0.clone(),
+            password,
+            vnc: vnc.transpose()?,
+        })
     }
 
     /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers

@@ -335,7 +335,7 @@ impl Volume {
 /// When a device is not a disk, or a file cannot be created.
 pub fn more(
     settings: &Settings,
-    sizes: &[Option<u64>; disks::MOST - 1],
+    sizes: &[Option<u64>; disks::MAX_DISKS - 1],
     story: &Story,
 ) -> anyhow::Result<Vec<Disk>> {
     let mut all = Vec::new();

@@ -70,7 +70,7 @@ pub(super) struct Images {
 impl Images {
     /// Images on the volume of these settings.
     pub(super) fn new(settings: &Settings) -> Self {
-        let disks = (0..disks::MOST).flat_map(|it| disks::own(it, settings, Path::new("/")));
+        let disks = (0..disks::MAX_DISKS).flat_map(|it| disks::own(it, settings, Path::new("/")));
         let disks = disks.map(|disk| disk.path).collect();
         Self { volume: settings.storage.folder.clone(), disks }
     }
