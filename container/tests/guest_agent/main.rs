@@ -1,4 +1,4 @@
-//! The guest's agent: QEMU's own, on this host, and some that mean no good.
+//! The client of the guest's agent: tests with QEMU's agent on this host, and with malicious ones.
 //!
 //! It needs Debian's package `qemu-guest-agent`.
 #![forbid(unsafe_code)]
@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
-/// A busy host is slow; one that hangs is found out after this.
+/// Busy hosts are slow. This timeout is for agents that hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// QEMU's agent, which listens on a socket as the machine does, and may not shut this host down.
+/// QEMU's agent. It listens on a socket, as the machine does, and cannot shut this host down.
 struct Qga {
     child: Child,
 }
@@ -32,7 +32,7 @@ impl Qga {
         let mut command = Command::new("qemu-ga");
         command.args(["-m", "unix-listen", "-b", "guest-shutdown,guest-suspend-disk", "-p"]);
         command.arg(socket).arg("-t").arg(folder).stderr(Stdio::null()).stdout(Stdio::null());
-        // As administrators' shells have it: the agent looks there for programs.
+        // The `PATH` of an administrator's shell, where the agent looks for programs.
         let child = command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").spawn();
         let child = child.expect("qemu-ga is there: apt-get install qemu-guest-agent");
         let start = Instant::now();
@@ -44,7 +44,7 @@ impl Qga {
     }
 }
 
-/// Whether a socket of this name is not only there, but takes connections.
+/// Whether a socket of this name exists and accepts connections.
 fn listens(socket: &Path) -> bool {
     let sockets = std::fs::read_to_string("/proc/net/unix").expect("Linux lists its sockets");
     let name = socket.to_str().expect("a path in words");
@@ -58,7 +58,7 @@ impl Drop for Qga {
     }
 }
 
-fn place() -> (TempDir, PathBuf) {
+fn temporary_socket() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let socket = folder.path().join("agent.sock");
     (folder, socket)
@@ -88,7 +88,7 @@ async fn run(agent: &Agent, words: &[&str]) -> Ended {
 
 #[tokio::test]
 async fn programs_run_and_what_they_write_comes_whole() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Agent::new(socket);
     assert!(!agent.answers());
@@ -99,7 +99,7 @@ async fn programs_run_and_what_they_write_comes_whole() {
     assert_eq!(run(&agent, &["sh", "-c", "echo out; echo err >&2; exit 7"]).await, is);
     assert_eq!(run(&agent, &["sh", "-c", "kill -9 $$"]).await.status, 137);
     assert_eq!(run(&agent, &["true"]).await, Ended::default());
-    // Words arrive as they are, and so do bytes.
+    // Arguments and output arrive unchanged.
     let odd = "a b'\"\\ \n$HOME é";
     assert_eq!(run(&agent, &["printf", "%s", odd]).await.output, odd.as_bytes());
     let bytes = run(&agent, &["head", "-c", "7000001", "/dev/zero"]).await;
@@ -112,7 +112,7 @@ async fn programs_run_and_what_they_write_comes_whole() {
 
 #[tokio::test]
 async fn what_cannot_be_is_refused_in_the_agents_words() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Agent::new(socket);
     let Err(Lack::Refused(why)) = start(&agent, &["/no/such/program"]).await else {
@@ -129,14 +129,14 @@ async fn what_cannot_be_is_refused_in_the_agents_words() {
         assert!(matches!(asked, Err(Lack::Refused(_))), "{command}: {asked:?}");
     }
     assert!(matches!(agent.outcome(1).await, Err(Lack::Refused(_))));
-    // It says at once that it will not.
+    // Its refusal arrives immediately.
     assert!(matches!(agent.shut_down().await, Err(Lack::Refused(_))));
     assert!(agent.answers());
 }
 
 #[tokio::test]
 async fn the_guest_is_known_by_its_name_and_addresses() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let guest = Agent::new(socket).guest().await;
     let release = std::fs::read_to_string("/etc/os-release").unwrap();
@@ -147,7 +147,7 @@ async fn the_guest_is_known_by_its_name_and_addresses() {
 
 #[tokio::test]
 async fn answers_are_for_those_who_asked() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Arc::new(Agent::new(socket));
     let asked: Vec<_> = (0..12)
@@ -160,7 +160,7 @@ async fn answers_are_for_those_who_asked() {
             })
         })
         .collect();
-    // Who gives up in the middle leaves nothing that others could take for theirs.
+    // A canceled request must not leave an answer that others take for theirs.
     for _ in 0..50 {
         let impatient = agent.ask("guest-get-osinfo", Value::Null);
         timeout(Duration::from_micros(500), impatient).await.ok();
@@ -172,7 +172,7 @@ async fn answers_are_for_those_who_asked() {
 
 #[tokio::test]
 async fn one_that_starts_anew_is_found_again() {
-    let (_folder, socket) = place();
+    let (_folder, socket) = temporary_socket();
     let agent = Arc::new(Agent::new(socket.clone()));
     assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(Lack::Absent(_))));
     let first = Qga::start(&socket).await;
