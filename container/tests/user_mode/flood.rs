@@ -28,7 +28,7 @@ use tokio::runtime::Builder;
 use tokio::task::{LocalSet, spawn_local};
 
 use super::world::{TIMEOUT, World};
-use super::{HOST, MIB, apart, memory, serve};
+use super::{HOST, MIB, isolated, memory, serve};
 
 const CARD: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
