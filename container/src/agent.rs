@@ -27,7 +27,7 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::timeout;
 
 use self::guest::Guest;
-use self::line::Hearing;
+use self::line::AnswerReader;
 use crate::log::Few;
 use crate::story::Story;
 
@@ -64,14 +64,14 @@ struct Limits {
 
 /// Reason why a request failed.
 #[derive(Debug)]
-pub enum Lack {
+pub enum AgentError {
     /// No agent answers.
     Absent(anyhow::Error),
     /// The agent refused, for this reason.
     Refused(String),
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for AgentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent(why) => write!(
@@ -84,7 +84,7 @@ impl fmt::Display for Lack {
     }
 }
 
-impl std::error::Error for Lack {}
+impl std::error::Error for AgentError {}
 
 /// Client of the guest's agent. It sends one request at a time.
 pub struct Agent {
@@ -119,11 +119,11 @@ impl Agent {
     /// # Errors
     ///
     /// When no agent answers, or the agent refuses.
-    pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, Lack> {
+    pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, AgentError> {
         let mut turn = self.turn().await?;
         let limits = Limits { within: ANSWER_TIMEOUT, length: MAX_ANSWER };
         let answer = self.question(&mut turn, command, arguments, limits).await?;
-        line::returned(&answer).map_err(Lack::Refused)
+        line::returned(&answer).map_err(AgentError::Refused)
     }
 
     /// Queries a program that was started with `guest-exec`. Returns the agent's JSON unparsed.
@@ -131,13 +131,13 @@ impl Agent {
     /// # Errors
     ///
     /// When no agent answers, or the agent refuses.
-    pub async fn outcome(&self, pid: i64) -> Result<Vec<u8>, Lack> {
+    pub async fn outcome(&self, pid: i64) -> Result<Vec<u8>, AgentError> {
         let mut turn = self.turn().await?;
         let pid = json!({ "pid": pid });
         let limits = Limits { within: OUTPUT_TIMEOUT, length: MAX_OUTPUT };
         let answer = self.question(&mut turn, "guest-exec-status", pid, limits).await?;
         match line::refused(&answer) {
-            Some(why) => Err(Lack::Refused(why)),
+            Some(why) => Err(AgentError::Refused(why)),
             None => Ok(answer),
         }
     }
@@ -147,13 +147,15 @@ impl Agent {
     /// # Errors
     ///
     /// When no agent answers, or the agent refuses.
-    pub async fn shut_down(&self) -> Result<(), Lack> {
+    pub async fn shut_down(&self) -> Result<(), AgentError> {
         let mut turn = self.turn().await?;
         let powerdown = json!({ "mode": "powerdown" });
         // A successful shutdown has no answer: silence and a lost connection are success.
         let news = self.talk(&mut turn, "guest-shutdown", powerdown, MAX_ANSWER);
         match timeout(REFUSAL_TIMEOUT, news).await {
-            Ok(Ok(answer)) => line::refused(&answer).map_or(Ok(()), |why| Err(Lack::Refused(why))),
+            Ok(Ok(answer)) => {
+                line::refused(&answer).map_or(Ok(()), |why| Err(AgentError::Refused(why)))
+            }
             Ok(Err(_)) | Err(_) => Ok(()),
         }
     }
@@ -167,7 +169,7 @@ impl Agent {
 
     /// Keeps the connection open and logs when an agent comes and goes, for as long as it is
     /// polled.
-    pub async fn keep(self: Arc<Self>, story: Arc<Story>) {
+    pub async fn monitor(self: Arc<Self>, story: Arc<Story>) {
         // `was` is the last state that was logged: a request of another task may notice a change
         // first.
         let (mut was, mut changes) = (false, self.answers.subscribe());
@@ -179,9 +181,9 @@ impl Agent {
             if news && is {
                 let system = self.guest().await.system;
                 let system = system.map_or(String::new(), |name| format!(": it is {name}"));
-                story.tell(&format!("the guest's agent answers{system}"));
+                story.info(&format!("the guest's agent answers{system}"));
             } else if news {
-                story.tell("the guest's agent does not answer any more");
+                story.info("the guest's agent does not answer any more");
             }
             was = is;
             changes.mark_unchanged();
@@ -190,12 +192,12 @@ impl Agent {
     }
 
     /// Locks the connection and synchronizes with the agent, so that it is ready for a command.
-    async fn turn(&self) -> Result<MutexGuard<'_, Line>, Lack> {
+    async fn turn(&self) -> Result<MutexGuard<'_, Line>, AgentError> {
         let asked = Instant::now();
         let mut turn = self.line.lock().await;
         // The previous holder of the lock found, while we waited, that no agent answers.
         if turn.missed.is_some_and(|missed| missed >= asked) {
-            return Err(Lack::Absent(anyhow!("it did not answer an earlier request")));
+            return Err(AgentError::Absent(anyhow!("it did not answer an earlier request")));
         }
         let heard = timeout(SYNC_TIMEOUT, self.sync(&mut turn)).await;
         let late = || anyhow!("no answer within {} s", SYNC_TIMEOUT.as_secs());
@@ -207,7 +209,7 @@ impl Agent {
             }
             Err(error) => {
                 self.lose(&mut turn).await;
-                Err(Lack::Absent(error))
+                Err(AgentError::Absent(error))
             }
         }
     }
@@ -223,7 +225,7 @@ impl Agent {
         let id = line.last;
         let stream = line.stream.as_mut().context("no connection")?;
         stream.write_all(&line::sync(id)).await?;
-        hear(stream, Hearing::sync(id)).await.map(drop)
+        hear(stream, AnswerReader::sync(id)).await.map(drop)
     }
 
     /// Sends a command with a timeout and a maximum length of its answer. Resets the connection if
@@ -234,7 +236,7 @@ impl Agent {
         command: &str,
         arguments: Value,
         limits: Limits,
-    ) -> Result<Vec<u8>, Lack> {
+    ) -> Result<Vec<u8>, AgentError> {
         let Limits { within, length } = limits;
         let answer = timeout(within, self.talk(line, command, arguments, length)).await;
         let late = || Err(anyhow!("{command}: no answer within {} s", within.as_secs()));
@@ -242,7 +244,7 @@ impl Agent {
             Ok(answer) => Ok(answer),
             Err(error) => {
                 self.lose(line).await;
-                Err(Lack::Absent(error))
+                Err(AgentError::Absent(error))
             }
         }
     }
@@ -256,7 +258,7 @@ impl Agent {
     ) -> anyhow::Result<Vec<u8>> {
         let stream = line.stream.as_mut().context("no connection")?;
         stream.write_all(&line::command(command, arguments)).await?;
-        hear(stream, Hearing::answer(limit)).await
+        hear(stream, AnswerReader::answer(limit)).await
     }
 
     /// Handles a missing answer. Reconnecting discards what was sent and not read; the new
@@ -272,12 +274,12 @@ impl Agent {
 }
 
 /// Reads until the expected answer is complete.
-async fn hear(stream: &mut UnixStream, mut hearing: Hearing) -> anyhow::Result<Vec<u8>> {
+async fn hear(stream: &mut UnixStream, mut reader: AnswerReader) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![0; READ_SIZE];
     loop {
         let count = stream.read(&mut bytes).await?;
         anyhow::ensure!(count > 0, "the agent disconnected");
-        if let Some(heard) = hearing.take(&bytes[..count])? {
+        if let Some(heard) = reader.take(&bytes[..count])? {
             return Ok(heard);
         }
     }
@@ -326,7 +328,7 @@ pub(crate) mod test {
         let (agent, story) = (Arc::new(Agent::new(socket)), Story::new());
         agent.ask("guest-ping", Value::Null).await.unwrap_err();
         assert!(agent.answers());
-        let kept = tokio::spawn(agent.clone().keep(story.clone()));
+        let kept = tokio::spawn(agent.clone().monitor(story.clone()));
         let told = async |count: u64| {
             let mut scene = story.scene();
             timeout(4 * POLL_PRESENT, scene.wait_for(|it| it.lines >= count))

@@ -33,14 +33,14 @@ const MAX_ANSWER: u64 = 64 << 20;
 const NO_POD: &str = "no pod runs here: `transom pod` has not been started, or could not start: \
                       see the container's log";
 /// Text around the JSON of a successful answer.
-const YES: &[u8] = b"{\"ok\":";
-const END: &[u8] = b"}\n";
+const OK_PREFIX: &[u8] = b"{\"ok\":";
+const OK_SUFFIX: &[u8] = b"}\n";
 
 /// Connection to the pod that runs in this container.
 struct Pod(BufReader<UnixStream>);
 
 #[derive(Deserialize)]
-struct No {
+struct Refusal {
     error: String,
     status: u8,
 }
@@ -67,13 +67,14 @@ impl Pod {
         self.0.get_mut().write_all(question.as_bytes()).context("the pod has ended")?;
         let mut line = Vec::new();
         (&mut self.0).take(MAX_ANSWER).read_until(b'\n', &mut line).context("the pod")?;
-        if let Some(answer) = line.strip_prefix(YES).and_then(|it| it.strip_suffix(END)) {
-            let end = YES.len() + answer.len();
+        if let Some(answer) = line.strip_prefix(OK_PREFIX).and_then(|it| it.strip_suffix(OK_SUFFIX))
+        {
+            let end = OK_PREFIX.len() + answer.len();
             line.truncate(end);
-            line.drain(..YES.len());
+            line.drain(..OK_PREFIX.len());
             return Ok(line);
         }
-        let no: No = serde_json::from_slice(&line).context("the pod has ended")?;
+        let no: Refusal = serde_json::from_slice(&line).context("the pod has ended")?;
         Err(Failure::new(Status::of_code(no.status), no.error))
     }
 }

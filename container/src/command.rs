@@ -16,22 +16,22 @@ use crate::status::{Failure, Status};
 use crate::{ask, help, plan, pod};
 
 /// A command of the command line.
-struct Verb {
+struct Command {
     name: &'static str,
     usage: &'static str,
     help: &'static str,
     run: fn(&[String]) -> anyhow::Result<u8>,
 }
 
-const VERBS: &[Verb] = &[
-    Verb {
+const COMMANDS: &[Command] = &[
+    Command {
         name: "pod",
         usage: "",
         help: "Runs the machine that the environment describes, until it is off or a signal such \
                as SIGTERM arrives. The image runs this command by default.",
         run: run_pod,
     },
-    Verb {
+    Command {
         name: "plan",
         usage: "[--json]",
         help: "Reads the environment and shows settings that differ from the defaults, the size \
@@ -39,20 +39,20 @@ const VERBS: &[Verb] = &[
                run, the exit status is that of the error.",
         run: show_plan,
     },
-    Verb {
+    Command {
         name: "status",
         usage: "",
         help: "Prints the state of the machine as JSON, with the guest's if its agent answers.",
         run: show_status,
     },
-    Verb {
+    Command {
         name: "shutdown",
         usage: "[--wait SECONDS]",
         help: "Asks the guest to shut down, by its power button and by its agent. With --wait, \
                waits until it is off, at most SECONDS.",
         run: shut_down,
     },
-    Verb {
+    Command {
         name: "exec",
         usage: "[--timeout SECONDS] [-i] [--] PROGRAM [ARGUMENT...]",
         help: "Runs a program in the guest through its agent (qemu-guest-agent), prints the \
@@ -62,46 +62,46 @@ const VERBS: &[Verb] = &[
                answers; 126: the agent cannot run the program; 127: it does not exist.",
         run: execute,
     },
-    Verb {
+    Command {
         name: "logs",
         usage: "[--follow] [--json]",
         help: "Prints the last lines of the pod's log, up to 2000. With --follow, continues with \
                new lines. With --json, each line is an object.",
         run: show_logs,
     },
-    Verb {
+    Command {
         name: "probe",
         usage: "[live|started|ready]",
         help: "Checks the pod's health, for exec probes: the status is 0 if it is good. The \
                default is ready: whether the guest is ready for use.",
         run: probe,
     },
-    Verb {
+    Command {
         name: "doctor",
         usage: "[--json] [--net TAP]",
         help: "Reports what this host can run, and how fast its volume is.",
         run: doctor,
     },
-    Verb {
+    Command {
         name: "screenshot",
         usage: "FILE.png",
         help: "Writes a picture of the screen to FILE.png.",
         run: take_picture,
     },
-    Verb {
+    Command {
         name: "password",
         usage: "",
         help: "Prints the password of the screen, and in a second line the one for VNC viewers, \
                if VNC is enabled. If there is no password, reports why.",
         run: show_password,
     },
-    Verb {
+    Command {
         name: "help",
         usage: "[COMMAND|env [--markdown]]",
         help: "Explains a command; `help env` lists the variables of the environment.",
         run: explain,
     },
-    Verb { name: "version", usage: "", help: "Prints the version.", run: version },
+    Command { name: "version", usage: "", help: "Prints the version.", run: version },
 ];
 
 /// Executes the command line and returns the exit status.
@@ -109,7 +109,7 @@ const VERBS: &[Verb] = &[
 /// # Errors
 ///
 /// When the command line is invalid, or the command fails.
-pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
+pub fn run(words: Vec<OsString>) -> anyhow::Result<u8> {
     let words = words.into_iter().map(|word| {
         word.into_string().map_err(|word| usage(format!("{} is not text", word.display())))
     });
@@ -122,8 +122,8 @@ pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
         "-V" | "--version" => "version".to_owned(),
         name => name.to_owned(),
     };
-    let Some(verb) = VERBS.iter().find(|verb| verb.name == name) else {
-        let known: Vec<_> = VERBS.iter().map(|verb| verb.name).collect();
+    let Some(verb) = COMMANDS.iter().find(|verb| verb.name == name) else {
+        let known: Vec<_> = COMMANDS.iter().map(|verb| verb.name).collect();
         let out = match near::nearest(&name, &known) {
             Some(near) => format!("did you mean {near}?"),
             None => "`transom help` lists all commands".to_owned(),
@@ -297,7 +297,7 @@ fn explain(words: &[String]) -> anyhow::Result<u8> {
         ["env"] => print(&help::table(help::width())),
         ["env", "--markdown"] => print(&help::markdown()),
         [topic] => {
-            let verb = VERBS.iter().find(|verb| verb.name == topic);
+            let verb = COMMANDS.iter().find(|verb| verb.name == topic);
             let verb = verb.ok_or_else(|| usage(format!("there is no command {topic}")))?;
             let call = format!("transom {} {}", verb.name, verb.usage);
             print(&format!("{}\n\n{}\n", call.trim_end(), verb.help))
@@ -308,7 +308,7 @@ fn explain(words: &[String]) -> anyhow::Result<u8> {
 
 fn overview() -> String {
     let mut text = String::from("transom: the entry point of the container.\n\n");
-    for verb in VERBS {
+    for verb in COMMANDS {
         let call = format!("transom {} {}", verb.name, verb.usage);
         writeln!(text, "  {}\n      {}", call.trim_end(), verb.help).expect("a string takes all");
     }

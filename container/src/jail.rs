@@ -37,13 +37,13 @@ pub fn build(own: &[&Path]) {
 /// Jails a thread that serves clients. Does nothing before [`build`] has been called, as in tests.
 pub fn serve() {
     if let Some(walls) = WALLS.get() {
-        insist(|| walls.enter(Rights::empty(), &[]));
+        enter_or_exit(|| walls.enter(Rights::empty(), &[]));
     }
 }
 
 /// Jails a thread that needs no files. It works without [`build`].
 pub fn seclude() {
-    insist(|| Walls::default().enter(Rights::empty(), &[]));
+    enter_or_exit(|| Walls::default().enter(Rights::empty(), &[]));
 }
 
 /// Ends the process, and the machine with it, if a thread cannot drop its rights: such a thread
@@ -51,7 +51,7 @@ pub fn seclude() {
 /// for a while. A host without Landlock or seccomp is not an error. It is the same for all threads,
 /// and the main thread reports it.
 #[expect(clippy::exit, reason = "no other thread could end the process with this status")]
-fn insist(enter: impl Fn() -> anyhow::Result<Vec<String>>) {
+fn enter_or_exit(enter: impl Fn() -> anyhow::Result<Vec<String>>) {
     let end = Instant::now() + RETRY_FOR;
     while let Err(error) = enter() {
         if Instant::now() < end {

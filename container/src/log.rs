@@ -81,7 +81,7 @@ impl Log {
     }
 
     /// Makes this the log of the process.
-    pub fn own(&self) {
+    pub fn make_global(&self) {
         OWN.get_or_init(|| self.clone());
     }
 
@@ -199,10 +199,10 @@ fn write(out: BorrowedFd<'_>, mut bytes: &[u8]) {
 }
 
 /// Writes lines of one level to the log.
-pub struct Leveled<'a>(&'a Log, Level);
+pub struct LevelWriter<'a>(&'a Log, Level);
 
 /// `tracing` passes each line as a whole.
-impl Write for Leveled<'_> {
+impl Write for LevelWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.push(self.1, line);
         Ok(line.len())
@@ -214,14 +214,14 @@ impl Write for Leveled<'_> {
 }
 
 impl<'a> MakeWriter<'a> for Log {
-    type Writer = Leveled<'a>;
+    type Writer = LevelWriter<'a>;
 
-    fn make_writer(&'a self) -> Leveled<'a> {
-        Leveled(self, Level::INFO)
+    fn make_writer(&'a self) -> LevelWriter<'a> {
+        LevelWriter(self, Level::INFO)
     }
 
-    fn make_writer_for(&'a self, about: &Metadata<'_>) -> Leveled<'a> {
-        Leveled(self, *about.level())
+    fn make_writer_for(&'a self, about: &Metadata<'_>) -> LevelWriter<'a> {
+        LevelWriter(self, *about.level())
     }
 }
 

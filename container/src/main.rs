@@ -8,7 +8,7 @@ use container::command;
 use container::log::{Log, last_word};
 use container::settings::value::{strip, switch};
 use container::status::{self, Status};
-use container::story::ear::Ear;
+use container::story::ear::StoryLayer;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::layer;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -17,10 +17,10 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 fn main() -> ExitCode {
     let json = variable("LOG_FORMAT").eq_ignore_ascii_case("json");
     let log = log_to_stdout(json);
-    log.own();
-    let obeyed = command::obey(std::env::args_os().skip(1).collect());
+    log.make_global();
+    let result = command::run(std::env::args_os().skip(1).collect());
     log.end();
-    match obeyed {
+    match result {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             status::sentences(&error).iter().for_each(|sentence| last_word(sentence));
@@ -44,7 +44,7 @@ fn log_to_stdout(json: bool) -> Log {
         _ => LevelFilter::INFO,
     };
     let log = Log::new(rustix::stdio::stdout(), json);
-    let all = tracing_subscriber::registry().with(level).with(Ear);
+    let all = tracing_subscriber::registry().with(level).with(StoryLayer);
     let layer = layer()
         .with_writer(log.clone())
         .with_ansi(std::io::stdout().is_terminal())

@@ -32,7 +32,7 @@ use tokio::runtime::Builder;
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::sleep;
 
-use self::again::{Again, KeyPrompt};
+use self::again::{BootRetry, KeyPrompt};
 use self::balloon::Balloon;
 use self::child::{BootEvents, Child, Options};
 use self::console::{BootDevice, BootEvent};
@@ -84,7 +84,7 @@ pub fn run(environment: &Environment) -> anyhow::Result<u8> {
         .build()
         .context("threads")?;
     let story = Story::new();
-    ear::hear(&story);
+    ear::connect(&story);
     let status = runtime.block_on(async {
         let mut signals = Signals::catch()?;
         let mut shown = false;
@@ -153,7 +153,7 @@ async fn live(
     }
     *shown = true;
     if let Some(line) = web::line(&pod.plan.said, &pod.guard) {
-        pod.story.tell(&line);
+        pod.story.info(&line);
     }
     let farewell = Farewell::default();
     inquiry::open(&pod.room.pod(), front, farewell.clone()).map(tokio::spawn)?;
@@ -161,7 +161,7 @@ async fn live(
     let status = tokio::select! {
         started = pod.start(&network) => match started {
             Ok((child, events)) => {
-                let kept = tokio::spawn(pod.agent.clone().keep(pod.story.clone()));
+                let kept = tokio::spawn(pod.agent.clone().monitor(pod.story.clone()));
                 let status = pod.watch(child, events, signals).await;
                 kept.abort();
                 status
@@ -231,9 +231,9 @@ impl Pod {
         };
         let (mut child, events) = Child::start(self.room.control(), &self.story, options)?;
         network.handed_over();
-        child.keep(tpm);
+        child.attach_tpm(tpm);
         jail::close(self.rights(), &child.ids())?;
-        child.tell(&config).await?;
+        child.configure(&config).await?;
         // Keep the lock until the process exists: from then on `watch` handles signals.
         drop(network);
         Ok((child, events))
@@ -273,7 +273,7 @@ impl Pod {
         let mut parts = Parts {
             control: self.room.control(),
             agent: self.room.agent(),
-            doors: vec![Guard::door(settings, &self.room)],
+            listeners: vec![Guard::screen_socket(settings, &self.room)],
             ..Parts::default()
         };
         if let Some(volume) = &self.volume {
@@ -289,7 +289,7 @@ impl Pod {
         parts.uuid = volume.uuid()?;
         let (code, template) = firmware::find(boot, Path::new("/"))?;
         let vars = volume.vars(boot, &template, settings.machine.clear)?;
-        volume.remember(boot)?;
+        volume.save_boot_mode(boot)?;
         parts.firmware = Some((code, vars));
         let (root, folder) = (Path::new("/"), &settings.storage.folder);
         parts.rescue = machine::rescue(root, folder);
@@ -304,7 +304,7 @@ impl Pod {
             volume.forget_booted()?;
         }
         parts.disks.push(volume.disk(0, self.plan.sizes.disk, settings, &self.story)?);
-        parts.disks.extend(volume::more(settings, &self.plan.sizes.more, &self.story)?);
+        parts.disks.extend(volume::further_disks(settings, &self.plan.sizes.more, &self.story)?);
         Ok(())
     }
 
@@ -325,14 +325,14 @@ impl Pod {
         if started {
             self.story.enter(Phase::Running, "The probe runs");
         }
-        let mut again = Again::new(self.asks, self.room.control());
+        let mut again = BootRetry::new(self.asks, self.room.control());
         let settings = &self.plan.said.settings.balloon;
-        let mut balloon = Balloon::steer(settings, self.plan.sizes.memory, &self.room.control());
+        let mut balloon = Balloon::start(settings, self.plan.sizes.memory, &self.room.control());
         loop {
             tokio::select! {
                 ended = child.end() => return self.ended(ended?, child.mistake().await),
                 Some((event, last)) = events.recv() => {
-                    let waits = again.hear(&event);
+                    let waits = again.handle(&event);
                     match event {
                         BootEvent::Starts { name, on } => {
                             from_disk |= on == BootDevice::Disk;

@@ -59,7 +59,7 @@ const SENT: [Status; 3] = [Status::Agent, Status::NotRun, Status::NotFound];
 impl Status {
     /// The status of an error: its own, that of the first of several, or `Failed`.
     pub fn of(error: &anyhow::Error) -> Self {
-        let first = || error.downcast_ref::<Several>().and_then(|several| several.0.first());
+        let first = || error.downcast_ref::<Errors>().and_then(|several| several.0.first());
         Failure::find(error).unwrap_or_else(|| first().map_or(Self::Failed, Self::of))
     }
 
@@ -77,9 +77,9 @@ impl Status {
 /// An error with an exit status of its own.
 pub type Failure = host::failure::Failure<Status>;
 
-/// Several errors that were found together. The status is that of the first.
+/// Errors errors that were found together. The status is that of the first.
 #[derive(Debug)]
-struct Several(Vec<anyhow::Error>);
+struct Errors(Vec<anyhow::Error>);
 
 /// Joins these errors to one. Succeeds if there are none.
 ///
@@ -87,7 +87,7 @@ struct Several(Vec<anyhow::Error>);
 ///
 /// When `errors` is not empty.
 pub fn all(errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
-    let each = |error: anyhow::Error| match error.downcast::<Several>() {
+    let each = |error: anyhow::Error| match error.downcast::<Errors>() {
         Ok(several) => several.0,
         Err(error) => vec![error],
     };
@@ -95,23 +95,23 @@ pub fn all(errors: Vec<anyhow::Error>) -> anyhow::Result<()> {
     match errors.len() {
         0 => Ok(()),
         1 => Err(errors.remove(0)),
-        _ => Err(Several(errors).into()),
+        _ => Err(Errors(errors).into()),
     }
 }
 
 /// The sentences of an error: one for each joined error.
 pub fn sentences(error: &anyhow::Error) -> Vec<String> {
-    match error.downcast_ref::<Several>() {
+    match error.downcast_ref::<Errors>() {
         Some(several) => several.0.iter().map(|error| format!("{error:#}")).collect(),
         None => vec![format!("{error:#}")],
     }
 }
 
-impl fmt::Display for Several {
+impl fmt::Display for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sentences: Vec<_> = self.0.iter().map(|error| format!("{error:#}")).collect();
         f.write_str(&sentences.join("\n"))
     }
 }
 
-impl std::error::Error for Several {}
+impl std::error::Error for Errors {}

@@ -113,7 +113,7 @@ impl Story {
         });
         let now = Instant::now();
         self.history().step = Some((now, now));
-        self.tell(doing);
+        self.info(doing);
     }
 
     /// Begins another step of the current phase.
@@ -146,13 +146,13 @@ impl Story {
             let doing = self.scene.borrow().doing.clone();
             let (whole, tenth) = (thousandths / 10, thousandths % 10);
             // The page shows every change, so this goes to the log only now and then.
-            tracing::info!(target: ear::KEPT, "{doing} ({whole}.{tenth} %)");
+            tracing::info!(target: ear::RECORDED, "{doing} ({whole}.{tenth} %)");
         }
     }
 
     /// The pod fails with these sentences. They are not in the log yet.
     pub fn fail(&self, sentences: &[String]) {
-        sentences.iter().for_each(|why| self.keep(Level::ERROR, why));
+        sentences.iter().for_each(|why| self.record(Level::ERROR, why));
         self.failed(&sentences.join("\n"));
     }
 
@@ -172,19 +172,19 @@ impl Story {
     }
 
     /// Logs a line, and keeps it for readers.
-    pub fn tell(&self, line: &str) {
-        tracing::info!(target: ear::KEPT, "{line}");
-        self.keep(Level::INFO, line);
+    pub fn info(&self, line: &str) {
+        tracing::info!(target: ear::RECORDED, "{line}");
+        self.record(Level::INFO, line);
     }
 
     /// Logs a warning, and keeps it for readers.
     pub fn warn(&self, line: &str) {
-        tracing::warn!(target: ear::KEPT, "{line}");
-        self.keep(Level::WARN, line);
+        tracing::warn!(target: ear::RECORDED, "{line}");
+        self.record(Level::WARN, line);
     }
 
     /// Keeps a line that is in the log already.
-    pub fn keep(&self, level: Level, line: &str) {
+    pub fn record(&self, level: Level, line: &str) {
         // The guest controls part of the text.
         let text = line.chars().filter(|it| !it.is_control()).take(MAX_LENGTH).collect();
         let seconds = (self.since.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
@@ -228,7 +228,7 @@ mod test {
     fn who_comes_late_hears_the_last_lines() {
         let story = Story::new();
         for number in 0..3000 {
-            story.keep(Level::INFO, &format!("{number}\u{1b}"));
+            story.record(Level::INFO, &format!("{number}\u{1b}"));
         }
         let (lines, count) = story.lines(0);
         assert_eq!((lines.len(), lines[0].text.as_str(), count), (MAX_LINES, "1000", 3000));

@@ -34,7 +34,7 @@ pub fn command(name: &str, arguments: Value) -> Vec<u8> {
 }
 
 /// Reads an answer from a stream of bytes.
-pub struct Hearing {
+pub struct AnswerReader {
     /// Number of the expected sync answer; `None` accepts any answer.
     id: Option<u64>,
     /// Skips bytes until the next `0xff`.
@@ -43,7 +43,7 @@ pub struct Hearing {
     limit: usize,
 }
 
-impl Hearing {
+impl AnswerReader {
     /// Expects the answer to the sync request with this number.
     pub fn sync(id: u64) -> Self {
         Self { id: Some(id), deaf: true, line: Vec::new(), limit: MAX_SYNC }
@@ -142,8 +142,8 @@ pub fn plain(text: &str, limit: usize) -> String {
 mod test {
     use super::*;
 
-    fn heard(hearing: &mut Hearing, bytes: &[u8]) -> Option<String> {
-        let heard = hearing.take(bytes).unwrap();
+    fn heard(reader: &mut AnswerReader, bytes: &[u8]) -> Option<String> {
+        let heard = reader.take(bytes).unwrap();
         heard.map(|line| String::from_utf8(line).unwrap())
     }
 
@@ -156,7 +156,7 @@ mod test {
 
     #[test]
     fn an_answer_for_somebody_else_is_passed_over() {
-        let mut hearing = Hearing::sync(7);
+        let mut reader = AnswerReader::sync(7);
         let stale = [
             &b"{\"return\": 7}\n"[..],
             b"\xff{\"return\": 8}\n{\"return\": 7}\n",
@@ -167,26 +167,26 @@ mod test {
             b"\"}\n",
         ];
         for bytes in stale {
-            assert_eq!(heard(&mut hearing, bytes), None, "{}", bytes.escape_ascii());
-            assert!(hearing.line.len() <= MAX_SYNC + 1);
+            assert_eq!(heard(&mut reader, bytes), None, "{}", bytes.escape_ascii());
+            assert!(reader.line.len() <= MAX_SYNC + 1);
         }
-        assert_eq!(heard(&mut hearing, b"\xff{\"ret"), None);
-        assert_eq!(heard(&mut hearing, b"urn\": 7}\nmore").as_deref(), Some("{\"return\": 7}"));
+        assert_eq!(heard(&mut reader, b"\xff{\"ret"), None);
+        assert_eq!(heard(&mut reader, b"urn\": 7}\nmore").as_deref(), Some("{\"return\": 7}"));
     }
 
     #[test]
     fn an_answer_is_whole_and_no_longer_than_it_may_be() {
-        let mut hearing = Hearing::answer(20);
-        assert_eq!(heard(&mut hearing, b"{\"return\""), None);
-        assert_eq!(heard(&mut hearing, b": {}}\n{").as_deref(), Some("{\"return\": {}}"));
-        let mut hearing = Hearing::answer(20);
-        hearing.take(&[b' '; 20]).unwrap();
-        let error = hearing.take(b" ").unwrap_err();
+        let mut reader = AnswerReader::answer(20);
+        assert_eq!(heard(&mut reader, b"{\"return\""), None);
+        assert_eq!(heard(&mut reader, b": {}}\n{").as_deref(), Some("{\"return\": {}}"));
+        let mut reader = AnswerReader::answer(20);
+        reader.take(&[b' '; 20]).unwrap();
+        let error = reader.take(b" ").unwrap_err();
         assert!(error.to_string().contains("longer than 20 bytes"), "{error}");
         for wrong in
             [&b"\n"[..], b"{}\n", b"\xff{\"return\":1}\n", b"{\"return\":1,\"error\":1}\n", b"7\n"]
         {
-            assert!(Hearing::answer(99).take(wrong).is_err(), "{}", wrong.escape_ascii());
+            assert!(AnswerReader::answer(99).take(wrong).is_err(), "{}", wrong.escape_ascii());
         }
     }
 

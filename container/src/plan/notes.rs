@@ -56,7 +56,7 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
     let mut notes = Vec::new();
     if let Source::Medium(medium) = source {
         let version = &said.settings.windows.version;
-        let is_its_name = |name: &str| name == "VERSION" && names_it(version, medium);
+        let is_its_name = |name: &str| name == "VERSION" && selects(version, medium);
         let names = INSTALLATION.into_iter().filter(|name| said.names.contains(name));
         let names: Vec<_> = names.filter(|name| !is_its_name(name)).collect();
         let has = if names.len() == 1 { "has" } else { "have" };
@@ -69,7 +69,7 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
         }
         let written = disks::find(0, &said.settings, root).ok().flatten();
         if !written.is_some_and(|it| it.disk.is_written()) && is_microsofts(medium) {
-            notes.extend(lacks(said, root));
+            notes.extend(missing_drivers(said, root));
         }
     }
     notes.extend(unused(Path::new("/"), &MOUNTS, source, root));
@@ -85,7 +85,7 @@ pub(super) fn notes(said: &Said, source: &Source, root: &Path) -> Vec<String> {
 }
 
 /// Drivers and settings that Windows' setup lacks when a person installs.
-fn lacks(said: &Said, root: &Path) -> Vec<String> {
+fn missing_drivers(said: &Said, root: &Path) -> Vec<String> {
     let settings = &said.settings;
     let mut notes = Vec::new();
     let drivers = machine::further_media(root, &below(root, &settings.storage.folder));
@@ -119,7 +119,7 @@ fn lacks(said: &Said, root: &Path) -> Vec<String> {
 }
 
 /// Whether VERSION selected this ISO image.
-fn names_it(version: &Version, medium: &Path) -> bool {
+fn selects(version: &Version, medium: &Path) -> bool {
     let name = medium.file_name().and_then(OsStr::to_str).unwrap_or_default();
     match version {
         Version::File(_) => true,

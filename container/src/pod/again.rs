@@ -109,20 +109,20 @@ impl BootState {
 }
 
 /// Carries out the reactions at the control socket of the machine.
-pub struct Again {
+pub struct BootRetry {
     state: BootState,
     control: PathBuf,
     task: Option<JoinHandle<()>>,
 }
 
-impl Again {
+impl BootRetry {
     /// The state of a machine that has not booted yet.
     pub fn new(asks: KeyPrompt, control: PathBuf) -> Self {
         Self { state: BootState { asks, ..BootState::default() }, control, task: None }
     }
 
     /// Handles a boot event. Returns whether the machine is kept running.
-    pub fn hear(&mut self, event: &BootEvent) -> bool {
+    pub fn handle(&mut self, event: &BootEvent) -> bool {
         let now = Instant::now();
         let act = match event {
             BootEvent::Starts { name, on } => Some(self.state.starts(name, *on, now)),
@@ -137,7 +137,7 @@ impl Again {
             Some(Act::Press) => Some(tokio::spawn(press(control))),
             Some(Act::Again(name, pause)) => {
                 log_retry(&name, pause, first);
-                Some(tokio::spawn(again(control, pause)))
+                Some(tokio::spawn(reset(control, pause)))
             }
         };
         true
@@ -150,7 +150,7 @@ impl Again {
     }
 }
 
-impl Drop for Again {
+impl Drop for BootRetry {
     fn drop(&mut self) {
         self.cancel();
     }
@@ -183,10 +183,10 @@ async fn press(control: PathBuf) {
 }
 
 /// Resets the machine, after this time or when a viewer comes.
-async fn again(control: PathBuf, pause: Option<Duration>) {
+async fn reset(control: PathBuf, pause: Option<Duration>) {
     match pause {
         Some(pause) => sleep(pause).await,
-        None => seen(&control).await,
+        None => wait_for_viewer(&control).await,
     }
     if let Err(error) = asked::ask(&control, Command::Reset).await {
         tracing::warn!("the machine cannot be reset: {error:#}");
@@ -194,7 +194,7 @@ async fn again(control: PathBuf, pause: Option<Duration>) {
 }
 
 /// Waits for a viewer that connects from now on.
-async fn seen(control: &Path) {
+async fn wait_for_viewer(control: &Path) {
     let since = Instant::now();
     loop {
         sleep(POLL_INTERVAL).await;
@@ -305,13 +305,13 @@ mod test {
         let control = folder.path().join("vmm.sock");
         let listener = tokio::net::UnixListener::bind(&control).unwrap();
         let starts = BootEvent::Starts { name: "CD".into(), on: BootDevice::Medium };
-        let mut again = Again::new(KeyPrompt::Always, control);
-        assert!(!again.hear(&BootEvent::Nothing), "nothing was ever started");
-        assert!(again.hear(&starts));
+        let mut again = BootRetry::new(KeyPrompt::Always, control);
+        assert!(!again.handle(&BootEvent::Nothing), "nothing was ever started");
+        assert!(again.handle(&starts));
         for _ in 0..PRESSES {
             assert_eq!(asked_of(&listener).await, r#"{"command":"key","keys":"enter"}"#);
         }
-        assert!(again.hear(&BootEvent::Nothing));
+        assert!(again.handle(&BootEvent::Nothing));
         assert_eq!(asked_of(&listener).await, r#"{"command":"reset"}"#);
     }
 

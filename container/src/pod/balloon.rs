@@ -109,7 +109,7 @@ pub struct Balloon {
 
 impl Balloon {
     /// Starts the controller, if the balloon is enabled.
-    pub fn steer(settings: &Settings, memory: u64, control: &Path) -> Option<Self> {
+    pub fn start(settings: &Settings, memory: u64, control: &Path) -> Option<Self> {
         let controller = settings.on.then(|| Controller::new(settings, memory))?;
         let task = tokio::spawn(control_loop(controller, control.to_owned()));
         Some(Self { task, control: control.to_owned(), memory })

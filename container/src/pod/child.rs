@@ -26,7 +26,7 @@ use super::lines::line;
 use super::tpm::Tpm;
 use crate::log::bucket::{Bucket, MARKS, PROGRAM};
 use crate::story::Story;
-use crate::story::ear::KEPT;
+use crate::story::ear::RECORDED;
 
 /// How long the rest of its standard error is read after its end.
 const LAST_LINES_TIMEOUT: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ impl Child {
     /// # Errors
     ///
     /// When the configuration was sent before.
-    pub async fn tell(&mut self, config: &Config) -> anyhow::Result<()> {
+    pub async fn configure(&mut self, config: &Config) -> anyhow::Result<()> {
         let mut input = self.input.take().context("no standard input")?;
         let text = serde_json::to_string(config)?;
         // If the process ended early, its own error says why.
@@ -115,7 +115,7 @@ impl Child {
     }
 
     /// Makes the TPM live as long as the machine.
-    pub fn keep(&mut self, tpm: Option<Tpm>) {
+    pub fn attach_tpm(&mut self, tpm: Option<Tpm>) {
         self.tpm = tpm;
     }
 
@@ -193,13 +193,13 @@ async fn listen(
     loop {
         let count = tokio::select! {
             read = output.read(&mut bytes) => read.unwrap_or(0),
-            () = guest_log.resumes() => continue,
+            () = guest_log.report_when_due() => continue,
         };
         if count == 0 {
             break;
         }
         for line in console.take(&bytes[..count]) {
-            guest_log.hear(&line);
+            guest_log.handle(&line);
             if let Some(event) = console::boot_event(&line)
                 && marks.take(line.len(), Instant::now()).is_some()
             {
@@ -227,14 +227,14 @@ async fn repeat(errors: ChildStderr, story: Arc<Story>, last: Last) {
             tracing::warn!("{before} lines of the machine's process are left out here");
         }
         match level {
-            Level::ERROR => tracing::error!(target: KEPT, "{text}"),
-            Level::WARN => tracing::warn!(target: KEPT, "{text}"),
-            Level::INFO => tracing::info!(target: KEPT, "{text}"),
-            Level::DEBUG => tracing::debug!(target: KEPT, "{text}"),
-            _ => tracing::trace!(target: KEPT, "{text}"),
+            Level::ERROR => tracing::error!(target: RECORDED, "{text}"),
+            Level::WARN => tracing::warn!(target: RECORDED, "{text}"),
+            Level::INFO => tracing::info!(target: RECORDED, "{text}"),
+            Level::DEBUG => tracing::debug!(target: RECORDED, "{text}"),
+            _ => tracing::trace!(target: RECORDED, "{text}"),
         }
         if level <= Level::INFO {
-            story.keep(level, &text);
+            story.record(level, &text);
         }
     }
     let missing = mistakes.missing() + others.missing();

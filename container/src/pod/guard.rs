@@ -98,7 +98,7 @@ impl Guard {
 
     /// The socket on which the machine shows its screen. Only the pod connects to it, for browsers
     /// and VNC viewers.
-    pub fn door(settings: &Settings, room: &Room) -> listen::Config {
+    pub fn screen_socket(settings: &Settings, room: &Room) -> listen::Config {
         listen::Config {
             to: Some(Address::Unix(room.screen())),
             announced: true,
@@ -117,7 +117,7 @@ fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::R
     let text = match volume.and_then(|it| it.read(end)).filter(|text| !text.is_empty()) {
         Some(text) => text,
         None => {
-            let text = made(length)?;
+            let text = random_password(length)?;
             volume.map_or(Ok(()), |volume| volume.write(end, &text))?;
             text
         }
@@ -131,7 +131,7 @@ fn kept_password(volume: Option<&Volume>, end: &str, length: usize) -> anyhow::R
 }
 
 /// A new random password.
-fn made(length: usize) -> anyhow::Result<String> {
+fn random_password(length: usize) -> anyhow::Result<String> {
     let mut bytes = vec![0; length];
     let mut filled = 0;
     while filled < length {
@@ -255,14 +255,15 @@ mod test {
     fn the_machine_shows_its_screen_to_the_pod_alone() {
         let words = [("APP".into(), "A, B=C".into())].into_iter().collect();
         let settings = read(&words).unwrap().settings;
-        let door = Guard::door(&settings, &Room::within("/a,b".as_ref()));
+        let door = Guard::screen_socket(&settings, &Room::within("/a,b".as_ref()));
         let words = "unix:/a,,b/screen.sock,announced,name=A,, B=C";
         assert_eq!(door, host::keyvalue::parse(words, Some("to")).unwrap());
     }
 
     #[test]
     fn a_password_that_is_made_is_another_each_time() {
-        let [one, two] = [made(PASSWORD_LENGTH).unwrap(), made(PASSWORD_LENGTH).unwrap()];
+        let [one, two] =
+            [random_password(PASSWORD_LENGTH).unwrap(), random_password(PASSWORD_LENGTH).unwrap()];
         assert_ne!(one, two);
         assert_eq!(one.len(), PASSWORD_LENGTH);
         assert!(one.bytes().all(|it| LETTERS.contains(&it)));

@@ -8,7 +8,7 @@ use tracing::Level;
 
 use crate::log::bucket::{Bucket, GUEST};
 use crate::story::Story;
-use crate::story::ear::KEPT;
+use crate::story::ear::RECORDED;
 
 /// Start of the probe's report (`vmm/probe/guest/README.md`).
 const REPORT: &str = "{\"probe\":1,\"ok\":";
@@ -41,7 +41,7 @@ impl GuestLog {
     }
 
     /// Handles a line.
-    pub fn hear(&mut self, line: &str) {
+    pub fn handle(&mut self, line: &str) {
         match self.repeats {
             Repeats::Nothing => {}
             Repeats::Lines => self.repeat(Level::INFO, &format!("guest: {line}")),
@@ -72,15 +72,15 @@ impl GuestLog {
         let Some(before) = self.bucket.take(text.len(), Instant::now()) else { return };
         self.left_out(before);
         match level {
-            Level::WARN => tracing::warn!(target: KEPT, "{text}"),
-            Level::INFO => tracing::info!(target: KEPT, "{text}"),
-            _ => return tracing::debug!(target: KEPT, "{text}"),
+            Level::WARN => tracing::warn!(target: RECORDED, "{text}"),
+            Level::INFO => tracing::info!(target: RECORDED, "{text}"),
+            _ => return tracing::debug!(target: RECORDED, "{text}"),
         }
-        self.story.keep(level, text);
+        self.story.record(level, text);
     }
 
     /// Waits until dropped lines can be reported, and reports them.
-    pub async fn resumes(&mut self) {
+    pub async fn report_when_due(&mut self) {
         match self.bucket.due() {
             Some(due) => sleep_until(due.into()).await,
             None => std::future::pending().await,
@@ -118,7 +118,7 @@ mod test {
             "{\"probe\":1,\"ok\":false,\"dropped\":0,\"findings\":[",
             "\"pass  \"}]}",
         ] {
-            log.hear(line);
+            log.handle(line);
         }
         let said: Vec<_> = story.lines(0).0.into_iter().map(|it| it.text).collect();
         let is = ["guest: fail  timer         hz=1", "the probe found errors: 2 checks passed"];
@@ -128,9 +128,9 @@ mod test {
     #[test]
     fn a_quiet_guest_is_not_repeated() {
         let story = Story::new();
-        GuestLog::new(story.clone(), Repeats::Nothing).hear("hello");
+        GuestLog::new(story.clone(), Repeats::Nothing).handle("hello");
         assert_eq!(story.lines(0).1, 0);
-        GuestLog::new(story.clone(), Repeats::Lines).hear("hello");
+        GuestLog::new(story.clone(), Repeats::Lines).handle("hello");
         assert_eq!(story.lines(0).0[0].text, "guest: hello");
     }
 }

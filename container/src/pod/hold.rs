@@ -42,7 +42,7 @@ pub async fn hold(
     }
     // Errors in other variables must not hide the port of the page.
     let settings = read_all(environment).0.settings;
-    let time = left(&settings, story);
+    let time = remaining(&settings, story);
     if time.is_zero() {
         let watched = story.is_watched();
         sleep(if watched { LAST_WORD } else { Duration::ZERO }).await;
@@ -60,7 +60,7 @@ pub async fn hold(
     // Drop all rights while the page is served.
     jail::build(&[]);
     jail::serve();
-    story.tell(&line(page.then(|| web::address(&settings)), time, code));
+    story.info(&end_line(page.then(|| web::address(&settings)), time, code));
     tokio::select! {
         () = sleep(time) => {}
         _ = signals.next() => {}
@@ -70,7 +70,7 @@ pub async fn hold(
 
 /// How long the error is shown: the whole time if nothing ever ran, else the rest of it since the
 /// pod's start, so that a machine which fails early does not restart in a fast loop either.
-fn left(settings: &Settings, story: &Story) -> Duration {
+fn remaining(settings: &Settings, story: &Story) -> Duration {
     let all = Duration::from_secs(settings.pod.hold.0.into());
     if story.phase() < Phase::Running { all } else { all.saturating_sub(story.since.elapsed()) }
 }
@@ -88,7 +88,7 @@ fn open(settings: &Settings, story: &Arc<Story>) -> bool {
 }
 
 /// The line of the log with the time and the status of the end.
-fn line(page: Option<String>, time: Duration, code: u8) -> String {
+fn end_line(page: Option<String>, time: Duration, code: u8) -> String {
     let seconds = time.as_secs().max(1);
     let now = match std::io::stdin().is_terminal() {
         true => "; Ctrl-C ends it now",
@@ -113,12 +113,12 @@ mod test {
         let settings =
             |seconds: &str| read(&[("ERROR_HOLD".into(), seconds.into())].into()).unwrap().settings;
         let story = Story::new();
-        assert_eq!(left(&settings("30"), &story).as_secs(), 30);
-        assert_eq!(left(&settings("0"), &story).as_secs(), 0);
+        assert_eq!(remaining(&settings("30"), &story).as_secs(), 30);
+        assert_eq!(remaining(&settings("0"), &story).as_secs(), 0);
         std::thread::sleep(Duration::from_millis(1100));
-        assert_eq!(left(&settings("1"), &story).as_secs(), 1);
+        assert_eq!(remaining(&settings("1"), &story).as_secs(), 1);
         story.enter(Phase::Running, "it runs");
-        assert_eq!(left(&settings("1"), &story), Duration::ZERO);
-        assert!(left(&settings("86400"), &story).as_secs() < 86400);
+        assert_eq!(remaining(&settings("1"), &story), Duration::ZERO);
+        assert!(remaining(&settings("86400"), &story).as_secs() < 86400);
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
 use super::stop;
-use crate::agent::Lack;
+use crate::agent::AgentError;
 use crate::status::{Failure, Status};
 use crate::story::Line;
 use crate::web::{Front, Health};
@@ -222,21 +222,21 @@ async fn answer(front: &Front, question: Question) -> anyhow::Result<Vec<u8>> {
                 call["input-data"] = input.into();
             }
             let started = front.agent().ask("guest-exec", call).await;
-            started.map_err(|lack| failure(&lack))?
+            started.map_err(|error| failure(&error))?
         }
         Question::Outcome { pid } => {
-            return front.agent().outcome(pid).await.map_err(|lack| failure(&lack));
+            return front.agent().outcome(pid).await.map_err(|error| failure(&error));
         }
     };
     Ok(serde_json::to_vec(&value)?)
 }
 
 /// The exit status of such a failure in shells: no agent, not found, or not executable.
-fn failure(lack: &Lack) -> anyhow::Error {
-    let status = match lack {
-        Lack::Absent(_) => Status::Agent,
-        Lack::Refused(why) if why.contains("No such file") => Status::NotFound,
-        Lack::Refused(_) => Status::NotRun,
+fn failure(error: &AgentError) -> anyhow::Error {
+    let status = match error {
+        AgentError::Absent(_) => Status::Agent,
+        AgentError::Refused(why) if why.contains("No such file") => Status::NotFound,
+        AgentError::Refused(_) => Status::NotRun,
     };
-    Failure::new(status, lack.to_string())
+    Failure::new(status, error.to_string())
 }

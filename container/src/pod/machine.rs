@@ -55,7 +55,7 @@ pub struct Parts {
     /// The socket behind the serial port of the guest's agent.
     pub agent: PathBuf,
     /// Addresses at which the screen is shown.
-    pub doors: Vec<listen::Config>,
+    pub listeners: Vec<listen::Config>,
 }
 
 /// The network card and its backend.
@@ -81,7 +81,7 @@ pub fn config(settings: &Settings, sizes: &Sizes, parts: &Parts) -> anyhow::Resu
         control: Some(UnixAddress::Path(text(&parts.control)?)),
         // Without the pod, nobody could shut the machine down.
         die_with: Parent::from(rustix::process::getpid()),
-        vnc: parts.doors.clone(),
+        vnc: parts.listeners.clone(),
         ..Config::default()
     };
     frame(&mut config, settings, sizes);
@@ -221,17 +221,21 @@ fn attach(config: &mut Config, settings: &Settings, disk: &Disk) -> anyhow::Resu
     let drives = &settings.disk;
     let direct = drives.cache.is == Cache::Direct;
     let image = disk::Config {
-        format: Some(form(disk.format)),
+        format: Some(image_format(disk.format)),
         size: disk.longer.map(mebibytes),
         direct: if direct { Direct::Auto } else { Direct::Off },
         discard: drives.discard == Discard::Unmap,
         ..disk::Config::new(text(&disk.path)?)
     };
-    plug(config, drives.controller.is, image)
+    attach_image(config, drives.controller.is, image)
 }
 
 /// Attaches a disk at a controller. Returns its name.
-fn plug(config: &mut Config, bus: Bus, image: disk::Config) -> anyhow::Result<Option<String>> {
+fn attach_image(
+    config: &mut Config,
+    bus: Bus,
+    image: disk::Config,
+) -> anyhow::Result<Option<String>> {
     config.device.push(match bus {
         Bus::Auto | Bus::Nvme => Device::Nvme(nvme::Config(image)),
         Bus::Scsi => Device::VirtioScsi(virtio::scsi::Config(image)),
@@ -241,14 +245,14 @@ fn plug(config: &mut Config, bus: Bus, image: disk::Config) -> anyhow::Result<Op
                             or scsi for a Windows that has the virtio drivers";
             return Err(Failure::new(Status::Disk, sentence));
         }
-        Bus::Usb => Device::UsbStorage(stick(image)?),
+        Bus::Usb => Device::UsbStorage(usb_disk(image)?),
         Bus::None => return Ok(None),
     });
     Ok(name_of_last(config))
 }
 
 /// A disk at USB.
-fn stick(image: disk::Config) -> anyhow::Result<storage::Config> {
+fn usb_disk(image: disk::Config) -> anyhow::Result<storage::Config> {
     let disk::Config { path, format, readonly, direct, discard, size, .. } = image;
     ensure!(
         size.is_none(),
@@ -313,13 +317,13 @@ fn extras(config: &mut Config, settings: &Settings) -> anyhow::Result<Vec<String
     }
     let mut order = Vec::new();
     for drive in &arguments.drives {
-        order.extend(further(config, drive)?);
+        order.extend(attach_argument(config, drive)?);
     }
     Ok(order)
 }
 
 /// Attaches a drive of `ARGUMENTS`. Returns its name.
-fn further(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>> {
+fn attach_argument(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>> {
     if drive.cdrom {
         return insert(config, drive.bus, &drive.path);
     }
@@ -330,14 +334,14 @@ fn further(config: &mut Config, drive: &Drive) -> anyhow::Result<Option<String>>
         return Err(Failure::new(Status::Disk, sentence));
     }
     let image = disk::Config {
-        format: drive.format.map(form),
+        format: drive.format.map(image_format),
         readonly: drive.readonly,
         ..disk::Config::new(text(&drive.path)?)
     };
-    plug(config, drive.bus, image)
+    attach_image(config, drive.bus, image)
 }
 
-fn form(format: Format) -> disk::Format {
+fn image_format(format: Format) -> disk::Format {
     match format {
         Format::Raw => disk::Format::Raw,
         Format::Qcow2 => disk::Format::Qcow2,
@@ -399,7 +403,7 @@ mod test {
             media: vec!["/a,b.iso".into()],
             control: "/run/vmm.sock".into(),
             agent: "/run/agent.sock".into(),
-            doors: vec![
+            listeners: vec![
                 listen::Config {
                     to: Some(Address::Unix("/run/screen.sock".into())),
                     ..listen::Config::default()

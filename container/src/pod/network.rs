@@ -68,21 +68,21 @@ impl Network {
             let mut card = Macvtap::start(settings, &wish).await?;
             let queues = card.take_queues();
             let card = Arc::new(card);
-            card.notes().iter().for_each(|note| story.tell(note));
+            card.notes().iter().for_each(|note| story.info(note));
             let serves = card.clone();
             let served = tokio::spawn(async move { serves.serve().await });
             return Ok(Self::Macvtap(card, served, queues));
         }
         if wish != Way::None && Resolv::read(&resolv_conf()).servers.is_empty() {
-            story.tell(&format!("no name server is in {RESOLV}: the guest cannot resolve names"));
+            story.info(&format!("no name server is in {RESOLV}: the guest cannot resolve names"));
         }
         if wish == Way::Nat {
             story.step("Preparing the network…");
             match nat(settings, processors).await {
                 Ok(mut nat) => {
-                    nat.notes().iter().for_each(|note| story.tell(note));
+                    nat.notes().iter().for_each(|note| story.info(note));
                     let (guest, gateway) = (nat.guest(), nat.gateway());
-                    story.tell(&format!("the guest is {guest}, its gateway {gateway}"));
+                    story.info(&format!("the guest is {guest}, its gateway {gateway}"));
                     let queues = nat.take_queues();
                     let nat = Arc::new(nat);
                     let serves = nat.clone();
@@ -92,7 +92,7 @@ impl Network {
                 Err(error) => {
                     let line = format!("{error:#}: using NETWORK=user instead");
                     let asked_for = said.names.contains("NETWORK");
-                    if asked_for { story.warn(&line) } else { story.tell(&line) }
+                    if asked_for { story.warn(&line) } else { story.info(&line) }
                 }
             }
         }
@@ -101,7 +101,7 @@ impl Network {
         }
         Ok(match User::start(settings, Path::new("/"), room.folder()) {
             Ok(user) => {
-                story.tell(user.said());
+                story.info(user.said());
                 Self::User(user)
             }
             Err(error) => {

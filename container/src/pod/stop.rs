@@ -12,7 +12,7 @@ use vmm::control::Command;
 
 use super::asked;
 use super::child::Child;
-use crate::agent::{Agent, Lack};
+use crate::agent::{Agent, AgentError};
 
 /// Interval between presses of the power button. Windows may react only while a user is logged on,
 /// or only while none is.
@@ -114,11 +114,11 @@ pub async fn ask(control: &Path, agent: &Arc<Agent>) -> anyhow::Result<Value> {
 }
 
 /// Logs the agent's answer. Most guests have no agent, so its absence is not logged.
-fn log_result(asked: Result<(), Lack>) {
+fn log_result(asked: Result<(), AgentError>) {
     match asked {
         Ok(()) => tracing::info!("the guest's agent is asked to shut down"),
-        Err(lack @ Lack::Refused(_)) => tracing::info!("{lack}"),
-        Err(Lack::Absent(_)) => {}
+        Err(error @ AgentError::Refused(_)) => tracing::info!("{error}"),
+        Err(AgentError::Absent(_)) => {}
     }
 }
 
@@ -129,8 +129,8 @@ pub async fn stop(child: &mut Child, budget: Budget, agent: Option<&Agent>, sign
     if let Some(agent) = agent {
         let end = start + budget.ask;
         tokio::select! {
-            ended = press(child, agent, end) => if ended { return },
-            () = insisted(signals) => {}
+            ended = press_until_off(child, agent, end) => if ended { return },
+            () = wait_for_sigint(signals) => {}
         }
     }
     let off = Instant::now() + budget.off;
@@ -149,16 +149,16 @@ pub async fn stop(child: &mut Child, budget: Budget, agent: Option<&Agent>, sign
 
 /// Returns after a SIGINT. Other signals are ignored here: supervisors repeat SIGTERM while a guest
 /// installs updates, and a closed terminal sends SIGHUP.
-async fn insisted(signals: &mut Signals) {
+async fn wait_for_sigint(signals: &mut Signals) {
     while signals.next().await != INTERRUPTED {
         tracing::info!("the guest is shutting down: SIGINT turns it off immediately");
     }
 }
 
 /// Presses the power button and asks the agent until the machine is off. Returns false after `end`.
-async fn press(child: &mut Child, agent: &Agent, end: Instant) -> bool {
+async fn press_until_off(child: &mut Child, agent: &Agent, end: Instant) -> bool {
     let (mut next, mut said) = (Instant::now(), String::new());
-    timeout_at(end, wake(child)).await.ok();
+    timeout_at(end, resume_if_paused(child)).await.ok();
     loop {
         let (pause, says) = match timeout_at(end, child.ask(Command::PowerButton)).await {
             Ok(Ok(_)) => (PRESS_INTERVAL, "the guest is asked to shut down".into()),
@@ -188,7 +188,7 @@ async fn press(child: &mut Child, agent: &Agent, end: Instant) -> bool {
 }
 
 /// Resumes a paused guest, which could not react otherwise.
-async fn wake(child: &Child) {
+async fn resume_if_paused(child: &Child) {
     let status = child.ask(Command::Status).await;
     let paused = status.is_ok_and(|status| status["state"] == "paused");
     if paused && child.ask(Command::Resume).await.is_ok() {

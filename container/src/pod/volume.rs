@@ -57,7 +57,9 @@ impl Volume {
                 folder.display()
             ),
             tried => {
-                tried.map_err(|error| refused(&format!("STORAGE={}", folder.display()), &error))?;
+                tried.map_err(|error| {
+                    write_error(&format!("STORAGE={}", folder.display()), &error)
+                })?;
             }
         }
         Ok(Self { folder, app: settings.pod.process(), booted: AtomicBool::new(false) })
@@ -75,7 +77,7 @@ impl Volume {
 
     /// Path of a file of the firmware: `windows_secure.END`. It is named after the boot mode,
     /// whatever APP is. If it does not exist, a file under another name of the same mode is used.
-    fn of_mode(&self, boot: Boot, end: &str) -> PathBuf {
+    fn firmware_file(&self, boot: Boot, end: &str) -> PathBuf {
         let file = |word: Boot| self.folder.join(format!("{}.{end}", word.show()));
         let mut words = [boot].into_iter().chain(boot.same().iter().copied()).map(file);
         words.find(|path| path.exists()).unwrap_or_else(|| file(boot))
@@ -107,11 +109,11 @@ impl Volume {
     /// # Errors
     ///
     /// When the file cannot be written.
-    pub fn remember(&self, boot: Boot) -> anyhow::Result<()> {
+    pub fn save_boot_mode(&self, boot: Boot) -> anyhow::Result<()> {
         match boot.is_secure() {
             false => match fs::remove_file(self.file(MODE)) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
-                    Err(refused(&self.file(MODE).display().to_string(), &error))
+                    Err(write_error(&self.file(MODE).display().to_string(), &error))
                 }
                 _ => Ok(()),
             },
@@ -142,7 +144,7 @@ impl Volume {
     /// When the mark cannot be written.
     pub fn mark_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
-        self.give(&path, files::write(&path, |_| Ok(())))?;
+        self.set_owner(&path, files::write(&path, |_| Ok(())))?;
         self.booted.store(true, atomic::Ordering::Relaxed);
         Ok(())
     }
@@ -155,7 +157,7 @@ impl Volume {
     pub fn forget_booted(&self) -> anyhow::Result<()> {
         let path = self.file("boot");
         self.booted.store(false, atomic::Ordering::Relaxed);
-        fs::remove_file(&path).map_err(|error| refused(&path.display().to_string(), &error))
+        fs::remove_file(&path).map_err(|error| write_error(&path.display().to_string(), &error))
     }
 
     /// The contents of a small file without the line feed; `None` if it cannot be read.
@@ -170,7 +172,7 @@ impl Volume {
     /// When the file cannot be written.
     pub fn write(&self, end: &str, text: &str) -> anyhow::Result<()> {
         let path = self.file(end);
-        self.give(&path, files::write(&path, |file| file.write_all(text.as_bytes())))
+        self.set_owner(&path, files::write(&path, |file| file.write_all(text.as_bytes())))
     }
 
     /// The firmware's variables: the file on the volume, or a copy of the template.
@@ -179,7 +181,7 @@ impl Volume {
     ///
     /// When the template cannot be copied.
     pub fn vars(&self, boot: Boot, template: &Path, clear: bool) -> anyhow::Result<PathBuf> {
-        let path = self.of_mode(boot, "vars");
+        let path = self.firmware_file(boot, "vars");
         let length = fs::metadata(template).with_context(|| template.display().to_string())?.len();
         let there = fs::metadata(&path).ok().filter(|_| !clear);
         if there.as_ref().is_some_and(|it| it.len() == length) {
@@ -194,7 +196,7 @@ impl Volume {
         let copied = File::open(template).and_then(|mut template| {
             files::write(&path, |file| io::copy(&mut template, file).map(drop))
         });
-        self.give(&path, copied)?;
+        self.set_owner(&path, copied)?;
         Ok(path)
     }
 
@@ -205,7 +207,7 @@ impl Volume {
     ///
     /// When the file cannot be opened, or has other contents.
     pub fn tpm(&self, boot: Boot, clear: bool) -> anyhow::Result<File> {
-        let path = self.of_mode(boot, "tpm");
+        let path = self.firmware_file(boot, "tpm");
         if clear {
             fs::remove_file(&path).ok();
         }
@@ -220,7 +222,7 @@ impl Volume {
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let opened = files::open_itself(&path, options);
-        let file = opened.map_err(|error| refused(&shown.to_string(), &error))?;
+        let file = opened.map_err(|error| write_error(&shown.to_string(), &error))?;
         let mut start = Vec::new();
         (&file).take(TPM_MAGIC.len() as u64).read_to_end(&mut start)?;
         if !start.is_empty() && start != TPM_MAGIC {
@@ -259,18 +261,18 @@ impl Volume {
             None => made,
         };
         if let Some(wanted) = settings.storage.format.filter(|wanted| *wanted != disk.format) {
-            story.tell(&format!(
+            story.info(&format!(
                 "DISK_FMT={}: the disk is {} and is not converted: use qemu-img convert",
                 wanted.show(),
                 disk.format.show()
             ));
         }
-        self.provide(&mut disk, size, settings, story)?;
+        self.create_or_enlarge(&mut disk, size, settings, story)?;
         Ok(disk)
     }
 
     /// Creates the file of a disk, or enlarges it.
-    fn provide(
+    fn create_or_enlarge(
         &self,
         disk: &mut Disk,
         size: u64,
@@ -280,7 +282,7 @@ impl Volume {
         let fail = |error| Failure::new(Status::Disk, format!("DISK_SIZE: {error:#}"));
         let allocate = settings.disk.allocate && disk.format == Format::Raw;
         if settings.disk.allocate && !allocate {
-            story.tell("ALLOCATE=Y has no effect on qcow2 disks: they grow as the guest writes");
+            story.info("ALLOCATE=Y has no effect on qcow2 disks: they grow as the guest writes");
         }
         self.check_room(disk, size, allocate, story).map_err(fail)?;
         let made = match fs::metadata(&disk.path) {
@@ -293,7 +295,7 @@ impl Volume {
             }
         };
         let taken = made.and_then(|()| if allocate { take_room(&disk.path) } else { Ok(()) });
-        self.give(&disk.path, taken).map_err(fail)
+        self.set_owner(&disk.path, taken).map_err(fail)
     }
 
     /// Checks, before anything is created, that the volume has room for all that the guest may
@@ -320,8 +322,8 @@ impl Volume {
     }
 
     /// Gives a file the owner of the folder, if possible.
-    fn give(&self, path: &Path, done: io::Result<()>) -> anyhow::Result<()> {
-        done.map_err(|error| refused(&path.display().to_string(), &error))?;
+    fn set_owner(&self, path: &Path, done: io::Result<()>) -> anyhow::Result<()> {
+        done.map_err(|error| write_error(&path.display().to_string(), &error))?;
         let told = fs::metadata(&self.folder)?;
         lchown(path, Some(told.uid()), Some(told.gid())).ok();
         Ok(())
@@ -333,7 +335,7 @@ impl Volume {
 /// # Errors
 ///
 /// When a device is not a disk, or a file cannot be created.
-pub fn more(
+pub fn further_disks(
     settings: &Settings,
     sizes: &[Option<u64>; disks::MAX_DISKS - 1],
     story: &Story,
@@ -366,7 +368,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// The error for something that cannot be written, with the way out.
-fn refused(what: &str, error: &io::Error) -> anyhow::Error {
+fn write_error(what: &str, error: &io::Error) -> anyhow::Error {
     let out = match error.kind() {
         ErrorKind::NotFound => "mount a volume there, as in -v windows:/storage",
         _ if is_full(error) => "it is full: delete something there, or make it larger",
@@ -399,7 +401,7 @@ fn grow(path: &Path, now: u64, size: u64, story: &Story) -> io::Result<()> {
 fn enlarge_qcow2(disk: &mut Disk, size: u64, settings: &Settings, story: &Story) -> io::Result<()> {
     let (now, can) = qcow2::size(&disk.open()?)?;
     if size > now && (!can || settings.disk.controller.is == Bus::Usb) {
-        story.tell(&format!(
+        story.info(&format!(
             "DISK_SIZE={}: the disk is {}: enlarge it with qemu-img resize",
             Size(size).show(),
             Size(now).show()
@@ -415,11 +417,11 @@ fn enlarge_qcow2(disk: &mut Disk, size: u64, settings: &Settings, story: &Story)
 fn report_size(now: u64, size: u64, story: &Story) {
     let [old, new] = [now, size].map(|bytes| Size(bytes).show());
     match size.cmp(&now) {
-        Ordering::Greater => story.tell(&format!(
+        Ordering::Greater => story.info(&format!(
             "the disk is {new} now, and was {old}: enlarge its partition in the guest"
         )),
         Ordering::Less => {
-            story.tell(&format!("DISK_SIZE={new}: the disk is {old} and is never made smaller"));
+            story.info(&format!("DISK_SIZE={new}: the disk is {old} and is never made smaller"));
         }
         Ordering::Equal => {}
     }
@@ -438,7 +440,7 @@ mod test {
 
     #[test]
     fn what_keeps_from_writing_is_said_with_a_way_out() {
-        let of = |kind: ErrorKind| format!("{:#}", refused("STORAGE=/storage", &kind.into()));
+        let of = |kind: ErrorKind| format!("{:#}", write_error("STORAGE=/storage", &kind.into()));
         let denied = of(ErrorKind::PermissionDenied);
         assert!(denied.contains("set fsGroup"), "{denied}");
         // A host folder for `-v` would have to exist before.
@@ -483,8 +485,9 @@ mod test {
     fn each_boot_mode_finds_its_own_files_whatever_the_machine_is_called() {
         let folder = tempfile::tempdir().unwrap();
         let volume = Volume::at(folder.path(), "my-pc");
-        let of =
-            |boot, end| volume.of_mode(boot, end).strip_prefix(folder.path()).unwrap().to_owned();
+        let of = |boot, end| {
+            volume.firmware_file(boot, end).strip_prefix(folder.path()).unwrap().to_owned()
+        };
         for boot in [Boot::Uefi, Boot::Secure].iter().flat_map(|it| it.same()) {
             assert_eq!(of(*boot, "vars"), Path::new(&format!("{}.vars", boot.show())));
         }
@@ -495,7 +498,7 @@ mod test {
         fs::write(folder.path().join("windows.vars"), "x").unwrap();
         assert_eq!(of(Boot::Uefi, "vars"), Path::new("windows.vars"));
         assert_eq!(volume.file("mac"), folder.path().join("my-pc.mac"));
-        volume.remember(Boot::SecureBase).unwrap();
+        volume.save_boot_mode(Boot::SecureBase).unwrap();
         assert_eq!(volume.read(MODE).as_deref(), Some("secure"));
     }
 

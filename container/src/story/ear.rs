@@ -11,28 +11,28 @@ use tracing_subscriber::layer::Context;
 use super::Story;
 
 /// The target of events that the story already has.
-pub const KEPT: &str = "kept";
+pub const RECORDED: &str = "kept";
 
 /// The story of this process.
 static STORY: OnceLock<Arc<Story>> = OnceLock::new();
 
 /// Connects the log to this story. Only the first call has an effect.
-pub fn hear(story: &Arc<Story>) {
+pub fn connect(story: &Arc<Story>) {
     STORY.get_or_init(|| story.clone());
 }
 
 /// A `tracing` layer that copies events to the story.
-pub struct Ear;
+pub struct StoryLayer;
 
-impl<S: Subscriber> Layer<S> for Ear {
+impl<S: Subscriber> Layer<S> for StoryLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let about = event.metadata();
         let Some(story) = STORY.get() else { return };
         // Debug and trace events are only in the log.
-        if about.target() != KEPT && *about.level() <= Level::INFO {
+        if about.target() != RECORDED && *about.level() <= Level::INFO {
             let mut words = Words::default();
             event.record(&mut words);
-            story.keep(*about.level(), &words.0);
+            story.record(*about.level(), &words.0);
         }
     }
 }
@@ -64,12 +64,12 @@ mod test {
     #[test]
     fn what_is_logged_is_kept_once() {
         let story = Story::new();
-        hear(&story);
-        let log = tracing_subscriber::registry().with(Ear);
+        connect(&story);
+        let log = tracing_subscriber::registry().with(StoryLayer);
         tracing::subscriber::with_default(log, || {
             tracing::warn!(size = 5, name = "x", "a disk");
             tracing::debug!("nothing for people");
-            story.tell("a step");
+            story.info("a step");
         });
         let said: Vec<_> = story.lines(0).0.into_iter().map(|it| (it.level, it.text)).collect();
         let is = [("WARN", "a disk size=5 name=x"), ("INFO", "a step")];

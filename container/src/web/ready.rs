@@ -49,7 +49,7 @@ impl Ready {
             Some(GuestAddress::Unknown) => return Ok(()),
             Some(guest) => guest,
         };
-        match timeout(RDP_TIMEOUT, greet(guest, RDP)).await {
+        match timeout(RDP_TIMEOUT, speaks_rdp(guest, RDP)).await {
             Ok(Ok(true)) => Ok(()),
             Ok(Ok(false)) => Err("port 3389 of the guest does not speak RDP".into()),
             Ok(Err(error)) => Err(format!("port 3389 of the guest: {error:#}")),
@@ -75,7 +75,7 @@ async fn connect(guest: &GuestAddress, port: u16) -> anyhow::Result<TcpStream> {
 }
 
 /// Whether a remote desktop answers at this port.
-async fn greet(guest: &GuestAddress, port: u16) -> anyhow::Result<bool> {
+async fn speaks_rdp(guest: &GuestAddress, port: u16) -> anyhow::Result<bool> {
     let mut stream = connect(guest, port).await?;
     stream.write_all(&REQUEST).await?;
     let mut answer = [0; 6];
@@ -173,7 +173,7 @@ mod test {
                 stream.write_all(&says).await.unwrap();
                 heard
             });
-            assert_eq!(greet(&guest, port).await.unwrap(), is);
+            assert_eq!(speaks_rdp(&guest, port).await.unwrap(), is);
             assert_eq!(served.await.unwrap(), REQUEST);
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use container::agent::{Agent, Lack};
+use container::agent::{Agent, AgentError};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixListener;
@@ -112,7 +112,7 @@ async fn nobody_waits_for_one_that_means_no_good() {
             let agent = Agent::new(socket);
             let start = Instant::now();
             let asked = agent.ask("guest-ping", Value::Null).await;
-            assert!(matches!(asked, Err(Lack::Absent(_))), "{}: {asked:?}", stringify!($how));
+            assert!(matches!(asked, Err(AgentError::Absent(_))), "{}: {asked:?}", stringify!($how));
             assert!(!agent.answers());
             assert!(start.elapsed() < PATIENCE / 2, "{}", stringify!($how));
             // Disconnecting agents must not count as a successful shutdown, either.

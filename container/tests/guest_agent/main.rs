@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use container::agent::guest::{Ended, Outcome};
-use container::agent::{Agent, Lack};
+use container::agent::{Agent, AgentError};
 use container::story::Story;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -64,7 +64,7 @@ fn temporary_socket() -> (TempDir, PathBuf) {
     (folder, socket)
 }
 
-async fn start(agent: &Agent, words: &[&str]) -> Result<i64, Lack> {
+async fn start(agent: &Agent, words: &[&str]) -> Result<i64, AgentError> {
     let call = json!({ "path": words[0], "arg": words[1..], "capture-output": true });
     let started = agent.ask("guest-exec", call).await?;
     Ok(started["pid"].as_i64().expect("a number"))
@@ -115,7 +115,7 @@ async fn what_cannot_be_is_refused_in_the_agents_words() {
     let (_folder, socket) = temporary_socket();
     let _qga = Qga::start(&socket).await;
     let agent = Agent::new(socket);
-    let Err(Lack::Refused(why)) = start(&agent, &["/no/such/program"]).await else {
+    let Err(AgentError::Refused(why)) = start(&agent, &["/no/such/program"]).await else {
         panic!("there is no such program")
     };
     assert!(why.contains("No such file"), "{why}");
@@ -126,11 +126,11 @@ async fn what_cannot_be_is_refused_in_the_agents_words() {
         ("guest-shutdown", json!({ "mode": "powerdown" })),
     ] {
         let asked = agent.ask(command, arguments).await;
-        assert!(matches!(asked, Err(Lack::Refused(_))), "{command}: {asked:?}");
+        assert!(matches!(asked, Err(AgentError::Refused(_))), "{command}: {asked:?}");
     }
-    assert!(matches!(agent.outcome(1).await, Err(Lack::Refused(_))));
+    assert!(matches!(agent.outcome(1).await, Err(AgentError::Refused(_))));
     // Its refusal arrives immediately.
-    assert!(matches!(agent.shut_down().await, Err(Lack::Refused(_))));
+    assert!(matches!(agent.shut_down().await, Err(AgentError::Refused(_))));
     assert!(agent.answers());
 }
 
@@ -174,10 +174,10 @@ async fn answers_are_for_those_who_asked() {
 async fn one_that_starts_anew_is_found_again() {
     let (_folder, socket) = temporary_socket();
     let agent = Arc::new(Agent::new(socket.clone()));
-    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(Lack::Absent(_))));
+    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(AgentError::Absent(_))));
     let first = Qga::start(&socket).await;
     let story = Story::new();
-    let kept = tokio::spawn(agent.clone().keep(story.clone()));
+    let kept = tokio::spawn(agent.clone().monitor(story.clone()));
     let until = async |answers: bool| {
         let start = Instant::now();
         while agent.answers() != answers {
@@ -188,12 +188,12 @@ async fn one_that_starts_anew_is_found_again() {
     until(true).await;
     let pid = start(&agent, &["sleep", "1000"]).await.unwrap();
     drop(first);
-    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(Lack::Absent(_))));
+    assert!(matches!(agent.ask("guest-ping", Value::Null).await, Err(AgentError::Absent(_))));
     assert!(!agent.answers());
     let _second = Qga::start(&socket).await;
     until(true).await;
     assert!(
-        matches!(agent.outcome(pid).await, Err(Lack::Refused(_))),
+        matches!(agent.outcome(pid).await, Err(AgentError::Refused(_))),
         "it knows of no such program"
     );
     kept.abort();

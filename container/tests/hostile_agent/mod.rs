@@ -1,7 +1,7 @@
 //! A guest whose agent sends any bytes.
 
 use container::agent::guest::{Guest, Outcome};
-use container::agent::line::{self, Hearing};
+use container::agent::line::{self, AnswerReader};
 
 /// The number of the expected answer.
 const ID: u64 = 7;
@@ -9,7 +9,7 @@ const LIMIT: usize = 4096;
 
 /// Reads these bytes in pieces. The first byte of each piece is its length.
 pub(crate) fn says(bytes: &[u8]) {
-    let (mut number, mut answer) = (Hearing::sync(ID), Hearing::answer(LIMIT));
+    let (mut number, mut answer) = (AnswerReader::sync(ID), AnswerReader::answer(LIMIT));
     let mut over = false;
     let mut rest = bytes;
     while let Some((length, more)) = rest.split_first() {
