@@ -56,6 +56,7 @@ const POLL_ABSENT: Duration = Duration::from_secs(2);
 const POLL_PRESENT: Duration = Duration::from_secs(10);
 
 /// Limits of an answer.
+#[derive(Clone, Copy)]
 struct Limits {
     within: Duration,
     /// Maximum length in bytes.

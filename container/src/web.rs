@@ -178,7 +178,7 @@ impl Stage for Front {
     fn about(&self) -> About {
         About {
             keyboard: self.keyboard.clone(),
-            // Texts are typed on the machine's keyboard; there is no clipboard agent.
+            // Clipboard texts would go to the machine's screen, which has no agent in the guest.
             clipboard: false,
             login: "The name is USERNAME of the container, or Docker. The password is its \
                     PASSWORD; the command “transom password” in the container prints it.",

@@ -111,8 +111,8 @@ mod test {
 
     const SHORT: Duration = Duration::from_secs(1);
 
-    /// A machine that sends `says` `times` times after each question. The receiver gets each
-    /// question.
+    /// A machine that sends `says` as often as `times` after each question, and notifies the
+    /// receiver of each question.
     fn machine(says: Vec<u8>, times: usize) -> (tempfile::TempDir, PathBuf, Receiver<()>) {
         let folder = tempfile::tempdir().unwrap();
         let control = folder.path().join("vmm.sock");

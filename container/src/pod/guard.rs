@@ -18,9 +18,9 @@ const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 const PASSWORD_LENGTH: usize = 16;
 /// Ending of the file on the volume with the password: `windows.password`.
 const PASSWORD_FILE: &str = "password";
-/// VNC authentication uses only the first letters of a password. So viewers have a password of
-/// their own, which shares no letters with the other: since VNC has no TLS here, an eavesdropper of
-/// one login can easily find it.
+/// VNC authentication uses only the first letters of a password. Since VNC has no TLS here, an
+/// eavesdropper of one login can easily find them. So viewers have a password of their own, which
+/// is not a part of the other one.
 const VNC_LENGTH: usize = Passwords::SEEN;
 /// Ending of the file on the volume with the password of VNC viewers.
 const VNC_FILE: &str = "vnc";

@@ -14,8 +14,8 @@ use super::asked;
 use super::child::Child;
 use crate::agent::{Agent, AgentError};
 
-/// Interval between presses of the power button. Windows may react only while a user is logged on,
-/// or only while none is.
+/// Interval between presses of the power button. Windows reacts only while a user is logged on, or
+/// while nobody is, but not in between.
 const PRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval after the button could not be pressed: the machine may not listen yet.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

@@ -3,8 +3,8 @@
 //!
 //! Threats: it reads data that guests write, so a guest may take it over. If the pod is root, it
 //! runs as a user that owns only this file. It gets the file opened, so that it needs no access to
-//! the volume. If the volume does not allow to change owners, it stays root without any rights. The
-//! pod limits how many of its messages are logged.
+//! the volume. If the owner of the file cannot be changed, it keeps the pod's user, without any
+//! rights. The pod limits how many of its messages are logged.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
