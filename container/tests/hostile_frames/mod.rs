@@ -221,7 +221,7 @@ pub(crate) fn segments(bytes: &[u8]) {
     let mut tcp = if asks { Tcp::asked(&start, &syn) } else { Tcp::asking(&start) };
     tcp.connected();
     let (mut taken, mut put) = (0_u32, 0_u32);
-    let mut seen = (guest.plus(1), first);
+    let mut numbers = Numbers { initial: guest, next: guest.plus(1), received: first };
     while !bytes.0.is_empty() && tcp.stage() != Stage::Over {
         match bytes.byte() % 8 {
             0 => {
@@ -249,37 +249,47 @@ pub(crate) fn segments(bytes: &[u8]) {
                 tcp.take(count);
             }
             3 if bytes.byte() == 0 => tcp.finish(),
-            _ => hear(&mut tcp, &mut bytes, (guest, seen), now),
+            _ => hear(&mut tcp, &mut bytes, numbers, now),
         }
         let full = bytes.byte() == 7;
         tcp.emit(now, &mut |segment| {
             assert!(segment.data.len() <= usize::from(mss));
             if segment.flags & ACK != 0 {
-                seen.0 = segment.ack;
+                numbers.next = segment.ack;
             }
-            seen.1 = segment.seq.plus(segment.length());
+            numbers.received = segment.seq.plus(segment.length());
             !full
         });
     }
 }
 
+/// Sequence numbers of the guest's end of a connection.
+#[derive(Clone, Copy)]
+struct Numbers {
+    initial: Seq,
+    /// The next one to send. The pod has acknowledged all before it.
+    next: Seq,
+    /// The next one to receive from the pod.
+    received: Seq,
+}
+
 /// A segment, mostly valid.
-fn hear(tcp: &mut Tcp, bytes: &mut Bytes<'_>, (guest, seen): (Seq, (Seq, Seq)), now: Instant) {
+fn hear(tcp: &mut Tcp, bytes: &mut Bytes<'_>, numbers: Numbers, now: Instant) {
     let near = |seq: Seq, by: u8| match by {
         0..=199 => seq,
         200..=229 => seq.plus(usize::from(by)),
         _ => Seq(seq.0.wrapping_sub(u32::from(by))),
     };
-    let seq = near(seen.0, bytes.byte());
-    let ack = near(seen.1, bytes.byte());
+    let seq = near(numbers.next, bytes.byte());
+    let ack = near(numbers.received, bytes.byte());
     let mut flags = ACK | PSH;
     let odd = bytes.byte();
     if odd > 230 {
         flags = [ACK | FIN, RST, RST | ACK, SYN, SYN | ACK, FIN, 0, 0xff][usize::from(odd % 8)];
     }
     // The start of the stream is announced only once.
-    let seq = if flags & SYN == 0 { seq } else { guest };
-    let offset = seq.0.wrapping_sub(guest.0).wrapping_sub(1);
+    let seq = if flags & SYN == 0 { seq } else { numbers.initial };
+    let offset = seq.0.wrapping_sub(numbers.initial.0).wrapping_sub(1);
     let length = u32::from(bytes.word() % 3000);
     let data: Vec<u8> = (0..length).map(|it| letter(offset.wrapping_add(it))).collect();
     let scale = Some(bytes.byte() % 15).filter(|_| flags & SYN != 0);
