@@ -57,7 +57,7 @@ const VALUES: &[Mistake] = &[
     (&["run", "--msr", "ignroe"], USAGE, &["`ignroe`", "did you mean `ignore`?"]),
     (&["run", "--hyperv", "maybe"], USAGE, &["`maybe`", "`auto`"]),
     (&["run", "--grace", "soon"], USAGE, &["--grace soon", "number of seconds"]),
-    (&["run", "--die-with", "init"], USAGE, &["`init` is not the number of a process"]),
+    (&["run", "--die-with", "init"], USAGE, &["`init` is not a process ID"]),
     (&["run", "--die-with", "4194305"], FAILED, &["--die-with 4194305", "No such process"]),
     (&["run", "--accept-emulation=x"], USAGE, &["`x`", "true nor false"]),
     (&["run", "--serial", "tcp:1"], USAGE, &["`tcp:1`", "socket:PATH"]),

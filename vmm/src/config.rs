@@ -62,7 +62,11 @@ macro_rules! options {
         pub struct Config {
             $(
                 $(#[doc = $help])+
-                #[serde(rename = $key, deserialize_with = "deserialize_option", skip_serializing_if = "is_default")]
+                #[serde(
+                    rename = $key,
+                    deserialize_with = "deserialize_option",
+                    skip_serializing_if = "is_default"
+                )]
                 pub $field: $type,
             )*
         }

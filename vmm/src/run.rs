@@ -173,8 +173,8 @@ struct MainLoop {
     end: Option<(Instant, u8)>,
 }
 
-/// Limits a log message to one per `INTERVAL`, so that a guest cannot flood the log. Holds the time of
-/// the last message.
+/// Limits a log message to one per `INTERVAL`, so that a guest cannot flood the log. Holds the time
+/// of the last message.
 #[derive(Default)]
 struct RateLimit(Option<Instant>);
 
