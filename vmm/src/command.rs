@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Config, OPTIONS};
 use crate::control::{COMMANDS, Client, Command};
-use crate::doctor::Asked;
+use crate::doctor::Targets;
 use crate::machine::inspect;
 use crate::status::{Failure, Status};
 use crate::{doctor, reference, run, screenshot};
@@ -25,8 +25,8 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "run",
         usage: "[OPTION...]",
-        help: "Runs a machine. Without firmware and kernel: the built-in probe, which switches off \
-               at its end, or stays on the screen while that is served to viewers.",
+        help: "Runs a machine. Without firmware and kernel, it runs the built-in probe, which \
+               powers off at its end, or stays on the screen if the screen is served to viewers.",
         run: run_machine,
     },
     Verb {
@@ -38,15 +38,16 @@ const VERBS: &[Verb] = &[
     Verb {
         name: "doctor",
         usage: "[--json] [--disk PATH] [--net TAP]",
-        help: "Tells what this host can run: status 0 all, 1 the probe alone, 88 nothing. Measures \
-               a disk, which is only read, or the volume of a folder, by a file that is written, \
-               compared and deleted; and a tap. What is wrong with one is status 1.",
+        help: "Reports what this host can run. Exit status: 0 everything, 1 only the probe, 88 \
+               nothing. Measures a disk, which is only read; the volume of a folder, with a file \
+               that is written, verified and deleted; and a tap. If one of them fails, the status \
+               is 1.",
         run: see_doctor,
     },
     Verb {
         name: "ctl",
         usage: "--control PATH COMMAND",
-        help: "Asks a running machine: `vmm help ctl` lists the commands.",
+        help: "Controls a running machine. `vmm help ctl` lists the commands.",
         run: control,
     },
     Verb {
@@ -116,7 +117,7 @@ fn see_doctor(mut words: Vec<String>) -> anyhow::Result<u8> {
         let sentence = format!("doctor takes --json, --disk PATH and --net TAP, not {word}");
         return Err(usage(sentence));
     }
-    let findings = doctor::examine(&Asked { disk, net })?;
+    let findings = doctor::examine(&Targets { disk, net })?;
     print(&findings.show(json)?)?;
     Ok(findings.status())
 }

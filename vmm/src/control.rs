@@ -645,7 +645,7 @@ mod test {
     }
 
     #[test]
-    fn a_client_with_a_time_limit_does_not_wait_longer() {
+    fn who_has_no_time_waits_for_nobody() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

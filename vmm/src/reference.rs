@@ -1,5 +1,5 @@
-//! The reference pages, made from the code: `vmm help reference` prints them, `docs/` keeps a copy
-//! that a test compares.
+//! The reference pages, generated from the code. `vmm help reference` prints them; `docs/` has a
+//! copy, which a test compares.
 
 use std::fmt::Write as _;
 
@@ -42,17 +42,17 @@ pub fn all() -> String {
     text.push_str(
         "\n## Exit statuses\n\n| status | meaning |\n|---|---|\n\
          | 0 | the guest switched itself off |\n\
-         | 1 | something that was asked for cannot be done |\n\
+         | 1 | a request could not be carried out |\n\
          | 2 | the command line or the configuration is wrong |\n\
-         | 70 | the guest did what KVM cannot run: the message has registers and bytes |\n\
-         | 77 | a system call that the jail forbids: the message has its number and the thread |\n\
-         | 88 | no KVM, or one that cannot run what was asked for |\n\
+         | 70 | KVM cannot run the guest: the message has registers and instruction bytes |\n\
+         | 77 | the jail forbids a system call: the message has its number and the thread |\n\
+         | 88 | KVM is missing, or cannot run this machine |\n\
          | 128 + N | ended by signal N |\n",
     );
     text
 }
 
-/// What the sources of the devices say: kind, example, and fields by name, type and meaning.
+/// Generated from the devices' sources: kind, example, and the fields with name, type and meaning.
 type Kind = (&'static str, &'static str, &'static [(&'static str, &'static str, &'static str)]);
 const KINDS: &[Kind] = include!(concat!(env!("OUT_DIR"), "/fields.rs"));
 
@@ -62,7 +62,7 @@ pub fn devices() -> String {
     for (kind, example, fields) in KINDS {
         writeln!(text, "\n  {kind:<14}{}", plain(example)).expect("a string takes all");
         for (name, of, meaning) in *fields {
-            let value = if unsaid(kind, name).is_empty() { " (needed)" } else { "" };
+            let value = if default_of(kind, name).is_empty() { " (required)" } else { "" };
             writeln!(text, "      {name}={}{value}  {}", word(of), plain(meaning))
                 .expect("a string takes all");
         }
@@ -70,7 +70,7 @@ pub fn devices() -> String {
     text
 }
 
-/// The same as Markdown.
+/// The kinds of devices and their keys, as Markdown.
 fn device_tables() -> String {
     let mut text = String::new();
     for (kind, example, fields) in KINDS {
@@ -78,24 +78,24 @@ fn device_tables() -> String {
         if fields.is_empty() {
             continue;
         }
-        text.push_str("\n| key | value | unsaid | meaning |\n|---|---|---|---|\n");
+        text.push_str("\n| key | value | default | meaning |\n|---|---|---|---|\n");
         for (name, of, meaning) in *fields {
-            let unsaid = match unsaid(kind, name).as_str() {
-                "" => "must be said".to_owned(),
+            let default = match default_of(kind, name).as_str() {
+                "" => "required".to_owned(),
                 "null" => String::new(),
                 value => format!("`{value}`"),
             };
             let of = word(of).replace('|', "\\|");
-            writeln!(text, "| `{name}` | `{of}` | {unsaid} | {meaning} |")
+            writeln!(text, "| `{name}` | `{of}` | {default} | {meaning} |")
                 .expect("a string takes all");
         }
     }
     text
 }
 
-/// What a key is when nobody says it: the value as JSON, nothing if it must be said.
-fn unsaid(kind: &str, name: &str) -> String {
-    // Keys that must be said get something that they accept, so that the others show theirs.
+/// The default value of a key, as JSON. Empty if the key is required.
+fn default_of(kind: &str, name: &str) -> String {
+    // Give required keys a value that they accept, so that the other keys show their defaults.
     let mut words = serde_json::json!({ "kind": kind });
     loop {
         match serde_json::from_value::<registry::Config>(words.clone()) {
@@ -119,7 +119,7 @@ fn unsaid(kind: &str, name: &str) -> String {
     }
 }
 
-/// What is written for a type.
+/// The syntax of a type's values.
 fn word(of: &str) -> String {
     let inner = of.strip_prefix("Option<").and_then(|it| it.strip_suffix('>')).unwrap_or(of);
     match inner {
@@ -138,7 +138,7 @@ fn word(of: &str) -> String {
     }
 }
 
-/// Markdown's quotes mean nothing in a terminal.
+/// Removes Markdown's backquotes, for terminals.
 fn plain(text: &str) -> String {
     text.replace('`', "")
 }

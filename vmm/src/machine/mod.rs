@@ -396,7 +396,7 @@ impl Machine {
         self.board.buttons()
     }
 
-    /// The balloon. It has no driver if the machine has no balloon device.
+    /// The connection to the balloon, if there is one.
     pub fn balloon(&self) -> &balloon::Hub {
         self.board.balloon()
     }
