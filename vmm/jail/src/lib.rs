@@ -151,7 +151,7 @@ pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Hel
         user::hide()?;
     }
     if config.landlock == Landlock::On {
-        match paths::close(rules) {
+        match paths::restrict(rules) {
             Ok(enforced) => held.landlock = Some(enforced),
             Err(error) => held.lacks.push(format!("{error:#}")),
         }
@@ -189,7 +189,7 @@ fn drop_privileges(config: &Config, needs: Needs, held: &mut Held) -> anyhow::Re
     } else {
         CapabilitySet::empty()
     };
-    user::close_ways_back(keep)?;
+    user::prevent_regaining(keep)?;
     match config.user {
         Some(user) => {
             if let Err(error) = user::change(user) {
