@@ -346,5 +346,8 @@ fn who_insists_is_told_what_cannot_be_had() {
     command.args(["run", "--jail", &jail, "--disk"]).arg(disk.path());
     let ended = finish(&mut command).expect("an end");
     assert_eq!(ended.status, 1, "{ended:?}");
-    assert!(ended.stderr.contains("--jail must: the network namespace cannot be left: "), "{ended:?}");
+    assert!(
+        ended.stderr.contains("--jail must: the network namespace cannot be left: "),
+        "{ended:?}"
+    );
 }
