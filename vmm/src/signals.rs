@@ -171,7 +171,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn all_signals_of_one_moment_are_reported() {
+    fn all_signals_of_one_moment_are_told() {
         let (sender, received) = mpsc::channel();
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         for (signal, times) in [(libc::SIGTERM, 1), (libc::SIGHUP, 2), (libc::SIGINT, 1)] {

@@ -62,7 +62,7 @@ impl Processors {
     pub fn new(vcpus: Vec<Vcpu>, spaces: Arc<Spaces>, policy: Policy, on_stop: OnStop) -> Self {
         let state = State { order: Order::Pause, round: 0, parked: 0 };
         let shared = Arc::new(Shared {
-            wanted: AtomicBool::new(true),
+            stop_requested: AtomicBool::new(true),
             state: Mutex::new(state),
             changed: Condvar::new(),
             spaces,

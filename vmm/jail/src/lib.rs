@@ -169,7 +169,7 @@ pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Hel
 /// The number of threads: the kernel applies most restrictions to the calling thread only. Waits a
 /// moment for threads that have ended but are still listed.
 fn threads() -> usize {
-    let end = Instant::now() + LEAVING;
+    let end = Instant::now() + THREAD_EXIT_TIMEOUT;
     loop {
         let count = fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
         if count <= 1 || Instant::now() >= end {

@@ -95,8 +95,8 @@ impl Job {
             };
             *field = number(value)?;
         }
-        let least = if mode == "arp" { ARP_LENGTH } else { FILLED };
-        let fits = (least..=BUFFER - HEADER - 8).contains(&job.size) && job.count > 0;
+        let min_size = if mode == "arp" { ARP_LENGTH } else { FILLED };
+        let fits = (min_size..=BUFFER - HEADER - 8).contains(&job.size) && job.count > 0;
         let asks = mode != "arp" || (job.depth == 1 && job.host != [0; 4]);
         (fits && asks && job.timeout <= 3600).then_some(job)
     }

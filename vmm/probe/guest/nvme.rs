@@ -199,7 +199,7 @@ impl Nvme {
     fn execute(&mut self, admin: AdminCommand, cpu: &Cpu) -> Option<()> {
         let AdminCommand { opcode, namespace, data, own } = admin;
         self.admin.put(&command(opcode, namespace, data, [own[0], own[1], 0]));
-        // The admin queue has no doorbells in memory.
+        // The controller always reads the doorbell registers of the admin queue.
         write32(self.bar + DOORBELLS, self.admin.tail);
         let mut status = None;
         wait(cpu, || {
