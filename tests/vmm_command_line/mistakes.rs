@@ -48,7 +48,7 @@ const VALUES: &[Mistake] = &[
     (&["run", "--memory", "1"], USAGE, &["--memory 1:", "at least 16M"]),
     (&["run", "--memory", "4 gigs"], USAGE, &["`4 gigs` is not a size"]),
     (&["run", "--memory", "4GB"], USAGE, &["4GB", "write `G`"]),
-    (&["run", "--memory", "16777217"], USAGE, &["16777217", "whole MiB"]),
+    (&["run", "--memory", "16777217"], USAGE, &["16777217", "not a multiple of 1M"]),
     (&["run", "--memory", "99999T"], FAILED, &["--memory 99999T", "more than this host has"]),
     (&["run", "--memory", "900P"], FAILED, &["--memory 900P", "more than this host has"]),
     (&["run", "--memory", "99E"], USAGE, &["99E", "too large"]),

@@ -387,7 +387,7 @@ impl Cpus {
             if u64::from(count) % groups != 0 {
                 bail!(
                     "--cpus {self}: {count} processors cannot be shared evenly among {sockets} \
-                     sockets with {threads} threads a core"
+                     sockets with {threads} threads per core"
                 );
             }
             self.cores = u32::try_from(u64::from(count) / groups)?;
@@ -443,10 +443,10 @@ impl Memory {
         const MIN_SIZE: u64 = 16 << 20;
         if self.size.0 < MIN_SIZE {
             let size = self.size;
-            bail!("--memory {size}: a machine needs at least 16M, and 4 GiB are written 4G");
+            bail!("--memory {size}: too small: the minimum is 16M, and 4 GiB are written 4G");
         }
         if !self.size.0.is_multiple_of(1 << 20) {
-            bail!("--memory {}: it is counted in whole MiB", self.size);
+            bail!("--memory {}: not a multiple of 1M", self.size);
         }
         Ok(())
     }
@@ -505,7 +505,7 @@ impl Config {
             text.trim_start().chars().next()
             && serde_json::from_str::<de::IgnoredAny>(text).is_ok()
         {
-            bail!("a configuration is an object, `{{...}}`, and this begins with `{start}`");
+            bail!("a configuration must be an object, `{{...}}`, but begins with `{start}`");
         }
         serde_json::from_str(text).map_err(|error| {
             if error.is_syntax() || error.is_eof() {

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 fn log_to_stderr() {
     let wanted = std::env::var("VMM_LOG").ok();
     let filter: Option<Targets> = wanted.as_deref().and_then(|text| text.parse().ok());
-    let silly = wanted.filter(|_| filter.is_none());
+    let invalid = wanted.filter(|_| filter.is_none());
     let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
@@ -45,8 +45,8 @@ fn log_to_stderr() {
     } else {
         log.with(layer).init();
     }
-    if let Some(silly) = silly {
-        tracing::warn!("VMM_LOG={silly} is invalid: use off, error, warn, info or debug");
+    if let Some(invalid) = invalid {
+        tracing::warn!("VMM_LOG={invalid} is invalid: use off, error, warn, info or debug");
     }
 }
 

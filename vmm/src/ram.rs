@@ -106,7 +106,7 @@ fn create(page: Size, size: Size) -> anyhow::Result<File> {
     let fd = memfd_create("guest-ram", flags).with_context(|| format!("--memory {size}"))?;
     ftruncate(&fd, size.0).map_err(|error| {
         let text = format!("--memory {size}");
-        let limit = "memory is a file to the host, and may not be longer than `ulimit -f` says";
+        let limit = "memory in huge pages is a file, whose size `ulimit -f` limits";
         let limited = error == rustix::io::Errno::FBIG;
         anyhow::Error::new(error).context(if limited { format!("{text}: {limit}") } else { text })
     })?;

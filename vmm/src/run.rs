@@ -149,7 +149,7 @@ fn refuse_what_cannot_run(machine: &Machine) -> anyhow::Result<()> {
     let config = machine.config();
     let foreign = config.firmware.is_some() || config.kernel.is_some();
     if foreign && !config.accept_emulation && Situation::of_this_host() == Situation::Paravirtual {
-        let sentence = format!("{} (--accept-emulation tries all the same)", kvm::PARAVIRTUAL);
+        let sentence = format!("{} (--accept-emulation tries anyway)", kvm::PARAVIRTUAL);
         return Err(Failure::new(Status::NoKvm, sentence));
     }
     Ok(())
@@ -268,7 +268,7 @@ impl MainLoop {
                 }
                 self.resume_if_allowed();
             }
-            Stop::System(kind, _) => bail!("KVM raised system event {kind}, which is unknown"),
+            Stop::System(kind, _) => bail!("KVM raised an unknown system event: {kind}"),
             Stop::Broken(report) => {
                 self.machine.pause();
                 let mut report = report;
@@ -476,8 +476,8 @@ impl MainLoop {
         let input = self.machine.input();
         ensure!(
             input.has_room(),
-            "{keys}: nothing was pressed: the guest has not read thousands of keys; try again when \
-             it runs, or reset it"
+            "{keys}: not pressed: the guest has thousands of unread keys: try again when it reads \
+             them, or reset it"
         );
         let taken = keys.0.iter().filter(|key| input.key(**key, true)).count();
         for key in keys.0.iter().rev() {
@@ -485,7 +485,7 @@ impl MainLoop {
         }
         ensure!(
             taken == keys.0.len(),
-            "{keys}: the guest listens to no keyboard that has all of these keys"
+            "{keys}: no keyboard that the guest uses has all of these keys"
         );
         Ok(json!({}))
     }
@@ -509,12 +509,12 @@ impl MainLoop {
 
     fn point(&self, position: Position) -> anyhow::Result<Value> {
         let limit = Position::MOST;
-        ensure!(position.x.max(position.y) <= limit, "a place on the screen is from 0 to {limit}");
+        ensure!(position.x.max(position.y) <= limit, "coordinates are from 0 to {limit}");
         let taken = self.machine.input().position(position);
         ensure!(
             taken,
-            "the guest listens to no pointer that has a place: it needs --device xhci and --device \
-             usb-tablet, and its driver"
+            "the guest uses no pointing device with absolute positions: it needs --device xhci, \
+             --device usb-tablet and a driver"
         );
         Ok(json!({}))
     }

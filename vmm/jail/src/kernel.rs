@@ -28,7 +28,7 @@ pub(crate) fn leave_network() -> io::Result<()> {
 ///
 /// Fails if the signal handler cannot be installed.
 pub(crate) fn end_on_refusal() -> anyhow::Result<()> {
-    register_signal_handler(libc::SIGSYS, refused).context("a handler for refusals")
+    register_signal_handler(libc::SIGSYS, refused).context("a handler for SIGSYS")
 }
 
 /// `siginfo_t` of SIGSYS.

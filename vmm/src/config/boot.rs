@@ -10,7 +10,7 @@ use super::OptionValue;
 pub struct Order(pub Vec<String>);
 
 impl OptionValue for Order {
-    const JSON_FORMS: &'static str = "a list of names of devices";
+    const JSON_FORMS: &'static str = "a list of device names";
 
     fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         self.0 = text.split(',').map(|name| name.trim().to_owned()).collect();

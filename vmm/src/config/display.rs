@@ -33,7 +33,7 @@ impl Default for Display {
 }
 
 impl OptionValue for Display {
-    const JSON_FORMS: &'static str = "`none`, the size of a picture or an object";
+    const JSON_FORMS: &'static str = "`none`, a resolution or an object";
 
     fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         *self = match text {

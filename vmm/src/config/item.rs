@@ -25,7 +25,7 @@ impl Item {
     pub fn new(name: &str, value: String) -> Result<Self, String> {
         if !name.starts_with("opt/") || name.len() > 55 || !name.is_ascii() {
             return Err(format!(
-                "`{name}` is not a name for it: take `opt/...`, at most 55 ASCII characters"
+                "`{name}`: invalid name: use `opt/...`, at most 55 ASCII characters"
             ));
         }
         Ok(Self { name: name.into(), value })

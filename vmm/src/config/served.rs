@@ -10,7 +10,7 @@ use screen::rfb::listen;
 use screen::web;
 
 impl OptionValue for Option<web::Config> {
-    const JSON_FORMS: &'static str = "a place or an object";
+    const JSON_FORMS: &'static str = "an address or an object";
 
     fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         *self = Some(keyvalue::parse(text, Some("to"))?);
@@ -24,7 +24,7 @@ impl OptionValue for Option<web::Config> {
 
 impl OptionValue for Vec<listen::Config> {
     const REPEATS: bool = true;
-    const JSON_FORMS: &'static str = "a place, an object, or a list of them";
+    const JSON_FORMS: &'static str = "an address, an object, or a list of them";
 
     fn read_text(&mut self, text: &str) -> anyhow::Result<()> {
         self.push(keyvalue::parse(text, Some("to"))?);

@@ -71,7 +71,7 @@ fn on_volume(path: &Path, folder: &Path) -> anyhow::Result<Trial> {
     let both = ["write", "verify"].map(|mode| format!("disk={mode},{settings}"));
     let words: Vec<_> = both.into_iter().chain(reads(&format!("{mib}M"))).collect();
     let outcome = trial::run(&device(&path_in_proc, "")?, "disk", &words)?;
-    let says = format!("a file of {mib} MiB was written there, compared, and is gone");
+    let says = format!("a file of {mib} MiB was written there, verified and deleted");
     Ok(trial_of(path, &says, outcome))
 }
 

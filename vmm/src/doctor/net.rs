@@ -29,8 +29,8 @@ pub(super) fn measure(name: &str) -> anyhow::Result<Trial> {
     let is_known = known.lines().any(|line| line.trim_start().starts_with(&format!("{name}:")));
     ensure!(
         is_known,
-        "there is no tap {name}: `ip tuntap add {name} mode tap` makes one, \
-         `ip link set {name} up` switches it on"
+        "there is no tap {name}: create it with `ip tuntap add {name} mode tap`, \
+         and enable it with `ip link set {name} up`"
     );
     let folder = Path::new("/sys/class/net").join(name);
     check(&folder, name)?;

@@ -75,7 +75,7 @@ impl Backing for Lent {
             let end = at.saturating_add(self.region.size() as u64);
             ensure!(
                 end <= CHIPS.start || CHIPS.end <= at,
-                "{at:#x}-{:#x}: interrupt controllers are there",
+                "{at:#x}-{:#x}: reserved for interrupt controllers",
                 end - 1
             );
             state.slot.guest = at;
