@@ -64,7 +64,7 @@ const VERBS: &[Verb] = &[
 /// # Errors
 ///
 /// Fails if the command line is invalid, or if the command fails.
-pub fn obey(words: Vec<OsString>) -> anyhow::Result<u8> {
+pub fn execute(words: Vec<OsString>) -> anyhow::Result<u8> {
     let words = words.into_iter().map(|word| {
         let bad = |word: OsString| usage(format!("{} is not text", word.display()));
         word.into_string().map_err(bad)

@@ -37,9 +37,9 @@ pub struct Usage {
     /// Syntax of the arguments. Empty for a command without arguments.
     pub value: &'static str,
     /// JSON keys of the required arguments, in the order in which they are typed.
-    pub needed: &'static [&'static str],
+    pub required: &'static [&'static str],
     /// JSON keys of the optional arguments, in the order in which they are typed.
-    pub free: &'static [&'static str],
+    pub optional: &'static [&'static str],
     /// The help text.
     pub help: &'static str,
 }
@@ -55,7 +55,7 @@ macro_rules! commands {
     ($(
         $(#[doc = $help:literal])+
         $name:literal $value:literal
-        $kind:ident $({ $($needed:ident: $of:ty),*; $($free:ident: $type:ty),* })?,
+        $kind:ident $({ $($required:ident: $of:ty),*; $($optional:ident: $type:ty),* })?,
     )*) => {
         /// A request to a running machine.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,12 +67,12 @@ macro_rules! commands {
                 $kind $({
                     $(
                         /// Required.
-                        $needed: $of,
+                        $required: $of,
                     )*
                     $(
                         /// Optional.
                         #[serde(default, skip_serializing_if = "Option::is_none")]
-                        $free: Option<$type>,
+                        $optional: Option<$type>,
                     )*
                 })?,
             )*
@@ -82,8 +82,8 @@ macro_rules! commands {
         pub const COMMANDS: &[Usage] = &[$(Usage {
             name: $name,
             value: $value,
-            needed: &[$($(stringify!($needed)),*)?],
-            free: &[$($(stringify!($free)),*)?],
+            required: &[$($(stringify!($required)),*)?],
+            optional: &[$($(stringify!($optional)),*)?],
             help: concat!($($help),+),
         }),*];
     };
@@ -194,16 +194,16 @@ impl Command {
             let near = keyvalue::nearest(name, &names).unwrap_or("status");
             bail!("there is no command {name}: did you mean {near}?");
         };
-        let keys = [usage.needed, usage.free].concat();
+        let keys = [usage.required, usage.optional].concat();
         let mut arguments = arguments.iter();
         let mut text = name.clone();
         let mut next = 0;
         while let Some(argument) = arguments.next() {
             // An optional argument may follow its key: `mtu 1400`.
-            let named = usage.free.iter().position(|key| key == argument);
-            let (at, argument) = match named.filter(|_| next >= usage.needed.len()) {
+            let named = usage.optional.iter().position(|key| key == argument);
+            let (at, argument) = match named.filter(|_| next >= usage.required.len()) {
                 None => (next, argument),
-                Some(at) => match (usage.needed.len() + at, arguments.next()) {
+                Some(at) => match (usage.required.len() + at, arguments.next()) {
                     (at, Some(value)) => (at, value),
                     // A key that is its own value: `force`.
                     (at, None) if at == next => (at, argument),
@@ -216,7 +216,7 @@ impl Command {
             text.push_str(&format!(",{key}={}", keyvalue::escaped(argument)));
             next = at + 1;
         }
-        ensure!(next >= usage.needed.len(), "{name} needs an argument: write `{}`", usage.call());
+        ensure!(next >= usage.required.len(), "{name} needs an argument: write `{}`", usage.call());
         keyvalue::parse(&text, Some("command"))
     }
 }
@@ -308,7 +308,7 @@ impl Request {
     }
 
     /// Sends a picture as the answer.
-    pub fn show(self, picture: anyhow::Result<(Picture, Vec<u8>)>) {
+    pub fn answer_picture(self, picture: anyhow::Result<(Picture, Vec<u8>)>) {
         match picture {
             Err(error) => self.answer(Err(error)),
             Ok((Picture { width, height }, bytes)) => {
@@ -595,7 +595,10 @@ mod test {
                 match request.command {
                     Command::Nmi => request.answer(Err(anyhow::anyhow!("no"))),
                     Command::Screenshot => {
-                        request.show(Ok((Picture { width: 512, height: 2 }, vec![10; 4096])));
+                        request.answer_picture(Ok((
+                            Picture { width: 512, height: 2 },
+                            vec![10; 4096],
+                        )));
                     }
                     _ => request.answer(Ok(json!({ "state": "running" }))),
                 }
@@ -628,7 +631,7 @@ mod test {
         client.write_all(b"{\"command\": \"screenshot\"}\n").unwrap();
         let request = requests.recv().expect("a request");
         // More than fits the socket's buffer.
-        request.show(Ok((Picture { width: 1024, height: 2048 }, vec![10; 8 << 20])));
+        request.answer_picture(Ok((Picture { width: 1024, height: 2048 }, vec![10; 8 << 20])));
         assert_eq!(*server.unwritten.count(), 1);
         server.unwritten.wait(Duration::from_millis(1));
         assert_eq!(*server.unwritten.count(), 1, "the client has not read it");
@@ -696,7 +699,7 @@ mod test {
             Command::read(&words).map_err(|error| format!("{error:#}"))
         };
         let sent = |command: Command| serde_json::to_value(command).unwrap();
-        for usage in COMMANDS.iter().filter(|usage| usage.needed.is_empty()) {
+        for usage in COMMANDS.iter().filter(|usage| usage.required.is_empty()) {
             assert_eq!(sent(read(usage.name).unwrap()), json!({ "command": usage.name }));
         }
         let size = Some(Size(1 << 30));

@@ -23,7 +23,7 @@ pub struct Findings {
     says: String,
     /// The kinds of machines, and whether they run here.
     runs: Vec<Runs>,
-    capabilities: Vec<Found>,
+    capabilities: Vec<FoundCapability>,
     processors: u64,
     most_processors: u64,
     memory_free_mib: u64,
@@ -49,7 +49,7 @@ struct Runs {
 }
 
 #[derive(Debug, Serialize)]
-struct Found {
+struct FoundCapability {
     name: &'static str,
     there: bool,
     required: bool,
@@ -62,7 +62,7 @@ struct Found {
 ///
 /// Fails if the disk or the tap cannot be opened, with the reason and the way out.
 pub fn examine(targets: &Targets) -> anyhow::Result<Findings> {
-    let mut findings = look();
+    let mut findings = examine_host();
     // Without KVM there is no machine to measure with, and the table shows this.
     if findings.situation != Situation::None {
         findings.disk = targets.disk.as_deref().map(disk::measure).transpose()?;
@@ -71,7 +71,7 @@ pub fn examine(targets: &Targets) -> anyhow::Result<Findings> {
     Ok(findings)
 }
 
-fn look() -> Findings {
+fn examine_host() -> Findings {
     let situation = Situation::of_this_host();
     let kvm = kvm::open();
     let checked = kvm
@@ -115,8 +115,8 @@ fn look() -> Findings {
     }
 }
 
-fn capabilities(kvm: Option<&Kvm>) -> Vec<Found> {
-    let found = |it: &kvm::Capability| Found {
+fn capabilities(kvm: Option<&Kvm>) -> Vec<FoundCapability> {
+    let found = |it: &kvm::Capability| FoundCapability {
         name: it.name,
         there: kvm.is_some_and(|kvm| it.is_there(kvm)),
         required: it.required,

@@ -9,7 +9,7 @@ const LARGE: libc::c_int = 256 << 10;
 
 /// Makes the allocator return large buffers from now on.
 #[expect(unsafe_code, reason = "the allocator is set by a function of C's")]
-pub fn give_back() {
+pub fn return_large_buffers() {
     // The allocators of other C libraries have no such threshold.
     #[cfg(target_env = "gnu")]
     // SAFETY: this sets one number of the allocator, under its own lock.

@@ -10,11 +10,11 @@ use vmm::status::Status;
 use vmm::{command, heap};
 
 fn main() -> ExitCode {
-    heap::give_back();
+    heap::return_large_buffers();
     log_to_stderr();
     end_on_panic();
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    let result = command::obey(words);
+    let result = command::execute(words);
     host::stream::restore_terminal();
     match result {
         Ok(status) => ExitCode::from(status),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use host::listen::{Address, UnixAddress};
 use host::net::Network;
 use host::stream::Stream;
-use jail::{Held, Needs, Paths, Use};
+use jail::{Needs, Paths, Restrictions, Use};
 use rustix::termios::isatty;
 
 use crate::config::Config;
@@ -18,7 +18,7 @@ use crate::machine::Machine;
 /// # Errors
 ///
 /// Fails like [`jail::enter`].
-pub fn confine(machine: &Machine) -> anyhow::Result<Held> {
+pub fn confine(machine: &Machine) -> anyhow::Result<Restrictions> {
     // The jail hides the files that this reads: fill its cache now.
     Situation::of_this_host();
     let config = machine.config();

@@ -27,11 +27,11 @@ use crate::screenshot::{self, Picture};
 use crate::signals;
 use crate::status::{Failure, Status};
 use crate::vcpu::{OnStop, Stop};
-use crate::viewers::{Closed, Screen};
+use crate::viewers::{Listeners, Screen};
 use host::listen::UnixAddress;
 use host::size::Size;
 use host::uuid::Uuid;
-use jail::Held;
+use jail::Restrictions;
 use screen::keys::layout::Stroke;
 use screen::keys::{Combination, text};
 
@@ -85,7 +85,7 @@ pub fn run(config: Config) -> anyhow::Result<u8> {
     // Bind the control socket first: if it is in use, exit before the guest touches a disk.
     let control =
         config.control.as_ref().map(UnixAddress::listen).transpose().context("--control")?;
-    let screen = Closed::new(&config)?;
+    let screen = Listeners::new(&config)?;
     let mut machine =
         match (machine::build(config, events(&sender), on_stop(&sender)), signals::arrived()) {
             // There is no guest yet that could be asked to shut down.
@@ -159,7 +159,7 @@ struct MainLoop {
     // Dropped before `machine`, whose display it shows.
     screen: Option<Screen>,
     machine: Machine,
-    jail: Held,
+    jail: Restrictions,
     notices: Receiver<Notice>,
     /// Held by the thread that types a text, so that texts do not mix.
     typing: Arc<Mutex<()>>,
@@ -369,7 +369,7 @@ impl MainLoop {
             Command::Insert { name, path, only } => plug::insert(&self.machine, name, path, *only)
                 .map_err(|error| self.jail.explain(error)),
             Command::Screenshot => {
-                request.show(self.screenshot());
+                request.answer_picture(self.screenshot());
                 return None;
             }
             Command::Key { keys } => self.key(keys),

@@ -35,7 +35,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Listening sockets that are not served yet.
-pub struct Closed {
+pub struct Listeners {
     vnc: Vec<rfb::listen::Listener>,
     web: Option<web::listen::Listener>,
 }
@@ -47,7 +47,7 @@ pub struct Screen {
     farewell: Option<Farewell>,
 }
 
-impl Closed {
+impl Listeners {
     /// Listens, if `--vnc` or `--web` is set. Clients wait until `open`.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The restrictions that are in force.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct Restrictions {
     mode: Mode,
     /// The current user and group.
     user: u32,
@@ -53,7 +53,7 @@ pub struct Held {
     lacks: Vec<String>,
 }
 
-impl Held {
+impl Restrictions {
     /// Records the user and group: the calls are forbidden later.
     fn record_user(&mut self) {
         (self.user, self.group) = (getuid().as_raw(), getgid().as_raw());
@@ -125,26 +125,27 @@ pub const STATUS: u8 = 77;
 ///
 /// Fails with `--jail must` if this host does not support a restriction. Otherwise fails only if
 /// the kernel refuses unexpectedly.
-pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Held> {
+pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Restrictions> {
     if config.mode == Mode::Off {
-        let mut held = Held { mode: Mode::Off, ..Held::default() };
-        held.record_user();
-        return Ok(held);
+        let mut jail = Restrictions { mode: Mode::Off, ..Restrictions::default() };
+        jail.record_user();
+        return Ok(jail);
     }
-    let mut held = Held { mode: config.mode, seccomp: config.seccomp, ..Held::default() };
-    held.files = config.mode != Mode::Auto && config.landlock == Landlock::On;
+    let mut jail =
+        Restrictions { mode: config.mode, seccomp: config.seccomp, ..Restrictions::default() };
+    jail.files = config.mode != Mode::Auto && config.landlock == Landlock::On;
     let threads = threads();
     if threads > 1 {
-        held.lacks.push(format!("{} threads are not restricted: please report it", threads - 1));
+        jail.lacks.push(format!("{} threads are not restricted: please report it", threads - 1));
     }
-    held.connects = needs.connect;
+    jail.connects = needs.connect;
     let programs = filter::programs(needs, config.seccomp)?;
-    let rules = paths.rules(held.files)?;
+    let rules = paths.rules(jail.files)?;
     match kernel::leave_network() {
-        Ok(()) => held.network = true,
-        Err(error) => held.lacks.push(format!("the network namespace cannot be left: {error}")),
+        Ok(()) => jail.network = true,
+        Err(error) => jail.lacks.push(format!("the network namespace cannot be left: {error}")),
     }
-    drop_privileges(config, needs, &mut held)?;
+    drop_privileges(config, needs, &mut jail)?;
     // Another process that wants the same disk finds its user through our open files, which would
     // then be visible only to root.
     if config.mode != Mode::Auto && !config.debug {
@@ -152,18 +153,18 @@ pub fn enter(config: &Config, needs: Needs, paths: &Paths) -> anyhow::Result<Hel
     }
     if config.landlock == Landlock::On {
         match paths::restrict(rules) {
-            Ok(enforced) => held.landlock = Some(enforced),
-            Err(error) => held.lacks.push(format!("{error:#}")),
+            Ok(enforced) => jail.landlock = Some(enforced),
+            Err(error) => jail.lacks.push(format!("{error:#}")),
         }
     }
     kernel::end_on_refusal()?;
-    held.record_user();
+    jail.record_user();
     if let Err(error) = filter::apply(&programs) {
-        held.seccomp = Seccomp::Off;
-        held.lacks.push(format!("{error:#}"));
+        jail.seccomp = Seccomp::Off;
+        jail.lacks.push(format!("{error:#}"));
     }
-    report(config, &held)?;
-    Ok(held)
+    report(config, &jail)?;
+    Ok(jail)
 }
 
 /// The number of threads: the kernel applies most restrictions to the calling thread only. Waits a
@@ -180,11 +181,11 @@ fn threads() -> usize {
 }
 
 /// Drops the user and the capabilities, as configured.
-fn drop_privileges(config: &Config, needs: Needs, held: &mut Held) -> anyhow::Result<()> {
+fn drop_privileges(config: &Config, needs: Needs, jail: &mut Restrictions) -> anyhow::Result<()> {
     let root = getuid().is_root();
     // A passt that is started again runs as another user, who owns its socket.
     let keep = if config.mode == Mode::Auto && config.user.is_none() && root && needs.connect {
-        held.capabilities = true;
+        jail.capabilities = true;
         CapabilitySet::DAC_OVERRIDE
     } else {
         CapabilitySet::empty()
@@ -193,11 +194,11 @@ fn drop_privileges(config: &Config, needs: Needs, held: &mut Held) -> anyhow::Re
     match config.user {
         Some(user) => {
             if let Err(error) = user::change(user) {
-                held.lacks.push(format!("{error:#}"));
+                jail.lacks.push(format!("{error:#}"));
             }
         }
         None if root && config.mode != Mode::Auto => {
-            held.lacks.push("the process stays root: set user=UID:GID".into());
+            jail.lacks.push("the process stays root: set user=UID:GID".into());
         }
         None => {}
     }
@@ -206,11 +207,11 @@ fn drop_privileges(config: &Config, needs: Needs, held: &mut Held) -> anyhow::Re
 
 /// Reports the restrictions that could not be applied: as an error with `--jail must`, otherwise in
 /// the log.
-fn report(config: &Config, held: &Held) -> anyhow::Result<()> {
-    let lacks = held.lacks.join("; ");
+fn report(config: &Config, jail: &Restrictions) -> anyhow::Result<()> {
+    let lacks = jail.lacks.join("; ");
     // Without new sockets, the network namespace is only a second line of defense, and few
     // containers allow both. Do not warn if only this is missing.
-    let only_network = held.lacks.len() == 1 && !held.network && held.seccomp == Seccomp::On;
+    let only_network = jail.lacks.len() == 1 && !jail.network && jail.seccomp == Seccomp::On;
     match config.mode {
         Mode::Must if !lacks.is_empty() => bail!("--jail must: {lacks}"),
         Mode::On if only_network => tracing::info!("jail: {lacks}; seccomp refuses new sockets"),
@@ -218,6 +219,6 @@ fn report(config: &Config, held: &Held) -> anyhow::Result<()> {
         _ if !lacks.is_empty() => tracing::debug!("jail: {lacks}"),
         _ => {}
     }
-    tracing::debug!("jail: {}", held.status());
+    tracing::debug!("jail: {}", jail.status());
     Ok(())
 }

@@ -34,7 +34,7 @@ pub(super) fn set_slot(vm: &VmFd, slot: Slot, host: Option<&MmapRegion>) -> anyh
         userspace_addr: host.map_or(0, |host| host.as_ptr() as u64),
     };
     // SAFETY: the region is a live mapping of that size, and its owner keeps it until the VM
-    // is gone or the slot is taken back (`lent::Lent` and `vm::Vm::ram` own both).
+    // is gone or the slot is taken back (`lent::DeviceMemory` and `vm::Vm::ram` own both).
     unsafe { vm.set_user_memory_region(region) }
         .with_context(|| format!("memory slot {} at {:#x}", slot.number, slot.guest))
 }

@@ -18,7 +18,7 @@ use super::fd::{self, Slot};
 const CHIPS: Range<u64> = 0xfec0_0000..0xfef0_0000;
 
 /// A mapping, and the memory slot that shows it to the guest.
-pub(super) struct Lent {
+pub(super) struct DeviceMemory {
     vm: Arc<VmFd>,
     region: MmapRegion,
     state: Mutex<State>,
@@ -33,7 +33,7 @@ struct State {
     changed: Pages,
 }
 
-impl Lent {
+impl DeviceMemory {
     /// A mapping with a slot of its own. It is not in the guest until `place` gives it an address.
     pub(super) fn new(vm: Arc<VmFd>, region: MmapRegion, slot: Slot) -> Self {
         let tracked = if tracks_writes(slot) { region.size() as u64 } else { 0 };
@@ -62,7 +62,7 @@ fn tracks_writes(slot: Slot) -> bool {
     slot.flags & KVM_MEM_LOG_DIRTY_PAGES != 0
 }
 
-impl Backing for Lent {
+impl Backing for DeviceMemory {
     fn place(&self, at: Option<u64>) -> anyhow::Result<()> {
         let mut state = self.state.lock().expect("no thread panicked");
         // KVM cannot move a slot that the guest may not write: remove it, then add it.
@@ -104,7 +104,7 @@ impl Backing for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         self.place(None).ok();
     }

@@ -17,7 +17,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MmapRegi
 use vmm_sys_util::eventfd::EventFd;
 
 use super::fd::{self, Slot};
-use super::lent::Lent;
+use super::lent::DeviceMemory;
 use super::routes::{Irqfd, PINS, Table};
 use crate::ram;
 
@@ -179,7 +179,7 @@ impl Host for Vm {
             Guest::Writes => 0,
             Guest::Draws => KVM_MEM_LOG_DIRTY_PAGES,
         };
-        Ok(Arc::new(Lent::new(self.fd.clone(), region, self.slot(flags, 0))))
+        Ok(Arc::new(DeviceMemory::new(self.fd.clone(), region, self.slot(flags, 0))))
     }
 
     fn release(&self, range: Range<u64>) {

@@ -26,8 +26,8 @@ pub fn show(config: Config, json: bool) -> anyhow::Result<String> {
     let ranges: Vec<_> = plan.ram.ranges().into_iter().map(region).collect::<Result<_, _>>()?;
     let memory = Memory::new(Arc::new(GuestMemoryMmap::from_ranges(&ranges)?));
     let mut board = Board::new(memory, Arc::new(FakeHost::default()), Arc::new(|_| {}));
-    let description = plan.furnish(&mut board)?;
-    let platform = description.get().expect("it was furnished").platform()?;
+    let description = plan.add_devices(&mut board)?;
+    let platform = description.get().expect("`add_devices` sets it").platform()?;
     let facts = json!({
         "config": plan.config,
         "memory": memory_map(&plan),

@@ -184,7 +184,7 @@ impl Plan {
     /// # Errors
     ///
     /// Fails if a device cannot have a resource that it needs.
-    pub fn furnish(&self, board: &mut Board) -> anyhow::Result<Arc<OnceLock<Description>>> {
+    pub fn add_devices(&self, board: &mut Board) -> anyhow::Result<Arc<OnceLock<Description>>> {
         let description = Arc::<OnceLock<Description>>::default();
         for device in self.devices() {
             board.add(device.kind(), |place| device.build(place))?;
@@ -214,7 +214,7 @@ pub fn build(config: Config, events: Events, on_stop: OnStop) -> anyhow::Result<
     let vm = Arc::new(Vm::new(&kvm, &ram)?);
 
     let mut board = Board::new(Memory::new(ram.clone()), vm.clone() as Arc<dyn Host>, events);
-    let description = plan.furnish(&mut board)?;
+    let description = plan.add_devices(&mut board)?;
     let direct = direct(&plan.config, description)?;
 
     vm.finish()?;
