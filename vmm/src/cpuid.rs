@@ -68,7 +68,7 @@ const SVM: u32 = 1 << 2;
 /// Leaf 1, EDX: MTRRs; more than one processor in a package.
 const MTRR: u32 = 1 << 12;
 const HTT: u32 = 1 << 28;
-/// Leaf 0x80000001, ECX: cores without an APIC ID range of their own; leaf 0x8000001E is valid;
+/// Leaf 0x80000001, ECX: legacy multi-core mode (CmpLegacy); leaf 0x8000001E is valid;
 /// more performance counters, which Windows Server 2022 expects only together with that leaf.
 const CMP_LEGACY: u32 = 1 << 1;
 const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;

@@ -436,7 +436,6 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// Writes bytes.
 fn put(address: u64, bytes: &[u8]) {
     bytes.iter().zip(address..).for_each(|(byte, at)| write8(at, *byte));
 }

@@ -50,7 +50,6 @@ static mut STORE: Cells = Cells {
     body: [[Cell::ZERO; CELLS]; 2],
 };
 
-/// A page on a display.
 pub(crate) struct Page {
     canvas: Canvas,
     title: Layer,

@@ -175,7 +175,6 @@ pub(crate) struct Descriptor {
     pub(crate) next: u16,
 }
 
-/// A split queue.
 pub(crate) struct Queue {
     number: u16,
     pub(crate) size: u16,

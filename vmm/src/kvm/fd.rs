@@ -16,7 +16,6 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ref
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use vmm_sys_util::{ioctl_io_nr, ioctl_ior_nr, ioctl_iow_nr, ioctl_iowr_nr};
 
-/// A memory slot.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     pub(super) number: u32,

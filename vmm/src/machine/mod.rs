@@ -1,7 +1,6 @@
-//! Builds a machine from its parts, in a fixed order. No other module connects devices with the
-//! tables that describe them.
+//! Builds a machine from its parts, in a fixed order.
 //!
-//! Here, and nowhere else, devices meet the tables that describe them.
+//! No other module connects devices with the tables that describe them.
 
 mod bars;
 mod description;
