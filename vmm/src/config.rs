@@ -197,8 +197,8 @@ options! {
 /// An option's type: how it is read from the command line and from JSON.
 trait OptionValue: Default + DeserializeOwned {
     const REPEATS: bool = false;
-    /// The JSON forms that are accepted besides a string, for error messages.
-    const JSON_FORMS: &'static str = "a text";
+    /// The accepted JSON forms, for error messages.
+    const JSON_FORMS: &'static str = "a string";
 
     /// Reads the text of one occurrence on the command line.
     fn read_text(&mut self, text: &str) -> anyhow::Result<()>;

@@ -114,6 +114,6 @@ tap0\t0008090A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
         let said = |name| measure(name).unwrap_err().to_string();
         assert!(said("a/b").contains("not an interface name"));
         assert!(said("tap:transom-gone").contains("ip tuntap add transom-gone"));
-        assert!(said("lo").contains("no tap"));
+        assert!(said("lo").contains("not a tap"));
     }
 }

@@ -105,7 +105,7 @@ impl Route for Irqfd {
     }
 
     fn send(&self) {
-        // This blocks only after 2^64 interrupts that KVM did not take.
+        // The counter is full only after 2^64 interrupts that KVM did not take.
         self.event.write(1).ok();
     }
 }
