@@ -69,8 +69,8 @@ ioctl_iow_nr!(KVM_X86_SETUP_MCE, kvm_bindings::KVMIO, 0x9c, u64);
 ioctl_ior_nr!(KVM_X86_GET_MCE_CAP_SUPPORTED, kvm_bindings::KVMIO, 0x9d, u64);
 
 /// Gives a processor the machine-check banks of a PC, with the features that KVM supports: control
-/// register, corrected-error interrupts (without their entry in the local APIC, Windows faults),
-/// software recovery.
+/// register, corrected-error interrupts (without them, Windows faults when it accesses their entry
+/// of the local APIC), software recovery.
 pub(super) fn set_up_machine_checks(kvm: &Kvm, vcpu: &VcpuFd) {
     const BANKS: u64 = 10;
     const WANTED: u64 = 1 << 8 | 1 << 10 | 1 << 24;
