@@ -39,7 +39,7 @@ const RECENT: usize = 24;
 const TEXT: usize = 160;
 
 /// The state of keyboard and mouse, and recent input.
-pub(crate) struct Hands {
+pub(crate) struct UserInput {
     /// Recent keys, the newest at the end.
     recent: [u8; RECENT],
     count: usize,
@@ -80,7 +80,7 @@ pub(crate) struct Pointer {
     pub(crate) seen: bool,
 }
 
-impl Hands {
+impl UserInput {
     /// Enables both devices, with interrupts for this processor, whose local APIC must be enabled.
     pub(crate) fn open((width, height): (u32, u32)) -> Option<Self> {
         // The status reads as ones if there is no controller.

@@ -52,7 +52,7 @@ use clock::Clock;
 use console::{Console, Store};
 use cpu::Cpu;
 use display::Display;
-use hands::Hands;
+use hands::UserInput;
 use page::Page;
 use report::{Finding, Report};
 use start::{Start, Words};
@@ -140,13 +140,13 @@ fn show_live(session: &mut Session, moving: Option<(Display, Cpu)>, pm_base: u16
         return;
     }
     let button = end::Button::open(pm_base);
-    let hands = session.page.as_ref().and_then(|page| Hands::open(page.size()));
+    let hands = session.page.as_ref().and_then(|page| UserInput::open(page.size()));
     let (Some(page), Some(mut hands)) = (session.page.as_mut(), hands) else { wait(button) };
     page.show(&session.report, Some(&hands));
     loop {
         button.poll();
         while hands.read_all() {
-            page.show_hands(&hands);
+            page.show_input(&hands);
         }
         entry::halt_once();
     }

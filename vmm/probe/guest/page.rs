@@ -5,7 +5,7 @@ use core::fmt::{self, Arguments, Write};
 use crate::canvas::{Canvas, Cell, Layer, Pen, Style};
 use crate::cursor::Cursor;
 use crate::font::{DOT, Font, RIGHT, WRONG};
-use crate::hands::Hands;
+use crate::hands::UserInput;
 use crate::keys::Name;
 use crate::names;
 use crate::report::{Finding, Report, Verdict};
@@ -192,7 +192,7 @@ impl Page {
     }
 
     /// Shows the report so far.
-    pub(crate) fn show(&mut self, report: &Report, hands: Option<&Hands>) {
+    pub(crate) fn show(&mut self, report: &Report, hands: Option<&UserInput>) {
         let panels = self.areas(report);
         if panels != self.panels {
             self.draw_panels(panels);
@@ -211,12 +211,12 @@ impl Page {
     }
 
     /// Updates the panel of keyboard and mouse.
-    pub(crate) fn show_hands(&mut self, hands: &Hands) {
+    pub(crate) fn show_input(&mut self, hands: &UserInput) {
         self.input(self.panels[PANELS - 1], Some(hands));
         self.draw(Some(hands));
     }
 
-    fn draw(&mut self, hands: Option<&Hands>) {
+    fn draw(&mut self, hands: Option<&UserInput>) {
         let pointer = hands.map(|hands| &hands.pointer).filter(|pointer| pointer.seen);
         self.cursor.lift(&self.canvas);
         self.title.draw(&self.canvas);
@@ -391,7 +391,7 @@ impl Page {
         }
     }
 
-    fn input(&mut self, area: Area, hands: Option<&Hands>) {
+    fn input(&mut self, area: Area, hands: Option<&UserInput>) {
         let (right, left) = (area.right - PADDING, area.left + PADDING + LABEL);
         let mut panel = Panel::open(&mut self.body, area, "Keyboard and mouse");
         let Some(hands) = hands else {
