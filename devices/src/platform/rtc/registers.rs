@@ -129,7 +129,11 @@ impl Registers {
             "a saved clock with {length} bytes of memory instead of 128"
         );
         let far = state.offset.unsigned_abs().max(state.seen.unwrap_or(0).unsigned_abs());
-        anyhow::ensure!(far < MAX_OFFSET, "a saved clock with an offset of {} us", self.state.offset);
+        anyhow::ensure!(
+            far < MAX_OFFSET,
+            "a saved clock with an offset of {} us",
+            self.state.offset
+        );
         self.state = state;
         (self.epoch, self.ticked, self.held) = (Instant::now(), 0, None);
         self.interrupt();
