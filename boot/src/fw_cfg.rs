@@ -44,7 +44,7 @@ pub fn files(files: &Files<'_>) -> Result<Vec<File>> {
         for path in files.boot_order {
             ensure!(
                 path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic()),
-                "{path:?} is not the path of something to boot"
+                "{path:?} is not an OpenFirmware path: it must start with `/` and have no spaces"
             );
         }
         // The firmware ignores the file if its last byte is not 0.
@@ -74,7 +74,8 @@ pub const KEY_CPU_COUNT_MAX: u16 = 0x000F;
 /// Fails if `cpus` is 0 or too large for the key.
 pub fn numbers(cpus: usize, uuid: [u8; 16], boot_menu: bool) -> Result<Vec<(u16, Vec<u8>)>> {
     ensure!(cpus > 0, "a machine without a processor");
-    let count = u16::try_from(cpus).map_err(|_| anyhow::anyhow!("{cpus} processors"))?;
+    let count =
+        u16::try_from(cpus).map_err(|_| anyhow::anyhow!("{cpus} processors: at most 65535"))?;
     Ok(vec![
         (KEY_UUID, uuid.to_vec()),
         (KEY_CPU_COUNT, count.to_le_bytes().to_vec()),

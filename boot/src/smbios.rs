@@ -104,7 +104,7 @@ impl Smbios {
         let room = AREA.end - address;
         ensure!(
             tables.len() as u64 <= room,
-            "SMBIOS structures of {} bytes, where direct boot has room for {room}",
+            "SMBIOS structures of {} bytes, but direct boot has room for {room}",
             tables.len()
         );
         Ok(vec![(AREA.start, anchor(&tables, address)?), (address, tables)])
@@ -167,7 +167,7 @@ impl Smbios {
             total = total.checked_add(range.end - range.start).context("RAM beyond 64 bits")?;
         }
         let modules = u16::try_from(total.div_ceil(MODULE_MAX))
-            .with_context(|| format!("{} MiB of memory", total / MIB))?;
+            .with_context(|| format!("{} MiB of memory: too much for SMBIOS", total / MIB))?;
         memory_array(total, modules).end(tables)?;
         for module in 0..modules {
             let size = (total - u64::from(module) * MODULE_MAX).min(MODULE_MAX);
@@ -201,13 +201,16 @@ impl Processors {
     /// Type 4 (7.5).
     fn structure(&self, socket: u16) -> Result<Structure> {
         let threads = self.cores.checked_mul(self.threads).with_context(|| {
-            format!("{} cores of {} threads in a socket", self.cores, self.threads)
+            format!(
+                "{} cores of {} threads in a socket: too many for SMBIOS",
+                self.cores, self.threads
+            )
         })?;
         ensure!(threads > 0, "a processor with {} cores of {} threads", self.cores, self.threads);
         let handle = PROCESSOR
             .checked_add(socket)
             .filter(|handle| *handle < MEMORY_ARRAY)
-            .with_context(|| format!("{} sockets", self.sockets))?;
+            .with_context(|| format!("{} sockets: too many for SMBIOS", self.sockets))?;
         // 255 in the byte field means that the word field has the number.
         let byte = |count: u16| u8::try_from(count).unwrap_or(0xFF);
         let multi = |count: u16, bit: u16| if count > 1 { 1 << bit } else { 0 };
@@ -357,7 +360,8 @@ impl Structure {
         for text in &self.strings {
             ensure!(
                 text.len() <= 255 && !text.bytes().any(|byte| byte < b' ' || byte == 0x7F),
-                "{text:?} cannot be an SMBIOS string"
+                "{text:?} cannot be an SMBIOS string: use at most 255 bytes and no control \
+                 characters"
             );
             tables.extend(text.as_bytes());
             tables.push(0);

@@ -81,7 +81,7 @@ impl Platform {
 
     fn check(&self) -> Result<()> {
         ensure!(!self.cpus.is_empty(), "a machine without a processor");
-        ensure!(self.cpus.len() <= CPUS_MAX, "{} processors are too many", self.cpus.len());
+        ensure!(self.cpus.len() <= CPUS_MAX, "{} processors: at most {CPUS_MAX}", self.cpus.len());
         let mut ids: Vec<_> = self.cpus.iter().map(|cpu| cpu.apic_id).collect();
         ids.sort_unstable();
         for pair in ids.windows(2) {
@@ -98,13 +98,13 @@ impl Platform {
         );
         ensure!(
             self.pm_base.is_multiple_of(PM_LENGTH) && self.pm_base < 0xCF8 - PM_LENGTH,
-            "a power management block at port {:#x}",
+            "a power management block at port {:#x}: the address is unaligned or too high",
             self.pm_base
         );
         for window in &self.windows {
             ensure!(
                 !window.is_empty() && window.end <= 1 << 32,
-                "a 32-bit PCI window at {window:#x?}"
+                "a 32-bit PCI window at {window:#x?}: it is empty or above 4 GiB"
             );
         }
         let mut ranges: Vec<_> = self.windows.iter().chain(&self.window64).collect();
@@ -240,7 +240,7 @@ mod test {
     fn has_room_for_a_thousand_processors_in_direct_boot() {
         assert!(tables(&platform(1024)).unwrap().image().is_ok());
         let error = tables(&platform(4096)).unwrap().image().unwrap_err().to_string();
-        assert!(error.contains("where direct boot has room for 65472"), "{error}");
+        assert!(error.contains("but direct boot has room for 65472"), "{error}");
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod test {
             })
         };
         assert!(changed(|n| n.lines = vec![24]).contains("line 24"));
-        assert!(changed(|n| n.ports = vec![0x80..0x80; 1]).contains("no port at 0x80"));
+        assert!(changed(|n| n.ports = vec![0x80..0x80; 1]).contains("an empty port range at 0x80"));
         assert!(changed(|n| n.memory = vec![0..1 << 33; 1]).contains("not below 4 GiB"));
         assert!(refusal(|p| p.nodes = vec![node("PNP0501"); 36]).contains("36 devices"));
         for hid in ["PNP0103", TPM] {

@@ -55,15 +55,15 @@ impl Node {
         let hid = &self.hid;
         ensure!(is_id(hid), "{hid:?} is neither an EISA nor an ACPI ID");
         for ports in &self.ports {
-            ensure!(!ports.is_empty(), "{hid} with no port at {:#x}", ports.start);
+            ensure!(!ports.is_empty(), "{hid} with an empty port range at {:#x}", ports.start);
         }
         for line in &self.lines {
-            ensure!(*line < LINES, "{hid} on line {line}, where the I/O APIC has {LINES}");
+            ensure!(*line < LINES, "{hid} on line {line}, but the I/O APIC has only {LINES} lines");
         }
         for memory in &self.memory {
             ensure!(
                 !memory.is_empty() && memory.end < 1 << 32,
-                "{hid} with memory at {memory:#x?}, which is not below 4 GiB"
+                "{hid} with memory at {memory:#x?}, which is empty or not below 4 GiB"
             );
         }
         Ok(())

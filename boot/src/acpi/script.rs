@@ -233,7 +233,7 @@ impl Tables {
         }
         script.extend(allocate(Blob::Page, PAGE_ALIGN, Zone::High));
         script.extend(self.steps.iter().flat_map(|step| step.command()));
-        script.extend(tell_address());
+        script.extend(write_address());
         [
             File::new(TABLES_FILE, self.tables.clone()),
             File::new(RSDP_FILE, self.rsdp.clone()),
@@ -254,7 +254,7 @@ impl Tables {
         let room = TABLES_AREA.end - TABLES_AREA.start;
         ensure!(
             self.tables.len() as u64 <= room,
-            "ACPI tables of {} bytes, where direct boot has room for {room}",
+            "ACPI tables of {} bytes, but direct boot has room for {room}",
             self.tables.len()
         );
         let mut rsdp = self.rsdp.clone();
@@ -347,7 +347,7 @@ fn add_pointer(blob: Blob, offset: u32, size: u8, to: Blob) -> [u8; COMMAND] {
 
 /// Makes the firmware write the address of the VM Generation ID to a file, so that the ID can be
 /// changed later.
-fn tell_address() -> [u8; COMMAND] {
+fn write_address() -> [u8; COMMAND] {
     let mut payload = field(vmgenid::ADDRESS_FILE).to_vec();
     payload.extend(name(Blob::Page));
     payload.extend(0u32.to_le_bytes());

@@ -124,7 +124,7 @@ where
             let start_info = params::start_info(&info, START_INFO)?;
             ensure!(
                 start_info.len() as u64 <= ZERO_PAGE - START_INFO,
-                "a memory map of {} entries",
+                "a memory map of {} entries does not fit into the start info",
                 boot.e820.len()
             );
             write(memory, START_INFO, &start_info)?;

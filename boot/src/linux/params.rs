@@ -32,7 +32,12 @@ pub(super) fn zero_page(header: &setup_header, info: &BootInfo<'_>) -> Result<Ve
     let mut params =
         boot_params { hdr: header, acpi_rsdp_addr: info.rsdp, ..boot_params::default() };
     let mut table = params.e820_table;
-    ensure!(info.e820.len() <= table.len(), "a memory map of {} entries", info.e820.len());
+    ensure!(
+        info.e820.len() <= table.len(),
+        "a memory map of {} entries: the zero page has room for {}",
+        info.e820.len(),
+        table.len()
+    );
     for (slot, entry) in table.iter_mut().zip(info.e820) {
         *slot =
             boot_e820_entry { addr: entry.base, size: entry.length, r#type: entry.kind.number() };
