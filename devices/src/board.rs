@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 
 use crate::balloon;
-use crate::bus::{Seat, Spaces, Window, vacant};
+use crate::bus::{Extent, Seat, Spaces, Window, vacant};
 use crate::device::{Device, Kind, Region, Saved};
 use crate::grants::{Claim, Events, Grants, Shared};
 use crate::hypervisor::Host;
@@ -264,7 +264,7 @@ impl Resources for BoardGrants<'_> {
     fn window(&mut self, kind: Kind, size: u64) -> Arc<Window> {
         let region = self.region();
         let Shared { spaces, host, .. } = self.board.shared.clone();
-        let window = Window::new((kind, size), region, self.seat.clone(), spaces, host);
+        let window = Window::new(Extent { kind, size }, region, self.seat.clone(), spaces, host);
         let window = Arc::new(window);
         self.claims.push(Claim::Window(window.clone()));
         window

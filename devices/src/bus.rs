@@ -32,7 +32,7 @@ impl Seat {
             tracing::debug!(
                 device = self.name,
                 "the guest {verb} {length} bytes at an invalid register: region {}, \
-                offset {:#x} (logged once)",
+                 offset {:#x} (logged once)",
                 hit.region.0,
                 hit.offset
             );
@@ -161,6 +161,13 @@ impl Spaces {
     }
 }
 
+/// The address space of a window, and its size in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) kind: Kind,
+    pub(crate) size: u64,
+}
+
 /// A region that the guest may move at any time. Its doorbells and its memory move with it.
 pub struct Window {
     kind: Kind,
@@ -190,7 +197,7 @@ struct Mapping {
 
 impl Window {
     pub(crate) fn new(
-        (kind, size): (Kind, u64),
+        Extent { kind, size }: Extent,
         region: Region,
         seat: Arc<Seat>,
         spaces: Arc<Spaces>,

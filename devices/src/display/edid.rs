@@ -111,8 +111,8 @@ fn base(preferred: Resolution, memory: u64, serial: u32, first: &[u8; 18]) -> Ve
     block.extend(PRODUCT.to_le_bytes());
     block.extend(serial.to_le_bytes());
     block.extend([0xff, YEAR, 1, 4, DIGITAL_8_BITS]);
-    let centimetres = |pixels| low((millimeters(pixels) / 10).min(255));
-    block.extend([centimetres(preferred.width()), centimetres(preferred.height())]);
+    let centimeters = |pixels| low((millimeters(pixels) / 10).min(255));
+    block.extend([centimeters(preferred.width()), centimeters(preferred.height())]);
     block.extend([GAMMA, FEATURES]);
     block.extend(SRGB);
     block.extend(ESTABLISHED);

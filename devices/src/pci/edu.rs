@@ -389,7 +389,7 @@ mod test {
     fn wait(event: &str, done: impl Fn() -> bool) {
         let start = Instant::now();
         while !done() {
-            assert!(start.elapsed() < Duration::from_secs(10), "no {event}");
+            assert!(start.elapsed() < Duration::from_secs(10), "timeout: {event}");
             std::thread::yield_now();
         }
     }
@@ -401,7 +401,7 @@ mod test {
     }
 
     /// Runs a DMA as in the specification's example.
-    fn dma(bench: &Bench, command: u64, (source, destination, count): (u64, u64, u64)) {
+    fn dma(bench: &Bench, command: u64, source: u64, destination: u64, count: u64) {
         program(bench, source, destination, count);
         set_wide(bench, DMA_COMMAND, command | START);
         wait("the end of the DMA", || get(bench, DMA_COMMAND) & 1 == 0);
@@ -466,7 +466,7 @@ mod test {
         bench.write(Kind::Memory, BAR1, &0xfee0_0000_u64.to_le_bytes());
         bench.write(Kind::Memory, BAR1 + 8, &0x41_u64.to_le_bytes());
         set_config(&bench, 0x40, 0x8000_0000);
-        dma(&bench, DMA_INTERRUPT, (0, BUFFER, 16));
+        dma(&bench, DMA_INTERRUPT, 0, BUFFER, 16);
         wait("the message", || bench.host.sent.lock().unwrap().len() == 1);
         assert_eq!(bench.host.sent.lock().unwrap()[0].data, 0x41);
         assert_eq!(get(&bench, INTERRUPT_STATUS), DMA_DONE);
@@ -477,8 +477,8 @@ mod test {
     fn moves_memory_into_its_buffer_and_out_again() {
         let bench = bench();
         bench.memory.write(0x1000, b"abcd").unwrap();
-        dma(&bench, 0, (0x1000, BUFFER + 4092, 4));
-        dma(&bench, TO_MEMORY, (BUFFER + 4092, 0x2001, 4));
+        dma(&bench, 0, 0x1000, BUFFER + 4092, 4);
+        dma(&bench, TO_MEMORY, BUFFER + 4092, 0x2001, 4);
         assert_eq!(&memory(&bench, 0x2001), b"abcd");
     }
 
@@ -486,7 +486,7 @@ mod test {
     fn a_transfer_out_of_bounds_moves_nothing_and_is_finished() {
         let bench = bench();
         bench.memory.write(0, &[7; 8192]).unwrap();
-        dma(&bench, 0, (0, BUFFER, 4096));
+        dma(&bench, 0, 0, BUFFER, 4096);
         for (source, count) in [
             (BUFFER - 1, 4),
             (BUFFER + 4093, 4),
@@ -497,15 +497,15 @@ mod test {
             (BUFFER + 1, u64::MAX),
         ] {
             bench.memory.write(0x3000, b"kept").unwrap();
-            dma(&bench, TO_MEMORY | DMA_INTERRUPT, (source, 0x3000, count));
+            dma(&bench, TO_MEMORY | DMA_INTERRUPT, source, 0x3000, count);
             assert_eq!(&memory(&bench, 0x3000), b"kept", "{source:#x} {count:#x}");
             wait("the interrupt", || get(&bench, INTERRUPT_STATUS) == DMA_DONE);
             set(&bench, INTERRUPT_ACKNOWLEDGE, DMA_DONE);
         }
-        dma(&bench, TO_MEMORY, (BUFFER, u64::MAX - 2, 4));
-        dma(&bench, 0, (1 << 40, BUFFER, 4));
+        dma(&bench, TO_MEMORY, BUFFER, u64::MAX - 2, 4);
+        dma(&bench, 0, 1 << 40, BUFFER, 4);
         set_config(&bench, 0x04, 2);
-        dma(&bench, TO_MEMORY, (BUFFER, 0x3000, 4));
+        dma(&bench, TO_MEMORY, BUFFER, 0x3000, 4);
         assert_eq!(&memory(&bench, 0x3000), b"kept", "the driver allowed no bus mastering");
     }
 
@@ -515,7 +515,7 @@ mod test {
         let bell = |address| Doorbell { kind: Kind::Memory, address, length: 4, value: Some(1) };
         assert_eq!(*bench.host.bells.lock().unwrap(), [bell(BAR0 + DMA_DOORBELL)]);
         bench.memory.write(0x1000, b"ring").unwrap();
-        dma(&bench, 0, (0x1000, BUFFER, 4));
+        dma(&bench, 0, 0x1000, BUFFER, 4);
         program(&bench, BUFFER, 0x2000, 4);
         set(&bench, DMA_COMMAND, 6);
         assert_eq!(get(&bench, DMA_COMMAND), 6, "kept, and not started");
@@ -531,7 +531,7 @@ mod test {
     fn what_was_pending_goes_on_after_a_park_and_is_gone_after_a_reset() {
         let bench = bench();
         bench.memory.write(0x1000, b"data").unwrap();
-        dma(&bench, 0, (0x1000, BUFFER, 4));
+        dma(&bench, 0, 0x1000, BUFFER, 4);
         program(&bench, BUFFER, 0x2000, 4);
         set(&bench, LIVENESS, 5);
         let freeze = |change: &dyn Fn(&mut serde_json::Value)| {
@@ -558,7 +558,7 @@ mod test {
         set_config(&bench, 0x10, 0xc000_0000);
         set_config(&bench, 0x04, 6);
         assert_eq!([LIVENESS, FACTORIAL, STATUS, DMA_COUNT].map(|at| get(&bench, at)), [0; 4]);
-        dma(&bench, TO_MEMORY, (BUFFER, 0x2000, 4));
+        dma(&bench, TO_MEMORY, BUFFER, 0x2000, 4);
         assert_eq!(memory(&bench, 0x2000), [0; 4], "the buffer is empty again");
     }
 
