@@ -3,7 +3,7 @@
 //!
 //! Waking a thread takes 5 to 50 us, longer than a small read from a cached disk and as long as one
 //! from a fast disk. After several sleeps in a row that were shorter than [`SHORT_WAIT`], the
-//! thread therefore polls instead, with the driver's doorbell switched off: for [`POLL_TIME`], or
+//! thread therefore polls instead, with the driver's doorbell switched off: for [`AWAKE`], or
 //! for [`SHORT_WAIT`] while the driver waits for one request. It stops polling the first time that
 //! nothing arrives. An idle device thus costs nothing, and polling in vain costs little.
 
@@ -18,7 +18,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// The time to poll for new requests.
-pub(crate) const POLL_TIME: Duration = Duration::from_micros(32);
+pub(crate) const AWAKE: Duration = Duration::from_micros(32);
 /// Sleeps shorter than this, including the wake-up, could have been spent polling. Also the time to
 /// poll for the end of a request that the driver waits for.
 const SHORT_WAIT: Duration = Duration::from_micros(128);
@@ -124,7 +124,7 @@ fn run(value: &mut impl Serve, epoll: &Epoll, stop: &AtomicBool) {
             continue;
         }
         let (habit, span) =
-            if value.awaits() { (&mut ends, SHORT_WAIT) } else { (&mut commands, POLL_TIME) };
+            if value.awaits() { (&mut ends, SHORT_WAIT) } else { (&mut commands, AWAKE) };
         if habit.should_poll() {
             if poll(value, stop, span) {
                 continue;
@@ -149,7 +149,7 @@ fn poll(value: &mut impl Serve, stop: &AtomicBool, span: Duration) -> bool {
         if value.serve() {
             return true;
         }
-        if span > POLL_TIME {
+        if span > AWAKE {
             // Let other threads use this processor.
             thread::yield_now();
         } else {
@@ -222,7 +222,7 @@ mod test {
             assert!(!habit.should_poll(), "after {wait}");
         }
         habit.learn(SHORT_WAIT);
-        (1..MIN_SHORT_WAITS).for_each(|_| habit.learn(POLL_TIME));
+        (1..MIN_SHORT_WAITS).for_each(|_| habit.learn(AWAKE));
         assert!(!habit.should_poll(), "a long wait was between");
         habit.learn(SHORT_WAIT / 2);
         assert!(habit.should_poll());

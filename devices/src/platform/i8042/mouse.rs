@@ -296,7 +296,7 @@ mod test {
             let buttons = u8::try_from(button % 2).unwrap();
             mouse.motion(Motion { dx: i32::MAX, dy: i32::MIN, wheel: i32::MIN, buttons });
         }
-        assert!(mouse.moves.len() <= CHANGES);
+        assert!(mouse.moves.len() <= MAX_CHANGES);
         assert_eq!(mouse.pop(), Some(0x08));
     }
 
