@@ -214,7 +214,7 @@ fn the_generation_id_is_where_the_table_and_the_address_file_say() {
         let loaded = load(&sample.files());
         let address = loaded.written_back["etc/vmgenid_addr"];
         assert_eq!(loaded.at(address)[..16], id);
-        assert!(address.is_multiple_of(8), "as Windows wants it");
+        assert!(address.is_multiple_of(8), "Windows requires it");
         let tables: Vec<_> = loaded.roots().iter().map(|root| loaded.table(*root)).collect();
         let table = tables.into_iter().find(|table| table.starts_with(b"SSDT")).unwrap();
         assert_eq!(table[36..42], *b"\x08VGIA\x0c");

@@ -595,7 +595,7 @@ mod test {
         write(&bench, VARS + 0x5123, &[PROGRAM, 0x5a]);
         write(&bench, VARS + 0x6000, &[PROGRAM, READ_STATUS]);
         write(&bench, VARS + 0x6001, &[PROGRAM, 0]);
-        assert_eq!(read(&bench, VARS + 0x6000), READ_STATUS, "data is no command");
+        assert_eq!(read(&bench, VARS + 0x6000), READ_STATUS, "data is not a command");
         write(&bench, VARS + 0x6fff, &[ERASE, ERASE_CONFIRM]);
         assert_eq!(read(&bench, VARS + 0x6000), 0xff, "the array, without being asked");
         let mut expected = blank_vars();
@@ -724,7 +724,7 @@ mod test {
         write(&bench, VARS + 0x5000, &[PROGRAM, 0x44, READ_STATUS]);
         assert_eq!(read(&bench, VARS + 0x5000), STATUS_READY | STATUS_PROGRAM_ERROR);
         write(&bench, VARS + 0x5000, &[0xff]);
-        assert_eq!(read(&bench, VARS + 0x5000), 0x44, "the guest goes on in memory");
+        assert_eq!(read(&bench, VARS + 0x5000), 0x44, "the guest continues in memory");
         assert_eq!(fs::read(images.vars()).unwrap(), blank_vars());
 
         let view = bench.host.backing(VARS_SIZE as u64, Guest::Reads).unwrap();
@@ -861,7 +861,7 @@ mod test {
                     None => (block..block + BLOCK_BYTES).map(|at| change(at, 0xff)).last().unwrap(),
                 }
             });
-            assert!(moment.is_some(), "the file is not what it was at any moment");
+            assert!(moment.is_some(), "the file never had this content");
             bench(images.config());
         }
     }

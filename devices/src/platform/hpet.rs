@@ -427,7 +427,7 @@ mod test {
         assert_eq!(read(&bench, TIMER0), 0x00ff_0000_0000_017e, "pin 2 is not offered");
         write32(&bench, BASE + MAIN_CNT + 4, 7);
         write32(&bench, BASE + MAIN_CNT, 9);
-        assert_eq!(read(&bench, BASE + MAIN_CNT), 7 << 32 | 9, "it stands still");
+        assert_eq!(read(&bench, BASE + MAIN_CNT), 7 << 32 | 9, "the counter is stopped");
         write(&bench, BASE + GEN_CONF, u64::MAX);
         assert_eq!(read(&bench, BASE + GEN_CONF), ENABLE_CNF, "no legacy replacement");
     }

@@ -191,7 +191,7 @@ impl<B: Iterator<Item = u8>> Deeds<B> {
             180..220 => driver.kick(queue),
             220..232 => {
                 let saved = driver.bench.board.park();
-                driver.bench.board.run(saved).expect("what was just saved");
+                driver.bench.board.run(saved).expect("the state was just saved");
             }
             232..250 => {
                 let (at, value) = (self.address()?, self.word()?);

@@ -554,7 +554,7 @@ mod test {
         assert_eq!(bench.board.park(), saved);
         bench.board.run(saved).unwrap();
         bench.write(Kind::Port, 0x60, &[2]);
-        assert_eq!(drain(&bench)[..2], [(0, 0x2a), (MOUSE_OUTPUT_FULL, 0xfa)], "goes on midway");
+        assert_eq!(drain(&bench)[..2], [(0, 0x2a), (MOUSE_OUTPUT_FULL, 0xfa)], "continues midway");
         bench.board.reset().unwrap();
         assert!(!bench.host.pins.is_high(1) && !bench.host.pins.is_high(12));
         assert_eq!(bench.board.park(), fresh);
