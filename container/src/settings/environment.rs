@@ -12,34 +12,34 @@ use super::variable::{Fate, Variable};
 use super::{Settings, list, near, value, version};
 use crate::status::{self, Failure};
 
-/// Variables, by name.
+/// Variables by name.
 pub type Environment = BTreeMap<OsString, OsString>;
 
-/// What the environment says.
+/// The parsed environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Said {
-    /// With types.
+    /// The settings.
     pub settings: Settings,
-    /// Names of the list that were set to something.
+    /// Names of the known variables that are set.
     pub names: BTreeSet<&'static str>,
-    /// Those of them that a file had, whose content nobody may see.
+    /// Those of them that came from a file. Their content is never shown.
     pub files: BTreeSet<&'static str>,
-    /// What there is to say about it, a sentence each.
+    /// Warnings, one sentence each.
     pub warnings: Vec<String>,
 }
 
-/// Reads every variable of the list, and the files that `NAME_FILE` names.
+/// Reads all variables of the list, and the files that `NAME_FILE` points to.
 ///
 /// # Errors
 ///
-/// With the exit status of the first variable that has a mistake: a sentence for each, with its
-/// name, its value unless that is secret, the reason and the way out.
+/// If a variable is invalid. The error has the exit status of the first invalid variable, and one
+/// sentence for each: its name, its value unless that is secret, the reason and the way out.
 pub fn read(environment: &Environment) -> anyhow::Result<Said> {
     let (said, mistakes) = read_all(environment);
     status::all(mistakes).map(|()| said)
 }
 
-/// The same, with all mistakes: what has one is as if it were not said.
+/// Reads all variables, and returns every error. An invalid variable keeps its default.
 pub fn read_all(environment: &Environment) -> (Said, Vec<anyhow::Error>) {
     let mut said = Said { settings: Settings::unsaid(), ..Said::default() };
     let mut mistakes = Vec::new();
@@ -54,7 +54,7 @@ pub fn read_all(environment: &Environment) -> (Said, Vec<anyhow::Error>) {
     (said, mistakes)
 }
 
-/// Takes one variable into the settings.
+/// Stores one variable in the settings.
 fn take(
     variable: &'static Variable,
     environment: &Environment,
@@ -67,7 +67,7 @@ fn take(
         return Ok(());
     };
     let kind = variable.kind();
-    // Of a file nothing is shown, and a password is what it is, with all its quotes.
+    // The content of a file is never shown. A password keeps its quotes and blanks.
     let shown = |text: &str| match kind.shown && !name.ends_with("_FILE") {
         true => format!("{name}={}", value::quote(&version::without_secrets(text))),
         false => name.clone(),
@@ -76,7 +76,7 @@ fn take(
     if text.is_empty() {
         return Ok(());
     }
-    // Kubernetes sets this name itself where a service is called web or vnc.
+    // Kubernetes sets this variable itself where a service is called web or vnc.
     if name.ends_with("_PORT") && (text.starts_with("tcp://") || text.starts_with("udp://")) {
         let sentence = "is the link to a service of the cluster, and has no effect: give that \
                         service another name, or set enableServiceLinks to false";
@@ -107,7 +107,7 @@ fn take(
     Ok(())
 }
 
-/// Whether a text says what is so anyway.
+/// Whether the text is the variable's default, in any spelling.
 fn is_usual(variable: &Variable, text: &str) -> bool {
     let switch = value::switch(text);
     let off = variable.default.is_empty() && switch == Some(false);
@@ -115,7 +115,7 @@ fn is_usual(variable: &Variable, text: &str) -> bool {
     off || same || text.eq_ignore_ascii_case(variable.default)
 }
 
-/// The text of a variable, with the name that it came by. What is set to nothing is not set.
+/// The text of a variable, and the name under which it was set. An empty variable counts as unset.
 fn text_of(
     variable: &Variable,
     environment: &Environment,
@@ -144,23 +144,23 @@ fn text_of(
     Ok(None)
 }
 
-/// What is in a file, without the line feed at its end.
+/// Reads a secret from a file, without the line feed at its end.
 fn secret_of(path: &Path) -> anyhow::Result<String> {
-    // Secrets are short; whatever is longer is another file.
+    // Secrets are short. A longer file is not one.
     const LONGEST: u64 = 4096;
     let file = File::open(path).context("it cannot be read: mount the secret there")?;
     let mut bytes = Vec::new();
     file.take(LONGEST + 1).read_to_end(&mut bytes).context("it cannot be read")?;
     ensure!(bytes.len() as u64 <= LONGEST, "it has more than {LONGEST} bytes: is it the secret?");
-    // The error would show the bytes.
+    // The error itself would show the bytes.
     let text = String::from_utf8(bytes).ok().context("it is not text: write it in UTF-8")?;
     let text = text.strip_suffix('\n').map_or(&*text, |it| it.strip_suffix('\r').unwrap_or(it));
     ensure!(!text.is_empty(), "it is empty: write the secret into it");
     Ok(text.to_owned())
 }
 
-/// A question about a name that is nearly one of ours. Kubernetes sets names for every service, and
-/// shells and images have their own.
+/// A suggestion for an unknown name that resembles a variable of the list. Names that Kubernetes
+/// sets for its services, and those of shells and images, get none.
 fn slip(name: &str) -> Option<String> {
     const OTHERS: &[&str] = &[
         "PATH",
@@ -181,7 +181,7 @@ fn slip(name: &str) -> Option<String> {
         "HOSTTYPE",
         "LANGUAGES",
     ];
-    // What other programs call these, and people by habit.
+    // Names that other programs use for these variables, or that users type by habit.
     const ELSEWHERE: &[(&str, &str)] = &[
         ("RAM", "RAM_SIZE"),
         ("MEMORY", "RAM_SIZE"),
@@ -200,7 +200,7 @@ fn slip(name: &str) -> Option<String> {
     let ours = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     let service = name.contains("_SERVICE_") || name.contains("_PORT_") || name.ends_with("_PORT");
     let foreign = OTHERS.contains(&name) || name.starts_with("LC_") || service;
-    // WEB_POTR is a slip all the same, but FOO_PORT is a service that is called foo.
+    // WEB_POTR is a misspelling, but FOO_PORT belongs to a service that is called foo.
     if foreign || !name.bytes().all(ours) {
         return None;
     }
@@ -307,7 +307,7 @@ mod test {
                 std::fs::write(&path, text).unwrap();
                 let file_name = format!("{}_FILE", variable.name);
                 for words in [[(variable.name, text)], [(&*file_name, file)]] {
-                    // It is no secret where it stands in the environment.
+                    // A user name in the environment itself is not a secret.
                     if words[0].0 == "USERNAME" {
                         continue;
                     }

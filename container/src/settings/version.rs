@@ -1,28 +1,28 @@
-//! `VERSION`: which Windows, the probe, or a medium that the user names.
+//! `VERSION`: a version of Windows, the probe, or an installation medium of the user.
 
 use anyhow::{anyhow, ensure};
 
 use super::value::{GIB, MIB, Value, quote};
 
-/// A Windows that people ask for.
+/// A known version of Windows.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Its id, which file names are made of.
+    /// Its id, the base of file names.
     pub id: &'static str,
-    /// What people call it.
+    /// Its name for users.
     pub name: &'static str,
-    /// What else they write, in small letters.
+    /// Further accepted words, in lower case.
     words: &'static [&'static str],
-    /// What it needs at least.
+    /// Its minimum requirements.
     pub needs: Needs,
 }
 
-/// What a Windows needs of the machine.
+/// The minimum requirements of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Memory and disk, in bytes.
     Room(u64, u64),
-    /// A BIOS and its chips, which this machine has not.
+    /// A BIOS and its chips. This machine has only UEFI.
     Bios,
 }
 
@@ -30,7 +30,7 @@ const CLIENT11: Needs = Needs::Room(2 * GIB, 32 * GIB);
 const CLIENT10: Needs = Needs::Room(2 * GIB, 16 * GIB);
 const SERVER: Needs = Needs::Room(2 * GIB, 32 * GIB);
 
-/// All of them, with every word that the reference image takes.
+/// All known versions, with every word that the reference image accepts.
 #[rustfmt::skip]
 const PRODUCTS: &[Product] = &[
     Product { id: "win11x64", name: "Windows 11 Pro", needs: CLIENT11, words: &["11", "11p",
@@ -119,16 +119,16 @@ const PRODUCTS: &[Product] = &[
     Product { id: "reactos", name: "ReactOS", needs: Needs::Bios, words: &[] },
 ];
 
-/// What the machine shall run.
+/// The system that the machine runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// The guest that is built in: it draws what it finds.
+    /// The built-in guest, which displays what it finds.
     Probe,
-    /// A Windows of the list.
+    /// A known version of Windows.
     Windows(&'static Product),
-    /// A medium at this address.
+    /// An installation medium at this URL.
     Url(String),
-    /// A medium of this name on the volume.
+    /// An installation medium on the volume, by its file name.
     File(String),
 }
 
@@ -139,7 +139,7 @@ impl Default for Version {
 }
 
 impl Version {
-    /// Memory and disk that it needs at least, in bytes; little where nobody knows.
+    /// Minimum memory and disk in bytes. Small numbers if the requirements are unknown.
     pub fn needs(&self) -> (u64, u64) {
         match self {
             Self::Windows(Product { needs: Needs::Room(memory, disk), .. }) => (*memory, *disk),
@@ -148,7 +148,7 @@ impl Version {
         }
     }
 
-    /// What people call it.
+    /// Its name for users.
     pub fn name(&self) -> String {
         match self {
             Self::Probe => "the probe".into(),
@@ -159,7 +159,7 @@ impl Version {
     }
 }
 
-/// How names of media end.
+/// Extensions of installation media.
 const MEDIA: &[&str] = &[
     ".iso", ".esd", ".wim", ".img", ".zip", ".7z", ".rar", ".tar", ".gz", ".xz", ".bz2", ".cab",
     ".lzma",
@@ -216,8 +216,8 @@ fn url(text: &str) -> anyhow::Result<Version> {
     Ok(Version::Url(text.to_owned()))
 }
 
-/// A text, and if that is an address, without what opens it: name and password before the host,
-/// and the query, where signed links have their signature.
+/// The text with the credentials of a URL replaced: name and password before the host, and the
+/// query, which holds the signature of signed links.
 pub(super) fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
