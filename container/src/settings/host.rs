@@ -16,8 +16,8 @@ pub struct Host {
     pub memory: u64,
     /// The host uses ZFS, whose cache counts as used memory but shrinks on demand.
     pub zfs: bool,
-    /// Bytes that the first disk can have, if the volume exists: the free space, and the size of
-    /// the existing disk.
+    /// Space for the first disk in bytes: free space of the volume, plus the space that the existing
+    /// disk already occupies. Nothing without a volume.
     pub room: Option<u64>,
     /// Size of the existing disk in bytes.
     pub disk: Option<u64>,

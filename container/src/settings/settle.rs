@@ -1,5 +1,5 @@
-//! From settings and host to sizes: what `half` and `max` are here, what must be at least, and what
-//! does not go together. A function of its arguments alone.
+//! Computes the sizes of the machine from settings and host: the values of `half` and `max`,
+//! minimum sizes, and conflicts between settings. A pure function of its arguments.
 
 use host::size::Size;
 
@@ -11,25 +11,25 @@ use super::version::Version;
 use super::{Settings, Way};
 use crate::status::{self, Failure, Status};
 
-/// How large the machine is.
+/// The sizes of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Processors.
+    /// Number of processors.
     pub processors: u32,
     /// Bytes of memory.
     pub memory: u64,
-    /// Bytes of the first disk.
+    /// Bytes of the first disk. Zero without one.
     pub disk: u64,
-    /// Bytes of the second to the sixth, where their folder is mounted.
+    /// Bytes of the second to the sixth disk. Nothing if its folder is not mounted.
     pub more: [Option<u64>; 5],
 }
 
-/// Sizes, and what there is to say of them.
+/// The sizes, and notes on them for the user.
 ///
 /// # Errors
 ///
-/// With the exit status of the reference image, when something is too small, or two settings
-/// exclude one another.
+/// If a size is below its minimum, or two settings conflict. The error has the exit status of the
+/// reference image.
 pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> {
     let settings = &said.settings;
     let mut mistakes = Vec::new();
@@ -100,15 +100,15 @@ fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 
     wanted
 }
 
-/// What stays free when the machine takes all.
+/// Memory that stays free on the host when the machine takes all.
 const SPARE: u64 = 1536 * MIB;
 const SPARE_LITTLE: u64 = 512 * MIB;
 const THREE_GIB: u64 = 3 * GIB;
-/// What must be left beside the machine.
+/// Memory that the pod needs beside the machine's.
 const MARGIN: u64 = 500 * MIB;
 
-/// All memory that can be had: of the host's as the reference image counts it. What a control group
-/// leaves us is nobody else's, and only our own programs need some of it.
+/// The memory for RAM_SIZE=max, counted as the reference image does. Nobody else uses the memory
+/// within our control group's limit, so only our own programs need a part of it.
 fn all_of(host: &Host) -> u64 {
     let little = |free: u64| if free < GIB { free / 2 } else { free - SPARE_LITTLE };
     let taken = match host.free.saturating_sub(SPARE) {
@@ -169,7 +169,7 @@ fn in_mib(bytes: u64) -> String {
     Size(bytes / MIB * MIB).show()
 }
 
-/// What must stay free on the volume.
+/// Space on the volume that stays free.
 const ROOM_LEFT: u64 = GIB;
 
 fn share_of_room(share: Share<Size>, room: u64) -> u64 {
@@ -181,7 +181,7 @@ fn share_of_room(share: Share<Size>, room: u64) -> u64 {
 }
 
 fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Result<u64> {
-    // The probe keeps nothing.
+    // The probe has no disk.
     if settings.disk.disable || settings.windows.version == Version::Probe {
         return Ok(0);
     }
@@ -242,7 +242,7 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is said of a network of the pod, while the guest is on another one.
+/// Notes on settings for the pod's own network that have no effect while the guest is on another.
 fn without_effect(said: &Said) -> Vec<String> {
     let names = ["IP", "MASK", "HOST_PORTS", "USER_PORTS"];
     let said_so = |name: &&str| said.settings.network.dhcp && said.names.contains(*name);
@@ -292,7 +292,7 @@ mod test {
     use super::super::environment::read;
     use super::*;
 
-    /// Eight processors, 16 GiB free, room for 100 GiB.
+    /// A host with eight processors, 16 GiB of free memory, and 100 GiB of free space.
     fn host() -> Host {
         let room = Some(100 * GIB);
         let rooms = [room, room, room, None, None];
@@ -334,7 +334,7 @@ mod test {
         let more = [Some(99 * GIB), Some(99 * GIB), Some(99 * GIB), None, None];
         let wanted = Sizes { processors: 8, memory, disk: 99 * GIB, more };
         assert_eq!(sizes(&max, &host()), wanted);
-        // What is there stays as it is, and needs no room.
+        // An existing disk keeps its size and needs no space.
         for (disk, said) in [(64 * GIB, "max"), (64 * GIB, "16G"), (8 * GIB, "half")] {
             let full = Host { room: Some(10 * GIB), disk: Some(disk), ..host() };
             let (sizes, notes) = settled(&[("DISK_SIZE", said)], &full).unwrap();
@@ -393,7 +393,7 @@ mod test {
         let (sizes, notes) = of(&[("RAM_SIZE", "4G")], 5 * GIB - 200 * MIB).unwrap();
         assert_eq!((sizes.memory, notes), (4 * GIB, Vec::new()));
         assert_eq!(of(&[("RAM_SIZE", "max")], 8 * GIB).unwrap().0.memory, 8 * GIB - 512 * MIB);
-        // Beside others on the host it is the host that is short.
+        // Without a lower limit of the control group, the host's own memory is the limit.
         assert_eq!(of(&[("RAM_SIZE", "max")], 15 * GIB).unwrap().0.memory, 16 * GIB - 1536 * MIB);
         let (less, notes) = of(&[("RAM_SIZE", "5G")], 5 * GIB).unwrap();
         assert_eq!((less.memory, notes.len()), (5 * GIB - 512 * MIB, 1));

@@ -1,10 +1,10 @@
-//! Whom the web port believes.
+//! Origins and proxies that the web port trusts.
 
 use screen::web::known;
 
 use super::value::Value;
 
-/// What browsers call the pod.
+/// Origins under which browsers reach the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origins(pub known::Origins);
 
@@ -19,7 +19,7 @@ impl Value for Origins {
     }
 }
 
-/// Proxies that may say for whom they ask.
+/// Trusted proxies: peers whose forwarding headers are believed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies(pub known::Proxies);
 

@@ -1,4 +1,4 @@
-//! Values with a grammar of their own: addresses, ports, names, keys, cultures.
+//! Values with a grammar of their own: addresses, ports, names, keys, time zones.
 
 use std::net::Ipv4Addr;
 
@@ -8,7 +8,7 @@ use host::uuid::Uuid;
 
 use super::value::{Value, quote};
 
-/// Three spellings: with colons, with hyphens, or the digits alone.
+/// Accepts colons, hyphens, or the digits alone.
 impl Value for Mac {
     const ACCEPTS: &'static str = "MAC address";
 
@@ -37,8 +37,8 @@ impl Value for Mac {
 pub struct Mask(pub u8);
 
 impl Mask {
-    /// Whether an address is the first of its network, which is the network, or the last, which is
-    /// all.
+    /// Whether an address is the first of its network, which names the network itself, or the last,
+    /// which is the broadcast address.
     pub fn is_edge(self, address: Ipv4Addr) -> bool {
         let inside = u32::MAX.checked_shr(u32::from(self.0)).unwrap_or(0);
         let own = u32::from(address) & inside;
@@ -64,22 +64,22 @@ impl Value for Mask {
     }
 }
 
-/// The number of ones of a mask, if they all come first.
+/// The number of leading ones of a mask. Nothing if a one follows a zero.
 fn ones(mask: u32) -> Option<u8> {
     let ones = mask.leading_ones();
     (mask.count_ones() == ones).then(|| u8::try_from(ones).ok()).flatten()
 }
 
-/// The protocols of a port that is named in a list.
+/// The protocol of a port in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// `n/tcp`.
+    /// TCP, written `n` or `n/tcp`.
     Tcp,
-    /// `n/udp`.
+    /// UDP, written `n/udp`.
     Udp,
 }
 
-/// A list of ports: `n`, `n/tcp` or `n/udp`, with commas.
+/// A list of ports, separated by commas: `n`, `n/tcp` or `n/udp`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ports(pub Vec<(u16, Protocol)>);
 
@@ -88,7 +88,7 @@ impl Value for Ports {
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let mut ports = Vec::new();
-        // Blanks and stray commas are what people leave behind when they edit a list.
+        // Users leave blanks and stray commas behind when they edit a list.
         let words = text.split([',', ' ']).map(str::trim).filter(|word| !word.is_empty());
         for word in words {
             let (number, protocol) = match word.split_once('/') {
@@ -136,7 +136,7 @@ impl Value for Interface {
     }
 }
 
-/// The name of a file without any folder.
+/// The name of a file, without a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileName(pub String);
 
@@ -154,7 +154,7 @@ impl Value for FileName {
     }
 }
 
-/// Accounts that Windows makes itself.
+/// Accounts that Windows creates itself.
 const BUILT_IN: &[&str] = &[
     "administrator",
     "guest",
@@ -168,11 +168,11 @@ const BUILT_IN: &[&str] = &[
     "none",
 ];
 
-/// The name of the account, or with a domain the account there.
+/// The name of the local account, or with a domain of the account there.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct UserName(pub String);
 
-/// It may come from a file with secrets.
+/// Hides the name, because it may come from a file with secrets.
 impl std::fmt::Debug for UserName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("***")
@@ -180,11 +180,11 @@ impl std::fmt::Debug for UserName {
 }
 
 impl UserName {
-    /// Checks the name of a local account, whose rules are narrower than those of a domain's.
+    /// Checks the name of a local account, whose rules are stricter than those of a domain.
     ///
     /// # Errors
     ///
-    /// When Windows has no account of this name.
+    /// If Windows does not accept a local account of this name.
     pub fn check_local(&self) -> anyhow::Result<()> {
         let name = self.0.as_str();
         ensure!(name.chars().count() <= 20, "Windows takes at most 20 characters");
@@ -233,7 +233,7 @@ impl Value for HostName {
     }
 }
 
-/// A NetBIOS name of a workgroup.
+/// The NetBIOS name of a workgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workgroup(pub String);
 
@@ -251,7 +251,7 @@ impl Value for Workgroup {
     }
 }
 
-/// The name of a domain of Active Directory.
+/// The name of an Active Directory domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Domain(pub String);
 
@@ -272,7 +272,7 @@ impl Value for Domain {
     }
 }
 
-/// A key of Windows: five groups of five, which nobody may see.
+/// A product key of Windows: five groups of five characters. It is secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ProductKey(pub String);
 
@@ -299,7 +299,7 @@ impl Value for ProductKey {
     }
 }
 
-/// An edition, in the letters of its id.
+/// An edition of Windows, normalized to lower case with hyphens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edition(pub String);
 
@@ -320,7 +320,7 @@ impl Value for Edition {
     }
 }
 
-/// The hyphens must be there.
+/// Requires the hyphens.
 impl Value for Uuid {
     const ACCEPTS: &'static str = "UUID";
 
@@ -335,7 +335,7 @@ impl Value for Uuid {
     }
 }
 
-/// A time zone's name, or the rule that it stands for.
+/// The name of a time zone, or a POSIX rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Zone(pub String);
 
@@ -361,7 +361,7 @@ mod test {
         T::read(text).ok().map(|value| value.show())
     }
 
-    /// Each of these is refused.
+    /// Checks that each text is refused.
     fn refuses<T: Value>(texts: &[&str]) {
         for text in texts {
             assert_eq!(shown::<T>(text), None, "{text}");

@@ -2,7 +2,6 @@
 
 use crate::settings::variable::{Variable, variables};
 
-/// The balloon.
 pub(super) const BALLOON: &[Variable] = variables! {
     /// The guest gives memory back while the host is short of it.
     done "BALLOONING" = "N" (balloon.on);

@@ -1,8 +1,7 @@
-//! The machine, and the life of the pod.
+//! Variables of the machine and of the pod.
 
 use crate::settings::variable::{Variable, variables};
 
-/// The machine.
 pub(super) const MACHINE: &[Variable] = variables! {
     /// The kind of machine.
     translated "MACHINE" = "q35" (machine.kind);
@@ -52,7 +51,7 @@ pub(super) const MACHINE: &[Variable] = variables! {
     translated "ARGUMENTS" = "" (machine.arguments);
 };
 
-/// How the pod starts, stops and speaks.
+/// Start, stop and messages of the pod.
 pub(super) const POD: &[Variable] = variables! {
     /// The name of what runs, for messages and pages; in small letters, how the names of its files
     /// on the volume begin.

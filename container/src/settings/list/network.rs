@@ -1,8 +1,7 @@
-//! The network.
+//! Variables of the network.
 
 use crate::settings::variable::{Variable, variables};
 
-/// The network.
 pub(super) const NETWORK: &[Variable] = variables! {
     /// How the guest reaches the network: `nat` (a tap of the pod, which needs NET_ADMIN and
     /// /dev/net/tun), `user` (connections of the pod's own) or `none`.

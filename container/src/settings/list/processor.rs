@@ -1,8 +1,7 @@
-//! Processors and memory.
+//! Variables of processors and memory.
 
 use crate::settings::variable::{Variable, variables};
 
-/// Processors and memory.
 pub(super) const PROCESSOR: &[Variable] = variables! {
     /// How many processors the machine has; `half` and `max` are of those that the pod may use.
     done "CPU_CORES" = "2" (processor.cores): Processors;

@@ -1,8 +1,7 @@
-//! The screen, in a browser and by VNC.
+//! Variables of the screen, in browsers and by VNC.
 
 use crate::settings::variable::{Variable, variables};
 
-/// The screen.
 pub(super) const SCREEN: &[Variable] = variables! {
     /// Where the screen is seen: `web` (browsers, and VNC viewers where VNC_PORT is set), `vnc`,
     /// `disabled` (a display that nobody sees) or `none` (no display).

@@ -1,8 +1,7 @@
-//! Disks.
+//! Variables of the disks.
 
 use crate::settings::variable::{Variable, variables};
 
-/// Disks, and the volume that they lie on.
 pub(super) const STORAGE: &[Variable] = variables! {
     /// The folder of the volume, where all is that shall last.
     done "STORAGE" = "/storage" (storage.folder): Storage;

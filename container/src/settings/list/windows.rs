@@ -1,8 +1,7 @@
-//! What Windows it is, who uses it, and where it comes from.
+//! Variables of Windows: its version and setup, the account, the download, and shared folders.
 
 use crate::settings::variable::{Variable, variables};
 
-/// Which Windows, and how it is set up.
 pub(super) const WINDOWS: &[Variable] = variables! {
     /// Which Windows: a version of the list, the URL of a medium, the name of a file on the volume,
     /// or `probe`, the guest that is built in and shows what it finds.
@@ -30,7 +29,6 @@ pub(super) const WINDOWS: &[Variable] = variables! {
     done "LOG" = "N" (windows.log);
 };
 
-/// Who uses it, and what it is called.
 pub(super) const ACCOUNT: &[Variable] = variables! {
     /// The account that is made in Windows, and who may see the screen. With DOMAIN: an account
     /// there, which Windows logs on.
@@ -49,7 +47,6 @@ pub(super) const ACCOUNT: &[Variable] = variables! {
     done "HOST" or "VM_NET_HOST" = "" (account.host);
 };
 
-/// Where Windows comes from.
 pub(super) const MEDIA: &[Variable] = variables! {
     /// What was downloaded is compared with the checksum that is known of it.
     done "VERIFY" = "N" (media.verify);
@@ -67,7 +64,6 @@ pub(super) const MEDIA: &[Variable] = variables! {
     ignored "REBUILD" = "N" => "media are never changed here: leave it out";
 };
 
-/// Folders of the host in Windows.
 pub(super) const SHARES: &[Variable] = variables! {
     /// A network share with the folder /shared.
     ignored "SAMBA" = "N"

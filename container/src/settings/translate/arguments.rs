@@ -1,4 +1,4 @@
-//! `ARGUMENTS`: what options of QEMU's command line become, each by a function.
+//! `ARGUMENTS`: one function per supported option of QEMU's command line.
 
 use std::path::PathBuf;
 
@@ -10,33 +10,32 @@ use crate::settings::Format;
 use crate::settings::translate::Bus;
 use crate::settings::value::{Value, quote};
 
-/// What options of QEMU became.
+/// The translation of QEMU's options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Arguments {
-    /// What the machine says of itself.
+    /// Texts of the SMBIOS tables.
     pub smbios: Smbios,
-    /// Files of fw_cfg: their names and what is in them.
+    /// Files of fw_cfg: name and content.
     pub files: Vec<(String, Content)>,
     /// Further disks and CDs.
     pub drives: Vec<Drive>,
-    /// The clock shows UTC.
+    /// The clock shows UTC instead of local time.
     pub utc: bool,
-    /// The guest's memory is taken at once.
+    /// Allocates the guest's memory at the start.
     pub prealloc: bool,
-    /// What has no meaning here.
     pub(super) notes: Vec<String>,
 }
 
-/// What is in a file of fw_cfg.
+/// The content of a fw_cfg file.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Content {
     /// This text.
     Text(String),
-    /// What is in this file.
+    /// The content of this file.
     File(PathBuf),
 }
 
-/// Texts may be secret: guests get keys so.
+/// Hides texts, because guests receive secrets this way.
 impl std::fmt::Debug for Content {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -46,44 +45,44 @@ impl std::fmt::Debug for Content {
     }
 }
 
-/// A further disk, or a CD.
+/// A further disk or CD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drive {
-    /// Its file.
+    /// Path of the disk image.
     pub path: PathBuf,
-    /// The file's format, if it is said.
+    /// Format of the image, if given.
     pub format: Option<Format>,
-    /// What it is connected to.
+    /// Controller of the drive.
     pub bus: Bus,
-    /// It is a CD.
+    /// Whether it is a CD.
     pub cdrom: bool,
-    /// The guest cannot write it.
+    /// Whether the guest cannot write to it.
     pub readonly: bool,
-    /// What devices call it.
+    /// The id by which a `-device` refers to it.
     name: String,
-    /// Whether it is connected.
+    /// Whether it has a controller.
     pub(super) used: bool,
 }
 
-/// More would be somebody's mistake.
+/// The maximum number of drives, of files and of notes. A longer list is a mistake.
 const MOST: usize = 64;
 
 impl Arguments {
-    /// Says what has no meaning here, as long as there is little of it.
+    /// Adds a note, up to the maximum.
     pub(super) fn note(&mut self, sentence: String) {
         if self.notes.len() < MOST {
             self.notes.push(sentence);
         }
     }
 
-    /// `-drive`, and what stands for it.
+    /// `-drive`, and options that are short for it.
     pub(super) fn drive(&mut self, options: &Options) -> anyhow::Result<()> {
         let path = options.get("file").context("no file= is said: name the file")?;
         let path = PathBuf::read(path.strip_prefix("file:").unwrap_or(path))?;
         let cdrom = options.get("media") == Some("cdrom");
         let bus = match options.get("if") {
             None | Some("ide" | "scsi") if cdrom => Bus::Ahci,
-            // QEMU's own choice is one that the machine has not.
+            // This machine does not have QEMU's default controller.
             None => Bus::Auto,
             Some("ide") => Bus::Ahci,
             Some("virtio") => Bus::Blk,
@@ -106,7 +105,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// A file that is a disk or CD by itself.
+    /// Adds a drive for a file that is given by its path alone.
     fn medium(&mut self, path: &str, cdrom: bool) -> anyhow::Result<()> {
         let media = if cdrom { "cdrom" } else { "disk" };
         let said = [("file", path), ("media", media)];
@@ -114,17 +113,17 @@ impl Arguments {
         self.drive(&Options { first: String::new(), rest })
     }
 
-    /// `-cdrom`: the value is the path, and may have commas.
+    /// `-cdrom`: the value is a path, which may contain commas.
     pub(super) fn cdrom(&mut self, options: &Options) -> anyhow::Result<()> {
         self.medium(&options.first, true)
     }
 
-    /// `-hda` and the like.
+    /// `-hda` to `-hdd`.
     pub(super) fn hard_disk(&mut self, options: &Options) -> anyhow::Result<()> {
         self.medium(&options.first, false)
     }
 
-    /// A device that connects a drive.
+    /// `-device` with a `drive=`: sets the controller of that drive.
     pub(super) fn connect(&mut self, options: &Options) -> anyhow::Result<()> {
         let (bus, cdrom) = match options.first.to_lowercase().as_str() {
             "nvme" => (Bus::Nvme, false),

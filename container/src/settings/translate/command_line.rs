@@ -1,4 +1,4 @@
-//! `ARGUMENTS`: reads options of QEMU's command line, and looks up in the table what each becomes.
+//! `ARGUMENTS`: parses QEMU's command line and looks up each option in the table.
 
 use anyhow::{Context, bail, ensure};
 
@@ -8,7 +8,7 @@ use super::table::{self, Becomes, Place};
 use crate::settings::value::{Value, quote};
 
 impl Arguments {
-    /// Obeys an option; `word` has its dash.
+    /// Applies an option. `word` includes its dash.
     fn take(&mut self, word: &str, value: &str) -> anyhow::Result<()> {
         let options = Options::read(value);
         let mut said = word.to_owned();
@@ -34,7 +34,8 @@ impl Arguments {
     }
 }
 
-/// The option that a word is, with one dash: QEMU takes two as well.
+/// The name of an option with one dash. QEMU accepts two dashes as well. Nothing if the word is no
+/// option.
 fn option(word: &str) -> Option<String> {
     let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
     name.starts_with(|first: char| first.is_ascii_alphabetic()).then(|| format!("-{name}"))
@@ -54,11 +55,12 @@ impl Value for Arguments {
                     "{} is no option of QEMU: take it out",
                     quote(&word)
                 );
-                // QEMU takes a word without a dash for a disk; here it is a slip more often.
+                // QEMU takes a word without a dash for a disk image. Here it is more likely a
+                // mistake.
                 arguments.note(format!("{} has no effect: no option is before it", quote(&word)));
                 continue;
             };
-            // A switch has no value, and no value begins as an option does.
+            // A switch takes no value, and a value does not start like an option.
             let switch = table::is_switch(&name);
             let value = words.next_if(|next| !switch && option(next).is_none());
             arguments.take(&quote(&name), &value.unwrap_or_default())?;

@@ -1,15 +1,14 @@
-//! `CPU_FLAGS`: features of processors in QEMU's words.
+//! `CPU_FLAGS`: processor features in QEMU's words.
 
 use super::options::Options;
 use super::table::{self, Becomes, Place};
 use crate::settings::value::{Value, quote};
 
-/// What flags became: nothing but sentences, as features are always the host's.
+/// Processor flags. They only produce notes, because the features are always the host's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Flags {
-    /// The flags, as they were said.
+    /// The flags in normalized form.
     said: Vec<String>,
-    /// What has no meaning here.
     notes: Vec<String>,
 }
 
@@ -28,7 +27,7 @@ impl Value for Flags {
                 (_, Some("off")) => (word.as_str(), false),
                 _ => (word.as_str(), true),
             };
-            // QEMU takes both spellings of most features.
+            // QEMU accepts both spellings of most features.
             let name = name.to_lowercase().replace('_', "-");
             let key = format!("{}{name}", if on { '+' } else { '-' });
             let group = name.split('-').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `SM_BIOS` and `-smbios`: what the machine says of itself.
+//! `SM_BIOS` and `-smbios`: texts of the SMBIOS tables.
 
 use anyhow::{bail, ensure};
 use host::uuid::Uuid;
@@ -6,29 +6,29 @@ use host::uuid::Uuid;
 use super::options::Options;
 use crate::settings::value::{Value, quote};
 
-/// What the machine says of itself.
+/// Texts of the SMBIOS system information (type 1).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Smbios {
-    /// Who made it.
+    /// Manufacturer.
     pub manufacturer: Option<String>,
-    /// What it is called.
+    /// Product name.
     pub product: Option<String>,
-    /// Which of them.
+    /// Version of the product.
     pub version: Option<String>,
-    /// Its number.
+    /// Serial number.
     pub serial: Option<String>,
-    /// Its identity.
+    /// UUID of the machine.
     pub uuid: Option<Uuid>,
-    /// What has no meaning here.
+    /// Notes on keys that have no meaning here.
     pub notes: Vec<String>,
 }
 
 impl Smbios {
-    /// Takes what one `-smbios` says.
+    /// Applies one `-smbios` option.
     ///
     /// # Errors
     ///
-    /// When a value is too long for a table, or no UUID.
+    /// If a text is empty or too long for a table, or the UUID is invalid.
     pub fn take(&mut self, options: &Options) -> anyhow::Result<()> {
         let kind = options.get("type").unwrap_or("none");
         if kind != "1" {
@@ -61,7 +61,7 @@ impl Smbios {
     }
 }
 
-/// A text that fits into a table.
+/// Checks that a text fits into a table.
 fn line(text: &str) -> anyhow::Result<String> {
     ensure!(text.len() <= 255, "what SMBIOS says has at most 255 bytes");
     ensure!(!text.is_empty(), "SMBIOS takes no empty text: leave the word out");

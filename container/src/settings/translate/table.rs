@@ -1,9 +1,9 @@
-//! The table of translations: one row for words of QEMU at a place.
+//! The table of translations: each row translates words of QEMU at one place.
 
 use super::arguments::Arguments;
 use super::options::Options;
 
-/// Where words stand.
+/// The variable or option in which a word is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// `DISK_TYPE` and `MEDIA_TYPE`.
@@ -38,32 +38,32 @@ pub enum Place {
     Object,
 }
 
-/// What words become.
+/// The translation of a word.
 #[derive(Clone, Copy)]
 pub enum Becomes {
-    /// This word of ours.
+    /// Our word with the same meaning.
     Is(&'static str),
-    /// This word of ours, which is not quite the same: why.
+    /// Our nearest word, and the reason why it is taken.
     Near(&'static str, &'static str),
-    /// What the machine has or does anyway.
+    /// No effect, because the machine always has this.
     Already,
-    /// What there is a function for.
+    /// A function applies the option.
     Take(fn(&mut Arguments, &Options) -> anyhow::Result<()>),
-    /// What the words of another place say.
+    /// The option's value is looked up at another place.
     Below(Place),
-    /// Nothing: what to use instead.
+    /// No effect. The text says what to use instead.
     Not(&'static str),
-    /// An error, as going on would be unsafe or wrong: what to use instead.
+    /// An error, because to continue would be unsafe or wrong. The text says what to use instead.
     Never(&'static str),
 }
 
 /// A row of the table.
 pub struct Row {
-    /// Where the words stand.
+    /// The place where the words are valid.
     pub place: Place,
-    /// The words, in small letters; `*` at the end stands for any ending.
+    /// The words in lower case. A `*` at the end matches any suffix.
     pub words: &'static [&'static str],
-    /// What they become.
+    /// Their translation.
     pub becomes: Becomes,
 }
 
@@ -87,7 +87,7 @@ const SHARES: &str = "there is no share of our own: copy files through a remote 
 const NETWORKS: &str = "the network is set by NETWORK, IP, MAC, MTU and USER_PORTS";
 const CONTROLLER: &str = "disks bring their controllers: set DISK_TYPE";
 
-/// All rows. The first that fits counts.
+/// All rows. The first match wins.
 #[rustfmt::skip]
 pub const TABLE: &[Row] = rows! {
     Bus "scsi" "virtio-scsi" "virtio-scsi-pci" => Is("scsi");
@@ -237,7 +237,7 @@ pub const TABLE: &[Row] = rows! {
     Object "secret" "tls-creds-*" => Not("certificates and passwords are our own: set PASSWORD");
 };
 
-/// What a word becomes at a place; small letters but for options, where `-M` is not `-m`.
+/// The translation of a word at a place. Words are in lower case, except options: `-M` is not `-m`.
 pub fn find(place: Place, word: &str) -> Option<Becomes> {
     let fits = |own: &&str| match own.strip_suffix('*') {
         Some(start) => word.starts_with(start),
@@ -247,7 +247,7 @@ pub fn find(place: Place, word: &str) -> Option<Becomes> {
     rows.filter(|row| row.words.iter().any(fits)).map(|row| row.becomes).next()
 }
 
-/// Options of QEMU that take no value.
+/// QEMU options without a value.
 const SWITCHES: &[&str] = &[
     "-s",
     "-S",

@@ -1,22 +1,22 @@
-//! `SMP`: how processors are arranged.
+//! `SMP`: sockets, cores and threads.
 
 use anyhow::{Context, bail, ensure};
 
 use super::options::Options;
 use crate::settings::value::{Value, quote};
 
-/// How processors are arranged.
+/// Sockets, cores and threads of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// All of them.
+    /// Number of processors, the product of the others.
     pub count: u16,
-    /// Sockets.
+    /// Number of sockets.
     pub sockets: u16,
-    /// Cores of a socket.
+    /// Cores per socket.
     pub cores: u16,
-    /// Threads of a core.
+    /// Threads per core.
     pub threads: u16,
-    /// What has no meaning here.
+    /// Notes on keys that have no meaning here.
     pub notes: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl Value for Topology {
         let of = |part: Option<u16>| u32::from(part.unwrap_or(1));
         let said = of(sockets) * of(threads);
         let whole = count.map(u32::from);
-        // What is not said are cores, as people expect it of Windows, which counts sockets.
+        // Missing counts become cores, as users expect: Windows limits the number of sockets.
         let cores = match (cores, whole) {
             (Some(cores), _) => u32::from(cores) * u32::from(inner),
             (None, Some(count)) => count.checked_div(said).unwrap_or(0),
@@ -78,7 +78,7 @@ impl Value for Topology {
     }
 }
 
-/// A whole number of at most 1024.
+/// A whole number from 1 to 1024.
 fn number(text: &str) -> anyhow::Result<u16> {
     let plain = text.bytes().all(|digit| digit.is_ascii_digit());
     let number = text.parse().ok().filter(|number| plain && (1..=1024).contains(number));
