@@ -457,8 +457,8 @@ mod test {
         assert_eq!(
             shown,
             "VERSION=probe\nKEY=***\nPASSWORD=***\nCPU_CORES=3\nRAM_SIZE=8G\nmachine: 3 \
-             processors, 8G of memory, no disk\nruns: the probe\nwarning: GPU has no effect: no \
-             graphics card is lent to the guest: leave it out\n"
+             processors, 8G of memory, no disk\nruns: the probe\nwarning: GPU has no effect: a \
+             graphics card of the host cannot be passed through: leave it out\n"
         );
         let json: Value = serde_json::from_str(&json(&plan, Path::new("/none"))).unwrap();
         assert_eq!(json["settings"]["PASSWORD"], "***");

@@ -78,8 +78,8 @@ fn take(
     }
     // Kubernetes sets this variable itself where a service is called web or vnc.
     if name.ends_with("_PORT") && (text.starts_with("tcp://") || text.starts_with("udp://")) {
-        let sentence = "is the link to a service of the cluster, and has no effect: give that \
-                        service another name, or set enableServiceLinks to false";
+        let sentence = "has no effect, because Kubernetes sets it for a service of this name: \
+                        rename the service, or set enableServiceLinks to false";
         said.warnings.push(format!("{name} {sentence}"));
         return Ok(());
     }
@@ -136,7 +136,7 @@ fn text_of(
         }
         if let Some(text) = text {
             let text = text.to_str().with_context(|| {
-                format!("{name}: it is not text: write it in UTF-8, or leave it out")
+                format!("{name}: the value is not UTF-8: correct it, or leave it out")
             })?;
             return Ok(Some((name.to_owned(), text.to_owned())));
         }
@@ -147,15 +147,16 @@ fn text_of(
 /// Reads a secret from a file, without the line feed at its end.
 fn secret_of(path: &Path) -> anyhow::Result<String> {
     // Secrets are short. A longer file is not one.
-    const LONGEST: u64 = 4096;
-    let file = File::open(path).context("it cannot be read: mount the secret there")?;
+    const MAX_LENGTH: u64 = 4096;
+    let file = File::open(path).context("the file cannot be read: mount the secret there")?;
     let mut bytes = Vec::new();
-    file.take(LONGEST + 1).read_to_end(&mut bytes).context("it cannot be read")?;
-    ensure!(bytes.len() as u64 <= LONGEST, "it has more than {LONGEST} bytes: is it the secret?");
+    file.take(MAX_LENGTH + 1).read_to_end(&mut bytes).context("the file cannot be read")?;
+    let fits = bytes.len() as u64 <= MAX_LENGTH;
+    ensure!(fits, "the file has more than {MAX_LENGTH} bytes: is it the secret?");
     // The error itself would show the bytes.
-    let text = String::from_utf8(bytes).ok().context("it is not text: write it in UTF-8")?;
+    let text = String::from_utf8(bytes).ok().context("the file is not text: write it in UTF-8")?;
     let text = text.strip_suffix('\n').map_or(&*text, |it| it.strip_suffix('\r').unwrap_or(it));
-    ensure!(!text.is_empty(), "it is empty: write the secret into it");
+    ensure!(!text.is_empty(), "the file is empty: write the secret into it");
     Ok(text.to_owned())
 }
 
@@ -211,7 +212,7 @@ fn slip(name: &str) -> Option<String> {
     }
     let known: Vec<&str> = list::all().flat_map(Variable::names).collect();
     let near = near::nearest(name, &known)?;
-    Some(format!("{name} is not known: did you mean {near}?"))
+    Some(format!("{name} is unknown: did you mean {near}?"))
 }
 
 #[cfg(test)]
@@ -235,7 +236,7 @@ mod test {
     }
 
     #[test]
-    fn nothing_said_is_what_the_list_says() {
+    fn an_empty_environment_has_the_defaults_of_the_list() {
         let nothing = said(&[]);
         assert_eq!(nothing.settings, Settings::unsaid());
         assert_eq!(nothing.warnings, [""; 0]);
@@ -243,7 +244,7 @@ mod test {
     }
 
     #[test]
-    fn what_the_default_says_is_no_reason_to_warn() {
+    fn a_default_value_causes_no_warning() {
         for variable in list::all().filter(|variable| !variable.default.is_empty()) {
             let said = said(&[(variable.name, variable.default)]);
             assert_eq!(said.warnings, [""; 0], "{}", variable.name);
@@ -252,7 +253,7 @@ mod test {
     }
 
     #[test]
-    fn quotes_and_blanks_around_a_value_go() {
+    fn quotes_and_blanks_around_a_value_are_removed() {
         let quoted = said(&[("CPU_CORES", " \"3\" "), ("RAM_SIZE", "'6G'")]);
         assert_eq!(quoted.settings, said(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
         let password = said(&[("PASSWORD", " \"x\" ")]).settings.account.password;
@@ -323,7 +324,7 @@ mod test {
     }
 
     #[test]
-    fn errors_show_no_secret_that_stands_beside_the_mistake() {
+    fn errors_show_no_secret_beside_the_mistake() {
         let (_, link) = refusal(&[("VERSION", "https://me:hush@example.com/a b?sig=hush")]);
         assert!(link.starts_with("VERSION=https://***@example.com/a b?***: "), "{link}");
         let words = "-fw_cfg name=opt/x,string=hush -object secret,data=hush -qmp stdio";
@@ -333,7 +334,7 @@ mod test {
     }
 
     #[test]
-    fn slips_are_asked_about_and_strangers_are_not() {
+    fn misspelled_names_get_a_suggestion_and_unrelated_ones_do_not() {
         let slips = [("RAM_SIEZ", "RAM_SIZE"), ("DISKSIZE", "DISK_SIZE"), ("PASWORD_FILE", "")];
         for (name, near) in slips {
             let warnings = said(&[(name, "1")]).warnings;
@@ -367,7 +368,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_no_text_is_refused_where_it_matters() {
+    fn invalid_utf8_is_refused_in_known_variables_only() {
         use std::os::unix::ffi::OsStringExt as _;
         let bytes = OsString::from_vec(vec![0xff]);
         let mut words: Environment = [("VERSION".into(), bytes.clone())].into();
@@ -378,7 +379,7 @@ mod test {
     }
 
     #[test]
-    fn every_mistake_is_told_at_once() {
+    fn all_mistakes_are_reported_together() {
         let words = [("RAM_SIZE", "abc"), ("CPU_CORES", "x"), ("LANGUAGE", "Klingon")];
         let error = read(&environment(&words)).unwrap_err();
         assert_eq!(Status::of(&error), Status::Language);
@@ -403,7 +404,7 @@ mod test {
             ("LANGUAGE", "klingon", Status::Language, "give a language"),
             ("LANGUAGE", "germna", Status::Language, "did you mean german?"),
             ("VERSION", "13", Status::Version, "give a version"),
-            ("DHCP", "maybe", Status::Unsupported, "say Y or N"),
+            ("DHCP", "maybe", Status::Unsupported, "give Y or N"),
             ("KVM", "N", Status::NoKvm, "leave it out"),
             ("VNC_PORT", "80", Status::Usage, "5900"),
         ] {

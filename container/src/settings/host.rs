@@ -16,8 +16,8 @@ pub struct Host {
     pub memory: u64,
     /// The host uses ZFS, whose cache counts as used memory but shrinks on demand.
     pub zfs: bool,
-    /// Space for the first disk in bytes: free space of the volume, plus the space that the existing
-    /// disk already occupies. Nothing without a volume.
+    /// Space for the first disk in bytes: free space of the volume, plus the space that the
+    /// existing disk already occupies. Nothing without a volume.
     pub room: Option<u64>,
     /// Size of the existing disk in bytes.
     pub disk: Option<u64>,
@@ -78,7 +78,7 @@ fn average(text: &str) -> Option<f64> {
     line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
 }
 
-/// How many processes of our control group the kernel has killed for lack of memory.
+/// The number of processes in our control group that the kernel killed for lack of memory.
 pub fn kills(root: &Path) -> u64 {
     Limits::read(root).kills.unwrap_or(0)
 }
@@ -364,7 +364,7 @@ mod test {
     }
 
     #[test]
-    fn who_was_ended_for_want_of_memory_is_counted_in_our_own_group() {
+    fn processes_killed_for_lack_of_memory_are_counted_in_our_own_group() {
         let own = root(&[
             ("proc/self/cgroup", "0::/pods/one\n"),
             ("sys/fs/cgroup/cgroup.controllers", ""),
@@ -397,7 +397,7 @@ mod test {
     }
 
     #[test]
-    fn how_short_memory_is_comes_from_host_group_and_pressure() {
+    fn load_comes_from_host_group_and_pressure() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(Load::read(root.path()), None);
         for (path, text) in [

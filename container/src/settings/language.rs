@@ -129,10 +129,10 @@ impl Value for Language {
         find(text).map(Self).with_context(|| {
             let words: Vec<_> = ROWS.iter().flat_map(|row| row.words).copied().collect();
             match near::nearest(&text.to_lowercase(), &words) {
-                Some(near) => format!("it is no language that is known: did you mean {near}?"),
-                None => {
-                    "Windows does not come in it: give a language like French, fr or fr-CA".into()
-                }
+                Some(near) => format!("the language is unknown: did you mean {near}?"),
+                None => "Windows is not available in this language: give a language like French, \
+                         fr or fr-CA"
+                    .into(),
             }
         })
     }
@@ -254,7 +254,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_what_is_no_language() {
+    fn refuses_invalid_languages_and_cultures() {
         for text in ["klingon", "-", "e", "xx-XX", "en-", "english "] {
             assert!(Language::read(text).is_err(), "{text}");
         }

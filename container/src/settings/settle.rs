@@ -39,7 +39,7 @@ pub fn settle(said: &Said, host: &Host) -> anyhow::Result<(Sizes, Vec<String>)> 
     let bus = settings.disk.media.is;
     if said.names.contains("MEDIA_TYPE") && !matches!(bus, Bus::Usb | Bus::Auto | Bus::None) {
         notes.push(
-            "MEDIA_TYPE: the drive is a USB one, which every Windows that is taken has a driver for"
+            "MEDIA_TYPE: the drive is always at USB, for which every supported Windows has a driver"
                 .to_owned(),
         );
     }
@@ -71,8 +71,8 @@ fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 
         let count = u32::from(topology.count);
         if count > there {
             notes.push(format!(
-                "SMP={}: the pod may use {there} processors, and the guest will stutter: say as \
-                 many",
+                "SMP={}: the pod may use only {there} processors, and the guest will stutter: set \
+                 SMP to at most {there}",
                 topology.show()
             ));
         }
@@ -87,14 +87,15 @@ fn processors(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> u32 
     let wanted = wanted.max(1);
     if wanted > there {
         notes.push(format!(
-            "CPU_CORES={wanted}: the pod may use {there} processors, and the machine gets as many"
+            "CPU_CORES={wanted}: the pod may use only {there} processors, and the machine gets \
+             {there}"
         ));
         return there;
     }
     if let Some(quota) = host.quota.filter(|quota| wanted > *quota) {
         notes.push(format!(
-            "CPU_CORES={wanted}: the pod gets the time of {quota}, and the guest will stutter: \
-             raise its limit, or set CPU_CORES={quota}"
+            "CPU_CORES={wanted}: the pod's CPU limit is {quota}, and the guest will stutter: raise \
+             the limit, or set CPU_CORES={quota}"
         ));
     }
     wanted
@@ -107,8 +108,8 @@ const THREE_GIB: u64 = 3 * GIB;
 /// Memory that the pod needs beside the machine's.
 const MARGIN: u64 = 500 * MIB;
 
-/// The memory for RAM_SIZE=max, counted as the reference image does. Nobody else uses the memory
-/// within our control group's limit, so only our own programs need a part of it.
+/// The memory for RAM_SIZE=max, counted as the reference image does. The memory within our control
+/// group's limit is ours alone, so only our own programs need a part of it.
 fn all_of(host: &Host) -> u64 {
     let little = |free: u64| if free < GIB { free / 2 } else { free - SPARE_LITTLE };
     let taken = match host.free.saturating_sub(SPARE) {
@@ -141,12 +142,12 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
         }
     } else if exact && short && free < host.free {
         notes.push(format!(
-            "RAM_SIZE={said}: the pod's memory limit leaves {}: raise it, or take less",
+            "RAM_SIZE={said}: the pod's memory limit leaves {}: raise it, or lower RAM_SIZE",
             in_mib(free)
         ));
     } else if exact && wanted.saturating_add(SPARE) > host.free {
         notes.push(format!(
-            "RAM_SIZE={said}: {} are free, so that little is left for the host: take less if it \
+            "RAM_SIZE={said}: {} are free, so little is left for the host: lower RAM_SIZE if it \
              swaps",
             in_mib(host.free)
         ));
@@ -156,8 +157,8 @@ fn memory(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::
     if wanted < least {
         let name = settings.windows.version.name();
         return Err(fail(format!(
-            "RAM_SIZE={said}: {name} needs {} at least, and {} are what it would get: give it \
-             more, free memory on the host, or lower RAM_MINIMUM",
+            "RAM_SIZE={said}: {name} needs at least {}, and would get {}: raise RAM_SIZE, free \
+             memory on the host, or lower RAM_MINIMUM",
             in_mib(least),
             in_mib(wanted)
         )));
@@ -190,7 +191,7 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
     if let Some(there) = host.disk {
         if size < there && matches!(settings.storage.size.0, Share::Exactly(_)) {
             notes.push(format!(
-                "DISK_SIZE={said}: the disk is {} and is never made smaller",
+                "DISK_SIZE={said}: the disk has {} and cannot shrink",
                 in_mib(there)
             ));
         }
@@ -203,8 +204,8 @@ fn disk(settings: &Settings, host: &Host, notes: &mut Vec<String>) -> anyhow::Re
         return Err(Failure::new(
             Status::Disk,
             format!(
-                "DISK_SIZE={said}: {name} needs {} at least, and {} are what it would get: give \
-                 it more, make room on the volume, or lower DISK_MINIMUM",
+                "DISK_SIZE={said}: {name} needs at least {}, and would get {}: raise DISK_SIZE, \
+                 free space on the volume, or lower DISK_MINIMUM",
                 in_mib(least),
                 in_mib(size)
             ),
@@ -218,7 +219,7 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
     let refuse = |sentence: &str| Err(Failure::new(Status::Usage, sentence));
     let Some(domain) = &account.domain else {
         if account.unit.is_some() {
-            return refuse("DOMAIN_OU is a place in a domain: set DOMAIN too, or leave it out");
+            return refuse("DOMAIN_OU needs a domain: set DOMAIN too, or leave DOMAIN_OU out");
         }
         return account.user.check_local().map_err(|error| {
             let file = said.files.contains("USERNAME");
@@ -227,14 +228,14 @@ fn check_account(said: &Said) -> anyhow::Result<()> {
         });
     };
     if account.workgroup.is_some() {
-        return refuse("DOMAIN and WORKGROUP exclude one another: leave one of them out");
+        return refuse("DOMAIN and WORKGROUP are both set: leave one of them out");
     }
     let usual = account.password == Secret("admin".into());
     if !said.names.contains("USERNAME") || !said.names.contains("PASSWORD") || usual {
         return Err(Failure::new(
             Status::Usage,
             format!(
-                "DOMAIN={}: joining it needs an account there: set USERNAME and PASSWORD",
+                "DOMAIN={}: joining a domain needs an account of it: set USERNAME and PASSWORD",
                 domain.show()
             ),
         ));
@@ -251,8 +252,8 @@ fn without_effect(said: &Said) -> Vec<String> {
         .filter(said_so)
         .map(|name| {
             format!(
-                "{name} has no effect with DHCP=Y: the guest has an address of the network's own, \
-                 and all of its ports are there: leave it out"
+                "{name} has no effect with DHCP=Y, because the guest is a host of the network \
+                 itself, with all of its ports: leave it out"
             )
         })
         .collect()
@@ -264,7 +265,7 @@ fn check_network(settings: &Settings) -> anyhow::Result<()> {
         return Err(Failure::new(
             Status::Unsupported,
             format!(
-                "DHCP=Y goes with NETWORK=nat, not with NETWORK={}: leave one of them out",
+                "DHCP=Y is not possible with NETWORK={}: leave one of them out",
                 network.kind.show()
             ),
         ));
@@ -272,7 +273,10 @@ fn check_network(settings: &Settings) -> anyhow::Result<()> {
     if let Some(address) = network.address.filter(|own| network.mask.is_edge(*own)) {
         return Err(Failure::new(
             Status::Network,
-            format!("IP={address} is no machine's address in its network: give one inside of it"),
+            format!(
+                "IP={address}: the first and the last address of a network are reserved: give \
+                 another one"
+            ),
         ));
     }
     if screen.web && settings.vnc().map(u32::from) == Some(screen.web_port.0) {
@@ -316,7 +320,7 @@ mod test {
     }
 
     #[test]
-    fn nothing_said_is_the_reference_machine() {
+    fn defaults_are_the_reference_machine() {
         let (sizes, notes) = settled(&[], &host()).unwrap();
         let more = [Some(64 * GIB), Some(64 * GIB), Some(64 * GIB), None, None];
         assert_eq!(sizes, Sizes { processors: 2, memory: 4 * GIB, disk: 64 * GIB, more });
@@ -324,7 +328,7 @@ mod test {
     }
 
     #[test]
-    fn shares_are_of_what_the_host_has() {
+    fn half_and_max_are_shares_of_the_host() {
         let half = [("CPU_CORES", "half"), ("RAM_SIZE", "Half"), ("DISK_SIZE", "HALF")];
         let more = [Some(50 * GIB), Some(50 * GIB), Some(50 * GIB), None, None];
         let wanted = Sizes { processors: 4, memory: 8 * GIB, disk: 50 * GIB, more };
@@ -406,7 +410,7 @@ mod test {
     fn too_little_is_an_error_that_says_how_much() {
         let (status, sentence) = refusal(&[("RAM_SIZE", "1G")], &host());
         assert_eq!(status, Status::Memory);
-        assert!(sentence.contains("Windows 11 Pro needs 2G at least"), "{sentence}");
+        assert!(sentence.contains("Windows 11 Pro needs at least 2G"), "{sentence}");
         let small = Host { memory: 2 * GIB, ..host() };
         assert_eq!(refusal(&[], &small).0, Status::Memory);
         let lowered = [("RAM_SIZE", "1G"), ("RAM_MINIMUM", "1G")];
@@ -474,7 +478,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_too_small_is_told_together() {
+    fn all_sizes_that_are_too_small_are_reported() {
         let words = [("RAM_SIZE", "1G"), ("DISK_SIZE", "1G"), ("DOMAIN_OU", "OU=x")];
         let error = settled(&words, &host()).unwrap_err();
         let sentences = status::sentences(&error);

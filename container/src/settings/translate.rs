@@ -46,7 +46,7 @@ impl<T: Spoken> Value for Words<T> {
         let is = match table::find(T::PLACE, &word) {
             Some(Becomes::Is(own)) => T::read(own)?,
             Some(Becomes::Near(own, why)) => {
-                notes.push(format!("{} is not there, {own} is taken: {why}", quote(&word)));
+                notes.push(format!("{} is not available, {own} is used: {why}", quote(&word)));
                 T::read(own)?
             }
             Some(Becomes::Never(why)) => bail!("{why}"),
@@ -57,7 +57,7 @@ impl<T: Spoken> Value for Words<T> {
             }
             _ => {
                 let (own, all) = (T::default().show(), T::ACCEPTS);
-                notes.push(format!("{} is not known, {own} is taken: give {all}", quote(&word)));
+                notes.push(format!("{} is unknown, {own} is used: give {all}", quote(&word)));
                 T::default()
             }
         };

@@ -43,18 +43,18 @@ pub fn strip(text: &str) -> &str {
 
 /// The text as it can be shown in one line of a message: short, without control characters.
 pub fn quote(text: &str) -> String {
-    const LONGEST: usize = 120;
-    let mut shown: String = text.chars().take(LONGEST).flat_map(calm).collect();
-    if text.chars().nth(LONGEST).is_some() {
+    const MAX_CHARACTERS: usize = 120;
+    let mut shown: String = text.chars().take(MAX_CHARACTERS).flat_map(escape).collect();
+    if text.chars().nth(MAX_CHARACTERS).is_some() {
         shown.push('…');
     }
     shown
 }
 
 /// The character, escaped if it is not printable.
-fn calm(letter: char) -> Vec<char> {
-    let quiet = letter == '"' || letter == '\'' || letter == '\\';
-    if quiet { vec![letter] } else { letter.escape_debug().collect() }
+fn escape(letter: char) -> Vec<char> {
+    let harmless = letter == '"' || letter == '\'' || letter == '\\';
+    if harmless { vec![letter] } else { letter.escape_debug().collect() }
 }
 
 impl<T: Value> Value for Option<T> {
@@ -90,7 +90,7 @@ impl Value for bool {
     const ACCEPTS: &'static str = "Y or N";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        switch(text).context("this is a switch: say Y or N")
+        switch(text).context("this is a switch: give Y or N")
     }
     fn show(&self) -> String {
         if *self { "Y".into() } else { "N".into() }
@@ -149,7 +149,7 @@ impl Value for String {
     const ACCEPTS: &'static str = "text";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        ensure!(!text.contains(char::is_control), "it contains a control character: remove that");
         Ok(text.to_owned())
     }
     fn show(&self) -> String {
@@ -162,8 +162,8 @@ impl Value for PathBuf {
     const ACCEPTS: &'static str = "path";
 
     fn read(text: &str) -> anyhow::Result<Self> {
-        ensure!(text.starts_with('/'), "give a whole path, which starts with /");
-        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        ensure!(text.starts_with('/'), "give an absolute path, which starts with /");
+        ensure!(!text.contains(char::is_control), "it contains a control character: remove that");
         Ok(Self::from(text))
     }
     fn show(&self) -> String {
@@ -177,7 +177,7 @@ impl Value for Ipv4Addr {
     fn read(text: &str) -> anyhow::Result<Self> {
         let address: Self = text.parse().ok().context("give an IPv4 address, like 172.30.0.2")?;
         let guest = !address.is_unspecified() && !address.is_multicast() && !address.is_broadcast();
-        ensure!(guest && !address.is_loopback(), "no machine can have this address: give its own");
+        ensure!(guest && !address.is_loopback(), "the address is reserved: give another one");
         Ok(address)
     }
     fn show(&self) -> String {
@@ -202,8 +202,8 @@ impl Value for Secret {
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let length = text.chars().count();
-        ensure!(length <= 127, "it is {length} characters long: 127 are the most");
-        ensure!(!text.contains(char::is_control), "it has a control character: take that out");
+        ensure!(length <= 127, "it has {length} characters: give at most 127");
+        ensure!(!text.contains(char::is_control), "it contains a control character: remove that");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -257,11 +257,11 @@ fn size_with_unit(text: &str, bare: impl Fn(f64) -> u64) -> anyhow::Result<Size>
         "M" | "MB" | "MIB" => MIB,
         "G" | "GB" | "GIB" => GIB,
         "T" | "TB" | "TIB" => 1 << 40,
-        _ => bail!("its unit is not known: give a size, like 512M or 8G"),
+        _ => bail!("the unit is unknown: give a size, like 512M or 8G"),
     };
     #[expect(clippy::cast_precision_loss, reason = "units are powers of two")]
     let bytes = number * scale as f64;
-    ensure!(bytes <= 1e18, "no host has that much: give a size, like 512M or 8G");
+    ensure!(bytes <= 1e18, "the size is too large: give a size, like 512M or 8G");
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1e18")]
     Ok(Size(bytes as u64))
 }
@@ -379,7 +379,7 @@ mod test {
     }
 
     #[test]
-    fn quotes_go_in_pairs() {
+    fn quotes_are_removed_in_pairs() {
         for (text, bare) in [
             (" a ", "a"),
             ("\" a\"", "a"),
@@ -394,7 +394,7 @@ mod test {
     }
 
     #[test]
-    fn what_is_shown_fits_a_line() {
+    fn shown_texts_fit_a_line() {
         assert_eq!(quote("a\u{1b}[2J\n\u{202e}"), "a\\u{1b}[2J\\n\\u{202e}");
         assert_eq!(quote("it's \"é\" \\"), "it's \"é\" \\");
         assert_eq!(quote(&"x".repeat(500)).chars().count(), 121);

@@ -176,12 +176,12 @@ impl Value for Version {
         if small.starts_with("http:") || small.starts_with("https:") {
             return url(text);
         }
-        let asked = |product: &&Product| product.id == small || product.words.contains(&&*small);
-        if let Some(product) = PRODUCTS.iter().find(asked) {
-            let new = product.needs != Needs::Bios;
+        let named = |product: &&Product| product.id == small || product.words.contains(&&*small);
+        if let Some(product) = PRODUCTS.iter().find(named) {
+            let supported = product.needs != Needs::Bios;
             ensure!(
-                new,
-                "{} needs a BIOS, and this machine has UEFI: take Windows 8.1, Server 2012 R2 or \
+                supported,
+                "{} needs a BIOS, and this machine has UEFI: choose Windows 8.1, Server 2012 R2 or \
                  newer",
                 product.name
             );
@@ -191,7 +191,7 @@ impl Value for Version {
             let plain = !text.contains(['/', '\\']) && !text.contains(char::is_control);
             ensure!(
                 plain && !text.starts_with('.') && text.len() <= 200,
-                "a medium is named without its folder: it lies on the volume of STORAGE"
+                "give the name of the medium without a folder: it must be on the volume (STORAGE)"
             );
             return Ok(Self::File(text.to_owned()));
         }
@@ -212,7 +212,7 @@ fn url(text: &str) -> anyhow::Result<Version> {
     let host = host.flatten().map(|host| host.rsplit('@').next().unwrap_or_default());
     let plain = !text.contains(|letter: char| letter.is_control() || letter.is_whitespace());
     let fits = host.is_some_and(|host| !host.is_empty()) && plain;
-    ensure!(fits, "it is no address: give a URL, like https://example.com/windows.iso");
+    ensure!(fits, "the URL is invalid: give one like https://example.com/windows.iso");
     Ok(Version::Url(text.to_owned()))
 }
 
@@ -236,7 +236,7 @@ fn unknown(text: &str) -> anyhow::Error {
          probe"
             .into()
     });
-    anyhow!("there is no such version: {hint}")
+    anyhow!("the version is unknown: {hint}")
 }
 
 #[cfg(test)]
@@ -263,7 +263,7 @@ mod test {
     }
 
     #[test]
-    fn media_are_named_by_address_or_by_file() {
+    fn media_are_named_by_url_or_by_file() {
         let url = "https://example.com/a.iso";
         assert_eq!(Version::read(url).unwrap(), Version::Url(url.into()));
         assert_eq!(Version::read("My Win.ISO").unwrap(), Version::File("My Win.ISO".into()));
@@ -274,13 +274,13 @@ mod test {
     }
 
     #[test]
-    fn an_address_is_shown_without_what_opens_it() {
+    fn a_url_is_shown_without_its_credentials() {
         let url = "https://me:secret@example.com/a.iso?sig=secret#secret";
         assert_eq!(Version::read(url).unwrap().show(), "https://***@example.com/a.iso?***");
     }
 
     #[test]
-    fn a_slip_gets_a_hint() {
+    fn a_misspelled_version_gets_a_hint() {
         let hint = |text: &str| Version::read(text).unwrap_err().to_string();
         assert!(hint("win111").contains("did you mean win11"), "{}", hint("win111"));
         assert!(hint("ubuntu").contains("give a version like 11"));

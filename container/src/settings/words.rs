@@ -24,7 +24,7 @@ impl Value for Mac {
         };
         let mac = Self::from_pairs(pairs).context(reason)?;
         ensure!(!mac.is_multicast(), "it is a multicast address: make its first byte even");
-        ensure!(!mac.is_zero(), "no card has the address 0: {reason}");
+        ensure!(!mac.is_zero(), "the address 0 is invalid: {reason}");
         Ok(mac)
     }
     fn show(&self) -> String {
@@ -95,12 +95,12 @@ impl Value for Ports {
                 None => (word, Protocol::Tcp),
                 Some((number, name)) if name.eq_ignore_ascii_case("tcp") => (number, Protocol::Tcp),
                 Some((number, name)) if name.eq_ignore_ascii_case("udp") => (number, Protocol::Udp),
-                Some(_) => bail!("{} is no port: say n, n/tcp or n/udp", quote(word)),
+                Some(_) => bail!("{} is not a port: give n, n/tcp or n/udp", quote(word)),
             };
             let plain = number.bytes().all(|digit| digit.is_ascii_digit());
             let number = number.parse().ok().filter(|number: &u16| plain && *number != 0);
             let number = number.with_context(|| {
-                format!("{} is no port: say n, n/tcp or n/udp, n from 1 to 65535", quote(word))
+                format!("{} is not a port: give n, n/tcp or n/udp, n from 1 to 65535", quote(word))
             })?;
             if !ports.contains(&(number, protocol)) {
                 ports.push((number, protocol));
@@ -128,7 +128,7 @@ impl Value for Interface {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
         let named = !["", ".", ".."].contains(&text);
         let fits = named && text.len() <= 15 && text.bytes().all(plain);
-        ensure!(fits, "an interface's name has at most 15 letters, digits and - _ .");
+        ensure!(fits, "give the name of an interface: at most 15 letters, digits and - _ . @");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -145,8 +145,8 @@ impl Value for FileName {
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let plain = !text.contains(['/', '\\']) && !text.contains(char::is_control);
-        ensure!(plain && !text.starts_with('.'), "give a name alone, without a folder");
-        ensure!(text.len() <= 200, "the name is too long: 200 bytes are the most");
+        ensure!(plain && !text.starts_with('.'), "give the name alone, without a folder");
+        ensure!(text.len() <= 200, "the name is too long: give at most 200 bytes");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -187,8 +187,8 @@ impl UserName {
     /// If Windows does not accept a local account of this name.
     pub fn check_local(&self) -> anyhow::Result<()> {
         let name = self.0.as_str();
-        ensure!(name.chars().count() <= 20, "Windows takes at most 20 characters");
-        ensure!(!name.contains('@'), "an account of this machine has no @ in its name");
+        ensure!(name.chars().count() <= 20, "Windows accepts at most 20 characters");
+        ensure!(!name.contains('@'), "@ is not allowed in the name of a local account");
         let built_in = BUILT_IN.iter().any(|other| other.eq_ignore_ascii_case(name));
         ensure!(!built_in, "Windows has an account of this name already: choose another");
         Ok(())
@@ -201,11 +201,11 @@ impl Value for UserName {
 
     fn read(text: &str) -> anyhow::Result<Self> {
         const FORBIDDEN: &str = "\"/\\[]:;|=,+*?<>%";
-        ensure!(text.chars().count() <= 256, "256 characters are the most");
+        ensure!(text.chars().count() <= 256, "the name is too long: give at most 256 characters");
         if let Some(bad) = text.chars().find(|it| FORBIDDEN.contains(*it) || it.is_control()) {
-            bail!("Windows takes no {} in an account's name", bad.escape_debug());
+            bail!("Windows does not allow {} in the name of an account", bad.escape_debug());
         }
-        ensure!(!text.ends_with('.'), "Windows takes no name that ends with a dot");
+        ensure!(!text.ends_with('.'), "Windows does not allow a dot at the end of the name");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -223,9 +223,10 @@ impl Value for HostName {
     fn read(text: &str) -> anyhow::Result<Self> {
         let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         ensure!(plain && text.len() <= 15, "give at most 15 letters, digits and hyphens");
-        ensure!(!text.starts_with('-') && !text.ends_with('-'), "a hyphen stands between letters");
+        let inner = !text.starts_with('-') && !text.ends_with('-');
+        ensure!(inner, "a hyphen must be between letters or digits");
         let number = text.bytes().all(|byte| byte.is_ascii_digit());
-        ensure!(!number, "Windows takes no name of digits alone");
+        ensure!(!number, "Windows does not allow a name of digits alone");
         Ok(Self(text.to_owned()))
     }
     fn show(&self) -> String {
@@ -412,7 +413,7 @@ mod test {
     }
 
     #[test]
-    fn names_are_what_windows_and_linux_take() {
+    fn names_are_limited_as_in_windows_and_linux() {
         refuses::<Interface>(&["", "an interface", "abcdefghijklmnop", "a/b", "..", "é"]);
         refuses::<FileName>(&["../x", "a/b", ".x", "a\\b", "a\nb"]);
         refuses::<HostName>(&["-a", "a-", "123", "a_b", "abcdefghijklmnop", "é"]);

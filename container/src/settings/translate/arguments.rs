@@ -65,19 +65,19 @@ pub struct Drive {
 }
 
 /// The maximum number of drives, of files and of notes. A longer list is a mistake.
-const MOST: usize = 64;
+const MAX_ENTRIES: usize = 64;
 
 impl Arguments {
     /// Adds a note, up to the maximum.
     pub(super) fn note(&mut self, sentence: String) {
-        if self.notes.len() < MOST {
+        if self.notes.len() < MAX_ENTRIES {
             self.notes.push(sentence);
         }
     }
 
     /// `-drive`, and options that are short for it.
     pub(super) fn drive(&mut self, options: &Options) -> anyhow::Result<()> {
-        let path = options.get("file").context("no file= is said: name the file")?;
+        let path = options.get("file").context("file= is missing: name the file")?;
         let path = PathBuf::read(path.strip_prefix("file:").unwrap_or(path))?;
         let cdrom = options.get("media") == Some("cdrom");
         let bus = match options.get("if") {
@@ -88,11 +88,11 @@ impl Arguments {
             Some("virtio") => Bus::Blk,
             Some("scsi") => Bus::Scsi,
             Some("none") => Bus::None,
-            Some("pflash") => bail!("the firmware is our own: leave it out, or see BOOT_MODE"),
-            Some(other) => bail!("{} is no if= of a drive here: say virtio", quote(other)),
+            Some("pflash") => bail!("the firmware is built in: leave it out, or set BOOT_MODE"),
+            Some(other) => bail!("if={} is not supported: use if=virtio", quote(other)),
         };
         let format = options.get("format").map(Format::read).transpose()?;
-        ensure!(self.drives.len() < MOST, "{MOST} drives are the most");
+        ensure!(self.drives.len() < MAX_ENTRIES, "at most {MAX_ENTRIES} drives are supported");
         self.drives.push(Drive {
             path,
             format,
@@ -134,10 +134,10 @@ impl Arguments {
             "ide-cd" => (Bus::Ahci, true),
             _ => (Bus::Blk, false),
         };
-        let name = options.get("drive").context("no drive= is said: name a drive")?;
+        let name = options.get("drive").context("drive= is missing: name a drive")?;
         let drive = self.drives.iter_mut().find(|drive| drive.name == name && !name.is_empty());
         let drive = drive.with_context(|| {
-            let sentence = "is not there: a -drive with this id must stand before";
+            let sentence = "does not exist: put a -drive with this id before it";
             format!("the drive {} {sentence}", quote(name))
         })?;
         (drive.bus, drive.used) = (bus, true);
@@ -162,13 +162,13 @@ impl Arguments {
         let name = options.get("name").unwrap_or(&options.first);
         let plain = name.bytes().all(|byte| byte.is_ascii_graphic());
         let fits = name.starts_with("opt/") && name.len() <= 55 && plain;
-        ensure!(fits, "a file of fw_cfg is called opt/…, with at most 55 characters");
+        ensure!(fits, "give a fw_cfg name that starts with opt/ and has at most 55 characters");
         let content = match (options.get("string"), options.get("file")) {
             (Some(text), None) => Content::Text(text.to_owned()),
             (None, Some(path)) => Content::File(PathBuf::read(path)?),
-            _ => bail!("say string= or file="),
+            _ => bail!("give either string= or file="),
         };
-        ensure!(self.files.len() < MOST, "{MOST} files are the most");
+        ensure!(self.files.len() < MAX_ENTRIES, "at most {MAX_ENTRIES} files are supported");
         self.files.push((name.to_owned(), content));
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Arguments {
         match options.get("base") {
             Some("utc") => self.utc = true,
             None | Some("localtime") => self.utc = false,
-            Some(_) => bail!("the clock shows the host's time: say base=utc or base=localtime"),
+            Some(_) => bail!("the clock shows the host's time: use base=utc or base=localtime"),
         }
         Ok(())
     }

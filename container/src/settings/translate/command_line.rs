@@ -26,7 +26,7 @@ impl Arguments {
                 Ok(())
             }
             _ => {
-                let why = "has no effect: nothing is known that it could become here";
+                let why = "has no effect: it has no equivalent here";
                 self.note(format!("{said} {why}"));
                 Ok(())
             }
@@ -52,12 +52,12 @@ impl Value for Arguments {
             let Some(name) = option(&word) else {
                 ensure!(
                     !word.starts_with('-'),
-                    "{} is no option of QEMU: take it out",
+                    "{} is not an option of QEMU: leave it out",
                     quote(&word)
                 );
                 // QEMU takes a word without a dash for a disk image. Here it is more likely a
                 // mistake.
-                arguments.note(format!("{} has no effect: no option is before it", quote(&word)));
+                arguments.note(format!("{} has no effect: no option precedes it", quote(&word)));
                 continue;
             };
             // A switch takes no value, and a value does not start like an option.
@@ -66,7 +66,7 @@ impl Value for Arguments {
             arguments.take(&quote(&name), &value.unwrap_or_default())?;
         }
         for drive in arguments.drives.extract_if(.., |drive| !drive.used) {
-            let sentence = "has no effect: no -device has it";
+            let sentence = "has no effect: no -device refers to it";
             arguments.notes.push(format!("-drive {} {sentence}", drive.path.show()));
         }
         Ok(arguments)
@@ -126,7 +126,7 @@ mod test {
         let arguments = read("-drive file=/a.img,id=x,if=none");
         assert_eq!(arguments.drives, []);
         assert!(arguments.notes()[0].contains("/a.img"));
-        assert!(refusal("-device nvme,drive=y").contains("the drive y is not there"));
+        assert!(refusal("-device nvme,drive=y").contains("the drive y does not exist"));
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Value for Flags {
             let why = match found {
                 Some(Becomes::Already) => None,
                 Some(Becomes::Not(why)) => Some(why),
-                _ => Some("the guest's processors have what the host's have"),
+                _ => Some("the guest's processors have the features of the host's"),
             };
             let note = why.map(|why| format!("{} has no effect: {why}", quote(&key)));
             flags.notes.extend(note);

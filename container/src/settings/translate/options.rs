@@ -47,7 +47,7 @@ impl Options {
     pub fn without_meaning(&self) -> Vec<String> {
         let keys = self.rest.iter().map(|(key, _)| key.as_str());
         let keys = keys.filter(|key| !QUIET.contains(key));
-        keys.map(|key| format!("its option {} has no meaning here", quote(key))).collect()
+        keys.map(|key| format!("its option {} has no effect", quote(key))).collect()
     }
 }
 
@@ -96,7 +96,7 @@ pub fn split(line: &str) -> anyhow::Result<Vec<String>> {
             (_, letter) => word.get_or_insert_default().push(letter),
         }
     }
-    anyhow::ensure!(quote.is_none(), "a quote is not closed: add the second one");
+    anyhow::ensure!(quote.is_none(), "a quote is not closed: add the closing one");
     words.extend(word);
     Ok(words)
 }
@@ -128,8 +128,8 @@ mod test {
     }
 
     #[test]
-    fn says_no_value_of_what_it_does_not_take() {
+    fn notes_show_keys_but_no_values() {
         let notes = Options::read("secret,id=a,data=hush").without_meaning();
-        assert_eq!(notes, ["its option data has no meaning here"]);
+        assert_eq!(notes, ["its option data has no effect"]);
     }
 }

@@ -32,7 +32,7 @@ impl Smbios {
     pub fn take(&mut self, options: &Options) -> anyhow::Result<()> {
         let kind = options.get("type").unwrap_or("none");
         if kind != "1" {
-            let sentence = "has no meaning here: only type=1, the machine itself, can be said";
+            let sentence = "has no effect: only type=1, the system information, can be set";
             self.notes.push(format!("-smbios type={} {sentence}", quote(kind)));
             return Ok(());
         }
@@ -49,8 +49,8 @@ impl Smbios {
                 }
                 "type" => continue,
                 other => {
-                    let sentence = "has no meaning here: manufacturer, product, version, serial \
-                                    and uuid have";
+                    let sentence = "has no effect: only manufacturer, product, version, serial \
+                                    and uuid can be set";
                     self.notes.push(format!("{} of -smbios {sentence}", quote(other)));
                     continue;
                 }
@@ -63,8 +63,8 @@ impl Smbios {
 
 /// Checks that a text fits into a table.
 fn line(text: &str) -> anyhow::Result<String> {
-    ensure!(text.len() <= 255, "what SMBIOS says has at most 255 bytes");
-    ensure!(!text.is_empty(), "SMBIOS takes no empty text: leave the word out");
+    ensure!(text.len() <= 255, "a text of SMBIOS has at most 255 bytes: shorten it");
+    ensure!(!text.is_empty(), "a text of SMBIOS cannot be empty: leave the key out");
     String::read(text)
 }
 

@@ -5,6 +5,8 @@ use anyhow::{Context, bail, ensure};
 use super::options::Options;
 use crate::settings::value::{Value, quote};
 
+const TOO_MANY: &str = "give 1 to 1024 processors";
+
 /// Sockets, cores and threads of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
@@ -36,14 +38,16 @@ impl Value for Topology {
                 "cores" => cores = Some(value),
                 "threads" => threads = Some(value),
                 "dies" | "clusters" | "modules" | "books" | "drawers" => {
-                    inner = inner.checked_mul(value).context("no machine has as many")?;
+                    inner = inner.checked_mul(value).context(TOO_MANY)?;
                 }
-                "maxcpus" => notes.push("processors are not plugged in later: no maxcpus".into()),
-                _ => bail!("{} is none of sockets, cores and threads", quote(key)),
+                "maxcpus" => {
+                    notes.push("maxcpus has no effect: processors cannot be hot-plugged".into());
+                }
+                _ => bail!("{} is unknown: give sockets, cores and threads", quote(key)),
             }
         }
         if inner > 1 {
-            notes.push("cores of all dies of a socket are one group here".into());
+            notes.push("the cores of all dies of a socket form one group".into());
         }
         let of = |part: Option<u16>| u32::from(part.unwrap_or(1));
         let said = of(sockets) * of(threads);
@@ -55,12 +59,13 @@ impl Value for Topology {
             (None, None) => u32::from(inner),
         };
         let product = said.checked_mul(cores).filter(|product| (1..=1024).contains(product));
-        let product = product.context("give 1 to 1024 processors")?;
+        let product = product.context(TOO_MANY)?;
         ensure!(
             whole.is_none_or(|whole| whole == product),
-            "sockets, cores and threads make {product} processors: make them as many as are said"
+            "sockets, cores and threads make {product} processors, which differs from the given \
+             number: correct one of them"
         );
-        let small = |number: u32| u16::try_from(number).context("no machine has as many");
+        let small = |number: u32| u16::try_from(number).context(TOO_MANY);
         Ok(Self {
             count: small(product)?,
             sockets: small(of(sockets))?,
@@ -90,7 +95,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn what_is_not_said_are_cores() {
+    fn missing_counts_become_cores() {
         for (text, shown) in [
             ("4", "4,sockets=1,cores=4,threads=1"),
             ("8,sockets=1,dies=1,cores=4,threads=2", "8,sockets=1,cores=4,threads=2"),
