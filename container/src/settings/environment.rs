@@ -49,7 +49,7 @@ pub fn read_all(environment: &Environment) -> (Said, Vec<anyhow::Error>) {
     if let Some(old) = said.settings.pod.timeout_old {
         said.settings.pod.timeout = old;
     }
-    let unknown = environment.keys().filter_map(|name| slip(name.to_str()?));
+    let unknown = environment.keys().filter_map(|name| suggestion(name.to_str()?));
     said.warnings.extend(unknown);
     (said, mistakes)
 }
@@ -162,7 +162,7 @@ fn secret_of(path: &Path) -> anyhow::Result<String> {
 
 /// A suggestion for an unknown name that resembles a variable of the list. Names that Kubernetes
 /// sets for its services, and those of shells and images, get none.
-fn slip(name: &str) -> Option<String> {
+fn suggestion(name: &str) -> Option<String> {
     const OTHERS: &[&str] = &[
         "PATH",
         "HOME",

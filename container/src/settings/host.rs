@@ -122,7 +122,7 @@ fn set(list: &str) -> Option<u32> {
 /// The limits of our control groups.
 #[derive(Debug, Default)]
 struct Limits {
-    memory: Option<Narrow>,
+    memory: Option<MemoryLimit>,
     quota: Option<u32>,
     set: Option<u32>,
     kills: Option<u64>,
@@ -130,7 +130,7 @@ struct Limits {
 
 /// A memory limit. The derived order puts the limit with the least free memory first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Narrow {
+struct MemoryLimit {
     free: u64,
     limit: u64,
 }
@@ -138,7 +138,7 @@ struct Narrow {
 /// Values from here on mean unlimited. Version 1 reports the largest multiple of the page size.
 const UNLIMITED: u64 = 1 << 60;
 
-impl Narrow {
+impl MemoryLimit {
     fn new(limit: u64, used: u64) -> Self {
         Self { free: limit.saturating_sub(used), limit }
     }
@@ -177,36 +177,36 @@ impl Limits {
     fn version2(&mut self, group: &Path) {
         let memory = number(&group.join("memory.max")).map(|limit| {
             let used = number(&group.join("memory.current")).unwrap_or(0);
-            Narrow::new(limit, used.saturating_sub(cache(group, "inactive_file")))
+            MemoryLimit::new(limit, used.saturating_sub(cache(group, "inactive_file")))
         });
-        self.lower(memory);
+        self.add_memory(memory);
         let text = fs::read_to_string(group.join("cpu.max")).unwrap_or_default();
         let mut words = text.split_whitespace().map(|word| word.parse().ok());
-        self.time(words.next().flatten(), words.next().flatten());
-        self.members(&group.join("cpuset.cpus.effective"));
-        self.ends(&group.join("memory.events"));
+        self.add_quota(words.next().flatten(), words.next().flatten());
+        self.add_cpuset(&group.join("cpuset.cpus.effective"));
+        self.add_kills(&group.join("memory.events"));
     }
 
     fn version1(&mut self, group: &Path) {
         let memory = number(&group.join("memory.limit_in_bytes"));
         let memory = memory.filter(|limit| *limit < UNLIMITED).map(|limit| {
             let used = number(&group.join("memory.usage_in_bytes")).unwrap_or(0);
-            Narrow::new(limit, used.saturating_sub(cache(group, "total_inactive_file")))
+            MemoryLimit::new(limit, used.saturating_sub(cache(group, "total_inactive_file")))
         });
-        self.lower(memory);
+        self.add_memory(memory);
         // An unlimited group has -1, which does not parse as `u64`.
         let quota = number(&group.join("cpu.cfs_quota_us"));
-        self.time(quota, number(&group.join("cpu.cfs_period_us")));
-        self.members(&group.join("cpuset.effective_cpus"));
-        self.members(&group.join("cpuset.cpus"));
-        self.ends(&group.join("memory.oom_control"));
+        self.add_quota(quota, number(&group.join("cpu.cfs_period_us")));
+        self.add_cpuset(&group.join("cpuset.effective_cpus"));
+        self.add_cpuset(&group.join("cpuset.cpus"));
+        self.add_kills(&group.join("memory.oom_control"));
     }
 
-    fn lower(&mut self, memory: Option<Narrow>) {
+    fn add_memory(&mut self, memory: Option<MemoryLimit>) {
         self.memory = self.memory.into_iter().chain(memory).min();
     }
 
-    fn time(&mut self, quota: Option<u64>, period: Option<u64>) {
+    fn add_quota(&mut self, quota: Option<u64>, period: Option<u64>) {
         let (Some(quota), Some(period)) = (quota, period) else { return };
         let Some(quota) = (period != 0).then(|| quota.div_ceil(period)) else { return };
         let quota = u32::try_from(quota).unwrap_or(u32::MAX).max(1);
@@ -214,11 +214,11 @@ impl Limits {
     }
 
     /// Only the first group counts, which is our own. Groups above it include other pods.
-    fn ends(&mut self, file: &Path) {
+    fn add_kills(&mut self, file: &Path) {
         self.kills = self.kills.or_else(|| line(file, "oom_kill"));
     }
 
-    fn members(&mut self, file: &Path) {
+    fn add_cpuset(&mut self, file: &Path) {
         let text = fs::read_to_string(file).unwrap_or_default();
         self.set = self.set.into_iter().chain(set(text.trim())).min();
     }

@@ -1,6 +1,6 @@
 //! Translates QEMU's words into ours.
 //!
-//! `table` is the one list. A row has words, the place where they are valid, and their translation,
+//! `table` is the one list. A row has words, the scope in which they are valid, their translation,
 //! or the sentence that says why they have none and what to use instead.
 
 pub mod arguments;
@@ -16,13 +16,13 @@ use anyhow::bail;
 pub use self::topology::Topology;
 
 use self::options::Options;
-use self::table::{Becomes, Place};
+use self::table::{Becomes, Scope};
 use super::value::{Value, choices, quote};
 
 /// An enum whose variants QEMU has words for.
-pub trait Spoken: Value + Default + PartialEq {
-    /// The place of its words in the table.
-    const PLACE: Place;
+pub trait FromQemu: Value + Default + PartialEq {
+    /// The scope of its words in the table.
+    const SCOPE: Scope;
     /// Whether an unknown word is an error. Otherwise the default is taken, with a note.
     const STRICT: bool = false;
 }
@@ -36,14 +36,14 @@ pub struct Words<T> {
     pub notes: Vec<String>,
 }
 
-impl<T: Spoken> Value for Words<T> {
+impl<T: FromQemu> Value for Words<T> {
     const ACCEPTS: &'static str = T::ACCEPTS;
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let options = Options::read(text);
         let word = options.first.to_lowercase();
         let mut notes = Vec::new();
-        let is = match table::find(T::PLACE, &word) {
+        let is = match table::find(T::SCOPE, &word) {
             Some(Becomes::Is(own)) => T::read(own)?,
             Some(Becomes::Near(own, why)) => {
                 notes.push(format!("{} is not available, {own} is used: {why}", quote(&word)));
@@ -72,18 +72,18 @@ impl<T: Spoken> Value for Words<T> {
     }
 }
 
-/// Implements `Spoken` for enums, each with its place in the table.
-macro_rules! spoken {
-    ($($name:ident at $place:ident $($strict:ident)?;)+) => {$(
-        impl Spoken for $name {
-            const PLACE: Place = Place::$place;
-            $(const STRICT: bool = spoken!(@$strict);)?
+/// Implements `FromQemu` for enums, each with its scope in the table.
+macro_rules! from_qemu {
+    ($($name:ident at $scope:ident $($strict:ident)?;)+) => {$(
+        impl FromQemu for $name {
+            const SCOPE: Scope = Scope::$scope;
+            $(const STRICT: bool = from_qemu!(@$strict);)?
         }
     )+};
     (@strict) => { true };
 }
 
-spoken! {
+from_qemu! {
     Bus at Bus strict;
     Cache at Cache strict;
     Engine at Engine strict;

@@ -4,7 +4,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::arguments::Arguments;
 use super::options::{self, Options};
-use super::table::{self, Becomes, Place};
+use super::table::{self, Becomes, Scope};
 use crate::settings::value::{Value, quote};
 
 impl Arguments {
@@ -12,10 +12,10 @@ impl Arguments {
     fn take(&mut self, word: &str, value: &str) -> anyhow::Result<()> {
         let options = Options::read(value);
         let mut said = word.to_owned();
-        let mut found = table::find(Place::Option, word);
-        if let Some(Becomes::Below(place)) = found {
+        let mut found = table::find(Scope::Option, word);
+        if let Some(Becomes::Below(scope)) = found {
             said = format!("{word} {}", quote(&options.first));
-            found = table::find(place, &options.first.to_lowercase());
+            found = table::find(scope, &options.first.to_lowercase());
         }
         match found {
             Some(Becomes::Take(take)) => take(self, &options).context(said),

@@ -1,7 +1,7 @@
 //! `CPU_FLAGS`: processor features in QEMU's words.
 
 use super::options::Options;
-use super::table::{self, Becomes, Place};
+use super::table::{self, Becomes, Scope};
 use crate::settings::value::{Value, quote};
 
 /// Processor flags. They only produce notes, because the features are always the host's.
@@ -32,7 +32,7 @@ impl Value for Flags {
             let key = format!("{}{name}", if on { '+' } else { '-' });
             let group = name.split('-').next().unwrap_or_default();
             let group = format!("{}{group}-*", if on { '+' } else { '-' });
-            let found = table::find(Place::Flag, &key).or(table::find(Place::Flag, &group));
+            let found = table::find(Scope::Flag, &key).or(table::find(Scope::Flag, &group));
             let why = match found {
                 Some(Becomes::Already) => None,
                 Some(Becomes::Not(why)) => Some(why),

@@ -1,11 +1,11 @@
-//! The table of translations: each row translates words of QEMU at one place.
+//! The table of translations: each row translates words of QEMU in one scope.
 
 use super::arguments::Arguments;
 use super::options::Options;
 
 /// The variable or option in which a word is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Scope {
     /// `DISK_TYPE` and `MEDIA_TYPE`.
     Bus,
     /// `DISK_CACHE`.
@@ -49,8 +49,8 @@ pub enum Becomes {
     Already,
     /// A function applies the option.
     Take(fn(&mut Arguments, &Options) -> anyhow::Result<()>),
-    /// The option's value is looked up at another place.
-    Below(Place),
+    /// The option's value is looked up in another scope.
+    Below(Scope),
     /// No effect. The text says what to use instead.
     Not(&'static str),
     /// An error, because to continue would be unsafe or wrong. The text says what to use instead.
@@ -59,8 +59,8 @@ pub enum Becomes {
 
 /// A row of the table.
 pub struct Row {
-    /// The place where the words are valid.
-    pub place: Place,
+    /// The scope in which the words are valid.
+    pub scope: Scope,
     /// The words in lower case. A `*` at the end matches any suffix.
     pub words: &'static [&'static str],
     /// Their translation.
@@ -68,8 +68,8 @@ pub struct Row {
 }
 
 macro_rules! rows {
-    ($($place:ident $($word:literal)+ => $becomes:expr;)+) => {
-        &[$(Row { place: Place::$place, words: &[$($word),+], becomes: $becomes }),+]
+    ($($scope:ident $($word:literal)+ => $becomes:expr;)+) => {
+        &[$(Row { scope: Scope::$scope, words: &[$($word),+], becomes: $becomes }),+]
     };
 }
 
@@ -164,8 +164,8 @@ pub const TABLE: &[Row] = rows! {
     Option "-fw_cfg" => Take(Arguments::file);
     Option "-rtc" => Take(Arguments::clock);
     Option "-mem-prealloc" => Take(Arguments::prealloc);
-    Option "-device" => Below(Place::Device);
-    Option "-object" => Below(Place::Object);
+    Option "-device" => Below(Scope::Device);
+    Option "-object" => Below(Scope::Object);
     Option "-qmp" "-qmp-pretty" "-monitor" "-mon" => Never(CONTROL);
     Option "-gdb" "-s" => Never("its clients control the whole machine: leave it out, and use \
         `transom` in the container");
@@ -237,13 +237,13 @@ pub const TABLE: &[Row] = rows! {
     Object "secret" "tls-creds-*" => Not("certificates and passwords are built in: set PASSWORD");
 };
 
-/// The translation of a word at a place. Words are in lower case, except options: `-M` is not `-m`.
-pub fn find(place: Place, word: &str) -> Option<Becomes> {
+/// The translation of a word in a scope. Words are in lower case, except options: `-M` is not `-m`.
+pub fn find(scope: Scope, word: &str) -> Option<Becomes> {
     let fits = |own: &&str| match own.strip_suffix('*') {
         Some(start) => word.starts_with(start),
         None => word == *own,
     };
-    let rows = TABLE.iter().filter(|row| row.place == place);
+    let rows = TABLE.iter().filter(|row| row.scope == scope);
     rows.filter(|row| row.words.iter().any(fits)).map(|row| row.becomes).next()
 }
 
@@ -279,19 +279,19 @@ mod test {
     };
     use crate::settings::value::Value;
 
-    fn takes(place: Place, word: &str) -> bool {
-        match place {
-            Place::Bus => Bus::read(word).is_ok(),
-            Place::Cache => Cache::read(word).is_ok(),
-            Place::Engine => Engine::read(word).is_ok(),
-            Place::Adapter => Adapter::read(word).is_ok(),
-            Place::Screen => Screen::read(word).is_ok(),
-            Place::Display => Display::read(word).is_ok(),
-            Place::Kind => Kind::read(word).is_ok(),
-            Place::Usb => Usb::read(word).is_ok(),
-            Place::Pointer => Pointer::read(word).is_ok(),
-            Place::Model => Model::read(word).is_ok(),
-            Place::Serial => Serial::read(word).is_ok(),
+    fn takes(scope: Scope, word: &str) -> bool {
+        match scope {
+            Scope::Bus => Bus::read(word).is_ok(),
+            Scope::Cache => Cache::read(word).is_ok(),
+            Scope::Engine => Engine::read(word).is_ok(),
+            Scope::Adapter => Adapter::read(word).is_ok(),
+            Scope::Screen => Screen::read(word).is_ok(),
+            Scope::Display => Display::read(word).is_ok(),
+            Scope::Kind => Kind::read(word).is_ok(),
+            Scope::Usb => Usb::read(word).is_ok(),
+            Scope::Pointer => Pointer::read(word).is_ok(),
+            Scope::Model => Model::read(word).is_ok(),
+            Scope::Serial => Serial::read(word).is_ok(),
             _ => false,
         }
     }
@@ -301,10 +301,10 @@ mod test {
         for row in TABLE {
             assert!(!row.words.is_empty());
             match row.becomes {
-                Is(own) | Near(own, _) => assert!(takes(row.place, own), "{:?}", row.words),
+                Is(own) | Near(own, _) => assert!(takes(row.scope, own), "{:?}", row.words),
                 Already | Not(_) | Never(_) => {}
-                Take(_) => assert!(matches!(row.place, Place::Option | Place::Device)),
-                Below(_) => assert_eq!(row.place, Place::Option),
+                Take(_) => assert!(matches!(row.scope, Scope::Option | Scope::Device)),
+                Below(_) => assert_eq!(row.scope, Scope::Option),
             }
             if let Near(_, why) | Not(why) | Never(why) = row.becomes {
                 assert!(why.len() >= 7 && !why.ends_with('.'), "{:?}: {why}", row.words);
@@ -321,7 +321,7 @@ mod test {
                         Some(start) => word.starts_with(start),
                         None => word == own,
                     };
-                    other.place == row.place && other.words.iter().any(fits)
+                    other.scope == row.scope && other.words.iter().any(fits)
                 });
                 assert!(first.is_some_and(|first| std::ptr::eq(first, row)), "{word}");
             }
@@ -330,7 +330,7 @@ mod test {
 
     #[test]
     fn small_and_large_options_differ() {
-        assert!(matches!(find(Place::Option, "-m"), Some(Not("set RAM_SIZE"))));
-        assert!(matches!(find(Place::Option, "-M"), Some(Not(why)) if why.contains("Q35")));
+        assert!(matches!(find(Scope::Option, "-m"), Some(Not("set RAM_SIZE"))));
+        assert!(matches!(find(Scope::Option, "-M"), Some(Not(why)) if why.contains("Q35")));
     }
 }
