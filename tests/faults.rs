@@ -290,7 +290,7 @@ fn without_names_and_without_a_way_out_the_machine_runs() -> Result<()> {
     let mut pod = place.start("ip link delete eth0", &[PROBE, ("NETWORK", "nat")])?;
     pod.says("The probe runs", 1)?;
     let said = pod.stdout.text();
-    ensure!(said.contains("the pod has no network") && said.contains("give it one"), "{said}");
+    ensure!(said.contains("the pod has no network") && said.contains("attach it to one"), "{said}");
     stops(&mut pod)?;
     place.has_nothing_left()
 }
