@@ -208,8 +208,8 @@ async fn serve(router: &Rc<Router>, listener: tokio::net::UnixListener, forwarde
         });
     }
     loop {
-        let say = |error| network.say("vmm", || format!("the socket to vmm: {error}"));
-        let (socket, _) = next(async || listener.accept().await, say).await;
+        let warn = |error| network.warn_once("vmm", || format!("the socket to vmm: {error}"));
+        let (socket, _) = next(async || listener.accept().await, warn).await;
         network.plug();
         let outcome = tokio::select! {
             outcome = link::read(&socket, |frame| router.hear(frame)) => outcome,
@@ -217,7 +217,8 @@ async fn serve(router: &Rc<Router>, listener: tokio::net::UnixListener, forwarde
         };
         router.unplug();
         if let Err(error) = outcome {
-            network.say("link", || format!("the socket to vmm: {error}: waiting for vmm again"));
+            network
+                .warn_once("link", || format!("the socket to vmm: {error}: waiting for vmm again"));
         }
     }
 }
@@ -226,19 +227,20 @@ async fn serve(router: &Rc<Router>, listener: tokio::net::UnixListener, forwarde
 async fn accept(router: Rc<Router>, listener: tokio::net::TcpListener) {
     let Ok(address) = listener.local_addr() else { return };
     loop {
-        let say =
-            |error| router.network.say("accept", || format!("port {}: {error}", address.port()));
-        let (stream, from) = next(async || listener.accept().await, say).await;
+        let warn = |error| {
+            router.network.warn_once("accept", || format!("port {}: {error}", address.port()))
+        };
+        let (stream, from) = next(async || listener.accept().await, warn).await;
         router.connections.accept(&router.network, stream, from, address.port()).await;
     }
 }
 
 /// Accepts the next connection. After an error it tries again, with a pause.
-async fn next<T>(accept: impl AsyncFn() -> io::Result<T>, say: impl Fn(io::Error)) -> T {
+async fn next<T>(accept: impl AsyncFn() -> io::Result<T>, warn: impl Fn(io::Error)) -> T {
     loop {
         match accept().await {
             Ok(accepted) => return accepted,
-            Err(error) => say(error),
+            Err(error) => warn(error),
         }
         tokio::time::sleep(PAUSE).await;
     }

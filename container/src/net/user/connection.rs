@@ -198,7 +198,7 @@ impl Connection {
         match Why::of(&error) {
             Some(Why::NoPort) | None if error.kind() != io::ErrorKind::TimedOut => {
                 if Why::of(&error).is_none() {
-                    network.say("connect", || format!("{}: {error}", self.pair.peer));
+                    network.warn_once("connect", || format!("{}: {error}", self.pair.peer));
                 }
                 self.abort();
             }

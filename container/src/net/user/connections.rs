@@ -165,7 +165,7 @@ impl Connections {
         else {
             return;
         };
-        network.say("connections", || {
+        network.warn_once("connections", || {
             let whose = match origin {
                 Origin::Guest => "the guest has",
                 Origin::Names => "the guest's DNS client has",
