@@ -360,7 +360,7 @@ mod test {
     }
 
     #[test]
-    fn offers_the_address_with_all_options() {
+    fn offers_the_one_address_with_all_that_belongs_to_it() {
         let asked = message([0; 4], &[(option::KIND, &[DISCOVER]), (option::CLIENT, b"me")]);
         let answer = answer(&config(), &asked).unwrap();
         assert_eq!(answer.to, Ipv4Addr::BROADCAST);
@@ -409,7 +409,7 @@ mod test {
     }
 
     #[test]
-    fn informs_a_guest_that_has_its_address() {
+    fn tells_a_guest_that_has_its_address_the_rest() {
         let asked = |current| answer(&config(), &message(current, &[(option::KIND, &[INFORM])]));
         let told = asked([172, 30, 4, 2]).unwrap();
         assert_eq!(find(&told.payload, option::LEASE), None);
@@ -419,7 +419,7 @@ mod test {
     }
 
     #[test]
-    fn other_clients_get_no_answer() {
+    fn nobody_else_gets_an_answer() {
         let good = message([0; 4], &[(option::KIND, &[DISCOVER])]);
         let with = |at: usize, byte: u8| {
             let mut bad = good.clone();
@@ -447,7 +447,7 @@ mod test {
     }
 
     #[test]
-    fn responses_never_exceed_the_maximum_of_the_guest() {
+    fn an_answer_is_never_longer_than_the_guest_takes() {
         let search = (0..40).map(|number| format!("{number}.a.rather.long.domain.example"));
         let config = Config { search: search.collect(), ..config() };
         let length = |size: u16| {

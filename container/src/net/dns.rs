@@ -519,7 +519,7 @@ mod test {
     }
 
     #[test]
-    fn refuses_answers_to_another_question() {
+    fn takes_no_answer_that_is_for_another_question() {
         let sent = ask("example.org", TYPE::A);
         let received = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut answer = sent.clone();
@@ -538,7 +538,7 @@ mod test {
     }
 
     #[test]
-    fn invalid_questions_are_refused_or_ignored() {
+    fn what_is_no_question_is_refused_or_not_answered() {
         let code_of = |message: &[u8]| match Query::read(message) {
             Ok(_) => None,
             Err(answer) => Some(answer.map(|answer| code(&answer))),
@@ -559,7 +559,7 @@ mod test {
     }
 
     #[test]
-    fn answers_that_exceed_a_datagram_are_truncated() {
+    fn what_is_too_long_for_a_datagram_is_asked_for_again_by_tcp() {
         let message = ask("example.org", TYPE::TXT);
         let query = Query::read(&message).unwrap();
         let mut long = message.clone();

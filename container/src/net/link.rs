@@ -62,7 +62,7 @@ const BUSY: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(20);
 
 /// Becomes the owner of the pod's network. The kernel frees the socket's name when its holder ends.
-/// Of a killed predecessor, that is the process that removes its rules.
+/// A killed predecessor leaves a process that holds it until the rules are removed.
 pub(super) async fn own() -> anyhow::Result<UnixListener> {
     let name = SocketAddr::from_abstract_name(OWNER).context("the name of the owner")?;
     let (start, mut logged) = (Instant::now(), false);

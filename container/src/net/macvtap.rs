@@ -255,7 +255,7 @@ mod test {
     }
 
     #[test]
-    fn only_interfaces_with_support_for_macvtap_are_accepted() {
+    fn only_an_interface_that_takes_further_cards_will_do() {
         let mac = ("MAC", "02:00:00:00:00:09");
         for kind in [None, Some(InfoKind::MacVlan), Some(InfoKind::Veth)] {
             let plan = chosen(kind, &[mac]).unwrap();

@@ -143,7 +143,7 @@ mod test {
     }
 
     #[test]
-    fn ignores_invalid_entries() {
+    fn passes_over_what_makes_no_sense() {
         let resolv = Resolv::read(
             "nameserver\nnameserver x\nnameserver fd00::1\nnameserver 1.1.1.1\nnameserver 2.2.2.2\n\
              nameserver 3.3.3.3\ndomain a\nsearch b..c ok \u{e9} -\noptions ndots:99 timeout:0 \

@@ -236,7 +236,7 @@ mod test {
     }
 
     #[test]
-    fn an_empty_environment_has_the_defaults_of_the_list() {
+    fn nothing_said_is_what_the_list_says() {
         let nothing = said(&[]);
         assert_eq!(nothing.settings, Settings::unsaid());
         assert_eq!(nothing.warnings, [""; 0]);
@@ -244,7 +244,7 @@ mod test {
     }
 
     #[test]
-    fn a_default_value_causes_no_warning() {
+    fn what_the_default_says_is_no_reason_to_warn() {
         for variable in list::all().filter(|variable| !variable.default.is_empty()) {
             let said = said(&[(variable.name, variable.default)]);
             assert_eq!(said.warnings, [""; 0], "{}", variable.name);
@@ -253,7 +253,7 @@ mod test {
     }
 
     #[test]
-    fn quotes_and_blanks_around_a_value_are_removed() {
+    fn quotes_and_blanks_around_a_value_go() {
         let quoted = said(&[("CPU_CORES", " \"3\" "), ("RAM_SIZE", "'6G'")]);
         assert_eq!(quoted.settings, said(&[("CPU_CORES", "3"), ("RAM_SIZE", "6G")]).settings);
         let password = said(&[("PASSWORD", " \"x\" ")]).settings.account.password;
@@ -324,7 +324,7 @@ mod test {
     }
 
     #[test]
-    fn errors_show_no_secret_beside_the_mistake() {
+    fn errors_show_no_secret_that_stands_beside_the_mistake() {
         let (_, link) = refusal(&[("VERSION", "https://me:hush@example.com/a b?sig=hush")]);
         assert!(link.starts_with("VERSION=https://***@example.com/a b?***: "), "{link}");
         let words = "-fw_cfg name=opt/x,string=hush -object secret,data=hush -qmp stdio";
@@ -334,7 +334,7 @@ mod test {
     }
 
     #[test]
-    fn misspelled_names_get_a_suggestion_and_unrelated_ones_do_not() {
+    fn slips_are_asked_about_and_strangers_are_not() {
         let slips = [("RAM_SIEZ", "RAM_SIZE"), ("DISKSIZE", "DISK_SIZE"), ("PASWORD_FILE", "")];
         for (name, near) in slips {
             let warnings = said(&[(name, "1")]).warnings;
@@ -368,7 +368,7 @@ mod test {
     }
 
     #[test]
-    fn invalid_utf8_is_refused_in_known_variables_only() {
+    fn what_is_no_text_is_refused_where_it_matters() {
         use std::os::unix::ffi::OsStringExt as _;
         let bytes = OsString::from_vec(vec![0xff]);
         let mut words: Environment = [("VERSION".into(), bytes.clone())].into();
@@ -379,7 +379,7 @@ mod test {
     }
 
     #[test]
-    fn all_mistakes_are_reported_together() {
+    fn every_mistake_is_told_at_once() {
         let words = [("RAM_SIZE", "abc"), ("CPU_CORES", "x"), ("LANGUAGE", "Klingon")];
         let error = read(&environment(&words)).unwrap_err();
         assert_eq!(Status::of(&error), Status::Language);

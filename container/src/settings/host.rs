@@ -364,7 +364,7 @@ mod test {
     }
 
     #[test]
-    fn processes_killed_for_lack_of_memory_are_counted_in_our_own_group() {
+    fn who_was_ended_for_want_of_memory_is_counted_in_our_own_group() {
         let own = root(&[
             ("proc/self/cgroup", "0::/pods/one\n"),
             ("sys/fs/cgroup/cgroup.controllers", ""),
@@ -397,7 +397,7 @@ mod test {
     }
 
     #[test]
-    fn load_comes_from_host_group_and_pressure() {
+    fn how_short_memory_is_comes_from_host_group_and_pressure() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(Load::read(root.path()), None);
         for (path, text) in [

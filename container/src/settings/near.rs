@@ -23,7 +23,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn finds_misspelled_words_and_no_unrelated_ones() {
+    fn finds_slips_and_no_strangers() {
         let known = ["RAM_SIZE", "DISK_SIZE", "CPU_CORES", "IP", "VERSION"];
         assert_eq!(nearest("RAM_SIEZ", &known), Some("RAM_SIZE"));
         assert_eq!(nearest("DISKSIZE", &known), Some("DISK_SIZE"));

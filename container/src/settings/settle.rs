@@ -320,7 +320,7 @@ mod test {
     }
 
     #[test]
-    fn defaults_are_the_reference_machine() {
+    fn nothing_said_is_the_reference_machine() {
         let (sizes, notes) = settled(&[], &host()).unwrap();
         let more = [Some(64 * GIB), Some(64 * GIB), Some(64 * GIB), None, None];
         assert_eq!(sizes, Sizes { processors: 2, memory: 4 * GIB, disk: 64 * GIB, more });
@@ -328,7 +328,7 @@ mod test {
     }
 
     #[test]
-    fn half_and_max_are_shares_of_the_host() {
+    fn shares_are_of_what_the_host_has() {
         let half = [("CPU_CORES", "half"), ("RAM_SIZE", "Half"), ("DISK_SIZE", "HALF")];
         let more = [Some(50 * GIB), Some(50 * GIB), Some(50 * GIB), None, None];
         let wanted = Sizes { processors: 4, memory: 8 * GIB, disk: 50 * GIB, more };
@@ -478,7 +478,7 @@ mod test {
     }
 
     #[test]
-    fn all_sizes_that_are_too_small_are_reported() {
+    fn what_is_too_small_is_told_together() {
         let words = [("RAM_SIZE", "1G"), ("DISK_SIZE", "1G"), ("DOMAIN_OU", "OU=x")];
         let error = settled(&words, &host()).unwrap_err();
         let sentences = status::sentences(&error);

@@ -379,7 +379,7 @@ mod test {
     }
 
     #[test]
-    fn quotes_are_removed_in_pairs() {
+    fn quotes_go_in_pairs() {
         for (text, bare) in [
             (" a ", "a"),
             ("\" a\"", "a"),
@@ -394,7 +394,7 @@ mod test {
     }
 
     #[test]
-    fn shown_texts_fit_a_line() {
+    fn what_is_shown_fits_a_line() {
         assert_eq!(quote("a\u{1b}[2J\n\u{202e}"), "a\\u{1b}[2J\\n\\u{202e}");
         assert_eq!(quote("it's \"é\" \\"), "it's \"é\" \\");
         assert_eq!(quote(&"x".repeat(500)).chars().count(), 121);

@@ -413,7 +413,7 @@ mod test {
     }
 
     #[test]
-    fn names_are_limited_as_in_windows_and_linux() {
+    fn names_are_what_windows_and_linux_take() {
         refuses::<Interface>(&["", "an interface", "abcdefghijklmnop", "a/b", "..", "é"]);
         refuses::<FileName>(&["../x", "a/b", ".x", "a\\b", "a\nb"]);
         refuses::<HostName>(&["-a", "a-", "123", "a_b", "abcdefghijklmnop", "é"]);

@@ -96,7 +96,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn only_host_addresses_of_the_guest_are_learned() {
+    fn only_an_address_of_the_guests_own_is_taken() {
         let mac = Mac([2, 0, 0, 0, 0, 9]);
         let packet = |address: [u8; 4]| {
             let from = [&KIND[..], &[0, 1], &mac.0, &address].concat();

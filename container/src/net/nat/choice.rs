@@ -215,7 +215,7 @@ mod test {
     }
 
     #[test]
-    fn the_network_is_that_of_the_reference_image() {
+    fn the_network_is_the_one_of_the_reference() {
         let choose = |wanted: Option<&str>, pod: &str, used: &[(&str, u8)]| {
             let used: Vec<_> =
                 used.iter().map(|(at, mask)| Block::new(address(at), *mask)).collect();
@@ -239,7 +239,7 @@ mod test {
     }
 
     #[test]
-    fn mac_addresses_are_those_of_the_reference_image() {
+    fn cards_have_the_addresses_that_the_reference_gave_them() {
         // `echo windows | md5sum`, and the same of the upper-case address.
         let guest = derived_mac("windows");
         assert_eq!(guest.show(), "02:B4:75:56:AA:E8");
@@ -247,7 +247,7 @@ mod test {
     }
 
     #[test]
-    fn the_mac_address_is_stored_on_the_volume() {
+    fn the_card_is_kept_on_the_volume() {
         let folder = tempfile::tempdir().unwrap();
         let mut settings = Settings::unsaid();
         settings.storage.folder = folder.path().to_owned();
@@ -266,7 +266,7 @@ mod test {
     }
 
     #[test]
-    fn ports_of_the_pods_own_servers_stay_with_it() {
+    fn what_the_pod_serves_stays_with_it() {
         let mut settings = Settings::unsaid();
         let kept = KeptPorts::of(&settings);
         assert_eq!(kept.tcp, [8006].into(), "without VNC its port is the guest's");
@@ -284,7 +284,7 @@ mod test {
     }
 
     #[test]
-    fn ports_that_are_not_forwarded_are_reported() {
+    fn ports_that_are_not_led_to_the_guest_are_told() {
         let mut settings = Settings::unsaid();
         settings.screen.display.is = Display::Vnc;
         let mut notes = |ports| {

@@ -259,7 +259,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn the_process_that_removes_the_table_is_reaped() {
+    fn who_takes_the_table_away_is_waited_for_however_that_comes() {
         for end in [|table: Table| drop(table), |table: Table| table.remove().unwrap()] {
             // Like `nft`, it ends with its input.
             let mut program = Command::new("cat");

@@ -181,7 +181,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn a_mac_address_always_has_the_same_network() {
+    fn a_card_has_a_network_of_its_own_and_the_same_each_time() {
         let [one, other] = [1, 2].map(|last| Prefix::of(Mac([2, 0, 0, 0, 0, last])));
         assert_ne!(one, other);
         assert_eq!(one, Prefix::of(Mac([2, 0, 0, 0, 0, 1])));

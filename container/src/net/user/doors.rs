@@ -123,7 +123,7 @@ mod test {
     use crate::settings::words::Ports;
 
     #[test]
-    fn the_desktop_and_user_ports_are_forwarded_but_not_those_that_the_pod_keeps() {
+    fn the_desktop_and_what_the_user_names_are_the_guests_but_not_what_the_pod_keeps() {
         let mut settings = Settings::unsaid();
         settings.screen.vnc_port = Some(Within(5900));
         let rdp = vec![(3389, Protocol::Tcp), (3389, Protocol::Udp)];

@@ -172,7 +172,7 @@ mod test {
     }
 
     #[test]
-    fn a_gateway_outside_of_the_network_is_replaced() {
+    fn a_gateway_that_is_nowhere_near_is_another_address() {
         // Calico's pods have no network of their own.
         let far = lan(pod([10, 244, 1, 5], [169, 254, 1, 1]), |_| ()).unwrap();
         assert_eq!(far.gateway, Ipv4Addr::new(10, 244, 1, 1));
@@ -203,7 +203,7 @@ mod test {
     }
 
     #[test]
-    fn settings_of_the_user_count() {
+    fn what_the_user_says_counts() {
         let chosen = lan(pod([172, 17, 0, 2], [172, 17, 0, 1]), |network| {
             network.address = Some(Ipv4Addr::new(192, 168, 77, 9));
             network.mask.0 = 16;
@@ -219,7 +219,7 @@ mod test {
     }
 
     #[test]
-    fn the_guest_of_a_pod_without_a_route_has_default_addresses() {
+    fn a_pod_without_a_way_outside_has_a_guest_all_the_same() {
         let lan = lan(Pod::default(), |_| ()).unwrap();
         assert_eq!((lan.guest, lan.gateway), ISOLATED);
     }
@@ -238,7 +238,7 @@ mod test {
     }
 
     #[test]
-    fn ipv6_needs_a_pod_with_ipv6_and_a_sufficient_mtu() {
+    fn ipv6_is_there_where_the_pod_has_it_and_packets_are_long_enough() {
         let there = Pod { v6: Some("2001:db8:1:2:3:4:5:6".parse().unwrap()), ..Pod::default() };
         let v6 = lan(there, |_| ()).unwrap().v6.unwrap();
         assert_eq!(v6.prefix.to_string(), "2001:db8:1:2::");

@@ -158,7 +158,7 @@ mod test {
     }
 
     #[test]
-    fn a_burst_lets_other_tasks_run() {
+    fn a_burst_leaves_turns_to_others() {
         let input = [&[0, 0, 0, 14][..], &[1; 14]].concat().repeat(MAX_BURST + 1);
         let mut count = 0;
         assert_eq!(split(&input, &mut |_| count += 1).unwrap(), 18 * MAX_BURST);
@@ -166,14 +166,14 @@ mod test {
     }
 
     #[test]
-    fn an_invalid_length_ends_the_connection() {
+    fn a_length_that_no_frame_has_ends_the_connection() {
         for bad in [0, 13, 65554, u32::MAX] {
             assert!(split(&u32::to_be_bytes(bad), &mut |_| ()).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn a_peer_that_does_not_read_loses_frames_and_memory_is_bounded() {
+    fn a_peer_that_does_not_read_has_frames_lost_and_no_memory_grown() {
         let link = Link::default();
         assert!(link.send(|_| panic!("there is no guest")));
         link.connect(true);

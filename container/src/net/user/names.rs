@@ -185,7 +185,7 @@ mod test {
     }
 
     #[tokio::test]
-    async fn questions_are_answered_in_order_until_the_end() {
+    async fn questions_one_after_the_other_are_answered_and_an_end_is_an_end() {
         let (names, relay) = (Names::default(), relay());
         let asked = async {
             for _ in 0..3 {

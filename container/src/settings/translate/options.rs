@@ -128,7 +128,7 @@ mod test {
     }
 
     #[test]
-    fn notes_show_keys_but_no_values() {
+    fn says_no_value_of_what_it_does_not_take() {
         let notes = Options::read("secret,id=a,data=hush").without_meaning();
         assert_eq!(notes, ["its option data has no effect"]);
     }

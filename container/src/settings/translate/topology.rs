@@ -95,7 +95,7 @@ mod test {
     use super::*;
 
     #[test]
-    fn missing_counts_become_cores() {
+    fn what_is_not_said_are_cores() {
         for (text, shown) in [
             ("4", "4,sockets=1,cores=4,threads=1"),
             ("8,sockets=1,dies=1,cores=4,threads=2", "8,sockets=1,cores=4,threads=2"),
