@@ -48,7 +48,7 @@ impl Default for Least {
 }
 
 impl Value for Least {
-    const ACCEPTS: &'static str = "per cent, or size";
+    const ACCEPTS: &'static str = "percentage or size";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let reason = "give a share like 33%, or a size like 1G";

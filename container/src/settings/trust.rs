@@ -9,7 +9,7 @@ use super::value::Value;
 pub struct Origins(pub known::Origins);
 
 impl Value for Origins {
-    const ACCEPTS: &'static str = "origins like https://example.org, with commas";
+    const ACCEPTS: &'static str = "origins like https://example.org, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         known::Origins::read(text).map(Self)
@@ -24,7 +24,7 @@ impl Value for Origins {
 pub struct Proxies(pub known::Proxies);
 
 impl Value for Proxies {
-    const ACCEPTS: &'static str = "addresses and networks, with commas";
+    const ACCEPTS: &'static str = "addresses and networks, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         known::Proxies::read(text).map(Self)

@@ -84,7 +84,7 @@ pub enum Protocol {
 pub struct Ports(pub Vec<(u16, Protocol)>);
 
 impl Value for Ports {
-    const ACCEPTS: &'static str = "ports: n, n/tcp or n/udp, with commas";
+    const ACCEPTS: &'static str = "ports: n, n/tcp or n/udp, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let mut ports = Vec::new();
@@ -292,7 +292,7 @@ impl Value for ProductKey {
         let group =
             |group: &str| group.len() == 5 && group.bytes().all(|it| it.is_ascii_alphanumeric());
         let fits = text.split('-').count() == 5 && text.split('-').all(group);
-        ensure!(fits, "give five groups of five letters and digits, with hyphens");
+        ensure!(fits, "give five groups of five letters and digits, separated by hyphens");
         Ok(Self(text.to_ascii_uppercase()))
     }
     fn show(&self) -> String {

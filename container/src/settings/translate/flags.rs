@@ -13,7 +13,7 @@ pub struct Flags {
 }
 
 impl Value for Flags {
-    const ACCEPTS: &'static str = "+feature, -feature, with commas";
+    const ACCEPTS: &'static str = "+feature or -feature, comma-separated";
 
     fn read(text: &str) -> anyhow::Result<Self> {
         let text = String::read(text)?;
