@@ -228,7 +228,7 @@ async fn accept(router: Rc<Router>, listener: tokio::net::TcpListener) {
     let Ok(address) = listener.local_addr() else { return };
     loop {
         let warn = |error| {
-            router.network.warn_once("accept", || format!("port {}: {error}", address.port()))
+            router.network.warn_once("accept", || format!("port {}: {error}", address.port()));
         };
         let (stream, from) = next(async || listener.accept().await, warn).await;
         router.connections.accept(&router.network, stream, from, address.port()).await;
