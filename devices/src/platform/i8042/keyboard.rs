@@ -261,6 +261,7 @@ mod test {
             assert!(keyboard.codes.len() <= BUFFER, "{} bytes", keyboard.codes.len());
         }
         assert!(keyboard.has_room() && !keyboard.is_idle());
+        assert!(drain(&mut keyboard) == wanted, "each of 4000 keys, once");
         assert!(keyboard.is_idle());
     }
 

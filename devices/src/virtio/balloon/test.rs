@@ -280,7 +280,7 @@ fn there_is_one_balloon_of_a_size_that_there_can_be() {
         let error = bench.board.add("balloon", |grants| config.build(grants)).unwrap_err();
         format!("{error:#}")
     };
-    assert!(add(&mut bench, "{}").contains("has a balloon already"));
+    assert!(add(&mut bench, "{}").contains("already has a balloon"));
     let mut small = Bench::new(4096);
     let error = add(&mut small, r#"{"size": "1G"}"#);
     assert!(error.contains("size=1G") && error.contains("4K"), "{error}");
