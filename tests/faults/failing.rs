@@ -75,7 +75,10 @@ fn a_pod_that_fails_shows_why_until_somebody_ends_it() -> Result<()> {
             ensure!(told.contains(word) && page.contains(word), "{word}: {told}\n{page}");
         }
         ensure!(place.get("/readyz")?.starts_with("HTTP/1.1 503"), "the failed pod is ready");
-        ensure!(place.get("/healthz")?.starts_with("HTTP/1.1 200"), "the failed pod is not healthy");
+        ensure!(
+            place.get("/healthz")?.starts_with("HTTP/1.1 200"),
+            "the failed pod is not healthy"
+        );
         pod.signal(Signal::TERM)?;
         let start = Instant::now();
         let ended = pod.wait(PATIENCE)?;

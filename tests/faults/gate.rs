@@ -187,7 +187,8 @@ fn who_opens_many_screens_leaves_the_pod_its_descriptors() -> Result<()> {
     stops(&mut pod)
 }
 
-/// Sends a wrong password by VNC; returns the result: 1 for wrong, 0 for no authentication at all.
+/// Sends a wrong password by VNC. Returns 1 if the server rejects it, and 0 if the server accepts
+/// it or offers no security type.
 fn guess(place: &Place) -> Result<u8> {
     let mut viewer = place.connect(SEEN, 5900)?;
     let mut greeting = [0; 12];
