@@ -59,7 +59,7 @@ fn stops(pod: &mut Running) -> Result<()> {
     pod.signal(Signal::TERM)?;
     let status = pod.wait(PATIENCE)?;
     let said = pod.stdout.text();
-    ensure!(status == 143 && !said.contains("is killed"), "{status}: {said}{}", pod.stderr.text());
+    ensure!(status == 143 && !said.contains("killing it"), "{status}: {said}{}", pod.stderr.text());
     Ok(())
 }
 
@@ -341,7 +341,7 @@ fn a_signal_ends_the_pod_whenever_it_comes() -> Result<()> {
     connect(&place.control())?.ask(&Command::Pause)?;
     stops(&mut pod)?;
     let said = pod.stdout.text();
-    ensure!(said.contains("it runs on, to shut down") && !said.contains("in time"), "{said}");
+    ensure!(said.contains("it is resumed to shut down") && !said.contains("in time"), "{said}");
     // Nobody who repeats it cuts a guest off that installs its updates; who insists does.
     let mut pod = probe(&place, &[("NETWORK", "none")])?;
     kill_process(place::machine(&pod)?, Signal::STOP)?;

@@ -61,7 +61,7 @@ fn knows_the_guest(town: &Town, pod: &Pod) -> anyhow::Result<()> {
 /// The agent ends while one of its programs runs, and starts again. While the guest has no remote
 /// desktop, the pod is ready only as long as the agent answers.
 pub(crate) fn comes_again(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
-    let went = pod.said("the guest's agent answers no more");
+    let went = pod.said("the guest's agent does not answer any more");
     // The program continues in the guest, but its exit status is lost.
     let program = pod.start_transom(&["exec", "tail", "-f", "/dev/null"])?;
     pod.waits(|pod| Ok(!pod.guest(town, "pidof tail")?.is_empty()))?;
@@ -73,7 +73,7 @@ pub(crate) fn comes_again(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
     let (status, out, err) = says(&pod.transom(&["exec", "true"])?);
     ensure!(status == 125 && out.is_empty(), "{status} {out} {err}");
     ensure!(err.lines().count() == 1 && err.contains("qemu-guest-agent"), "{err}");
-    pod.says("the guest's agent answers no more", went + 1, SOON)?;
+    pod.says("the guest's agent does not answer any more", went + 1, SOON)?;
     pod.guest(town, "/agent.sh &")?;
     pod.until(town, ("/readyz", 200), SOON)?;
     let ran = says(&pod.transom(&["exec", "echo", "here"])?);

@@ -149,7 +149,7 @@ fn viewers_come_where_they_are_asked_to_and_are_called_by_their_address() -> Res
     for bytes in [&b"RFB 003.008\n"[..], &[1], &[1]] {
         browser.write_all(&frame(bytes))?;
     }
-    pod.says("vnc: 10.99.0.2 (web) is connected, with keyboard and mouse", 1)?;
+    pod.says("vnc: 10.99.0.2 (web) connected, with keyboard and mouse", 1)?;
     ensure!(!pod.stdout.text().contains("process 1"), "{}", pod.stdout.text());
     drop((viewer, browser));
     stops(&mut pod)
@@ -284,7 +284,7 @@ fn who_asks_for_the_password_of_an_open_pod_is_told_why_there_is_none() -> Resul
 
 #[test]
 fn the_api_lends_images_and_nothing_of_the_pods_own() -> Result<()> {
-    if !runs_here("what is lent") {
+    if !runs_here("files that the API attaches") {
         return Ok(());
     }
     let place = Place::new("lends")?;

@@ -253,7 +253,7 @@ fn a_signal_ends_a_machine_whose_memory_is_still_set_aside() {
         // The host takes a while for gigabytes that it gets back, but not as long as a guest has.
         assert_eq!(machine.wait(Duration::from_secs(30)).expect("an end"), status);
         let said = machine.stderr.text();
-        let parts = ["ended before the guest ran", "of --memory 4G were set aside"];
+        let parts = ["ended before the guest ran", "of --memory 4G were allocated"];
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
         assert_eq!((said.lines().count(), machine.stdout.text().as_str()), (1, ""), "{said}");
         assert!(!socket.exists(), "the socket is still there");
