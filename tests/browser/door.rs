@@ -28,7 +28,7 @@ pub(crate) fn log_in(browser: &mut Browser, password: &str) -> Result<()> {
     browser.until("window.before === undefined && document.readyState == 'complete'")
 }
 
-fn told(browser: &mut Browser) -> Result<String> {
+fn login_error(browser: &mut Browser) -> Result<String> {
     let said = browser.value("document.querySelector('.wrong')?.textContent ?? ''")?;
     Ok(said.as_str().unwrap_or_default().to_owned())
 }
@@ -38,7 +38,7 @@ fn log_in_patiently(browser: &mut Browser, password: &str) -> Result<u64> {
     let mut longest = 0;
     loop {
         log_in(browser, password)?;
-        let said = told(browser)?;
+        let said = login_error(browser)?;
         let Some((_, rest)) = said.split_once("try again in ") else { return Ok(longest) };
         let seconds = rest.trim_end_matches(" s.").parse().context(rest.to_owned())?;
         ensure!(seconds < 30, "{said}");
@@ -65,7 +65,8 @@ fn a_password_opens_the_screen_and_wrong_ones_cost_more_each_time() -> Result<()
     let mut waits = Vec::new();
     for _ in 0..4 {
         waits.push(log_in_patiently(&mut browser, "wrong")?);
-        ensure!(told(&mut browser)? == "The password is wrong.", "{}", told(&mut browser)?);
+        let error = login_error(&mut browser)?;
+        ensure!(error == "The password is wrong.", "{error}");
     }
     browser.keep(&album(), "wrong-password")?;
     // Even the right password has to wait.
@@ -77,7 +78,7 @@ fn a_password_opens_the_screen_and_wrong_ones_cost_more_each_time() -> Result<()
     let status = control.ask(&Command::Status)?;
     let viewers = status["viewers"].as_array().context("viewers")?;
     ensure!(viewers.len() == 1 && viewers[0]["access"] == "full", "{status}");
-    from_elsewhere(&mut browser, &address)?;
+    is_closed_to_other_origins(&mut browser, &address)?;
     let said = machine.stderr.text();
     ensure!(said.contains("was refused: This request is from `http://127.0.0.1:"), "{said}");
     browser.go(&address)?;
@@ -93,7 +94,7 @@ fn a_password_opens_the_screen_and_wrong_ones_cost_more_each_time() -> Result<()
 }
 
 /// A page of another origin, in a browser that has our cookie and sends it along.
-fn from_elsewhere(browser: &mut Browser, address: &str) -> Result<()> {
+fn is_closed_to_other_origins(browser: &mut Browser, address: &str) -> Result<()> {
     let elsewhere = TcpListener::bind("127.0.0.1:0")?;
     let theirs = format!("http://{}/", elsewhere.local_addr()?);
     thread::spawn(move || {
@@ -129,14 +130,14 @@ fn from_elsewhere(browser: &mut Browser, address: &str) -> Result<()> {
     let cookie = format!("{}={}", name.context("a name")?, value.context("a value")?);
     let ours = address.trim_end_matches('/');
     for (origin, status) in [("http://evil.example", 403), ("null", 403), (ours, 101)] {
-        let found = knock(address, origin, &cookie)?;
+        let found = websocket_status(address, origin, &cookie)?;
         ensure!(found == status, "{origin}: status {found}, expected {status}");
     }
     Ok(())
 }
 
 /// Asks for the WebSocket; returns the status of the answer.
-fn knock(address: &str, origin: &str, cookie: &str) -> Result<u16> {
+fn websocket_status(address: &str, origin: &str, cookie: &str) -> Result<u16> {
     let place = address.trim_start_matches("http://").trim_end_matches('/');
     let mut stream = TcpStream::connect(place)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -153,7 +154,7 @@ fn knock(address: &str, origin: &str, cookie: &str) -> Result<u16> {
 }
 
 /// Replaces the certificate and key by renaming a new file, as renewal programs do.
-pub(crate) fn put(folder: &Path, pair: &str) -> Result<String> {
+pub(crate) fn replace_pair(folder: &Path, pair: &str) -> Result<String> {
     let (new, path) = (folder.join("new.pem"), folder.join("pair.pem"));
     fs::write(&new, pair)?;
     fs::rename(&new, &path)?;
@@ -161,7 +162,7 @@ pub(crate) fn put(folder: &Path, pair: &str) -> Result<String> {
 }
 
 /// The certificate that a new connection of the browser receives.
-fn shown(browser: &mut Browser, address: &str) -> Result<Vec<u8>> {
+fn received_certificate(browser: &mut Browser, address: &str) -> Result<Vec<u8>> {
     let before = browser.open()?;
     browser.go(&format!("{address}healthz"))?;
     let origin = json!({ "origin": address.trim_end_matches('/') });
@@ -183,18 +184,18 @@ fn a_renewed_certificate_is_shown_and_viewers_stay() -> Result<()> {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
-    let pair = put(folder.path(), PAIRS[0])?;
+    let pair = replace_pair(folder.path(), PAIRS[0])?;
     let (machine, address) = machine(&format!("127.0.0.1:0,tls-cert={pair},tls-key={pair}"), &[])?;
     ensure!(address.starts_with("https://"), "{address}");
     browser.go(&address)?;
     ready(&mut browser)?;
     ensure!(
-        shown(&mut browser, &address)? == certificate(PAIRS[0])?,
+        received_certificate(&mut browser, &address)? == certificate(PAIRS[0])?,
         "the server does not send the first certificate"
     );
-    put(folder.path(), PAIRS[1])?;
+    replace_pair(folder.path(), PAIRS[1])?;
     let deadline = Instant::now() + PATIENCE;
-    while shown(&mut browser, &address)? != certificate(PAIRS[1])? {
+    while received_certificate(&mut browser, &address)? != certificate(PAIRS[1])? {
         ensure!(Instant::now() < deadline, "the server still sends the old certificate");
         thread::sleep(Duration::from_millis(300));
     }

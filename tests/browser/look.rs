@@ -115,7 +115,7 @@ fn zooms(browser: &mut Browser) -> Result<()> {
     browser.resize(WINDOWS[0].1)
 }
 
-fn ground(browser: &mut Browser, dark: bool) -> Result<Value> {
+fn background(browser: &mut Browser, dark: bool) -> Result<Value> {
     browser.darken(dark)?;
     browser.value("getComputedStyle(document.body).backgroundColor")
 }
@@ -135,7 +135,7 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
     browser.go(&address)?;
     browser.until("document.forms.length == 1 && document.readyState == 'complete'")?;
     ensure!(
-        ground(&mut browser, true)? != ground(&mut browser, false)?,
+        background(&mut browser, true)? != background(&mut browser, false)?,
         "dark and light have the same background"
     );
     browser.until("document.activeElement.name == 'user'")?;

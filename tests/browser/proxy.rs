@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use transom_tests::program::{PATIENCE, Running, connect, not_run};
 use vmm::control;
 
-use crate::door::{PAIRS, log_in, put};
+use crate::door::{PAIRS, log_in, replace_pair};
 use crate::{CONNECTED, album, browser, machine, reads, ready, runs_here};
 
 /// The proxy settings that README.md recommends, with folders of this test.
@@ -69,7 +69,7 @@ fn proxy(folder: &Path, open: &str, locked: &Path) -> Result<(Running, [u16; 2])
         .replace("{SECURE}", &ports[1].to_string())
         .replace("{OPEN}", open)
         .replace("{LOCKED}", &locked.display().to_string())
-        .replace("{PAIR}", &put(folder, PAIRS[0])?);
+        .replace("{PAIR}", &replace_pair(folder, PAIRS[0])?);
     fs::write(&rules, text)?;
     let mut command = nginx();
     command.args(["-e", "stderr", "-p"]).arg(folder).arg("-c").arg(&rules);

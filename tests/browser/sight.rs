@@ -68,12 +68,12 @@ fn shows_title(browser: &mut Browser) -> Result<bool> {
 
 /// Moves the mouse to a pixel of the machine's picture.
 fn point(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<()> {
-    let place = place(browser, [x, y])?;
+    let place = page_position(browser, [x, y])?;
     browser.mouse("mouseMoved", place, 0)
 }
 
 /// The position on the page of the middle of a pixel of the machine's picture.
-fn place(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
+fn page_position(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
     let script = format!(
         "(() => {{ const canvas = document.querySelector('#screen div canvas'); \
          const it = canvas.getBoundingClientRect(); \
@@ -162,7 +162,7 @@ fn fingers(browser: &mut Browser) -> Result<()> {
     ] {
         browser.resize(window)?;
         browser.until(FITS)?;
-        let place = place(browser, at)?;
+        let place = page_position(browser, at)?;
         browser.tap(place)?;
         pointer(browser, at).context(name)?;
         browser.keep(&album(), &format!("phone-{name}"))?;
@@ -321,13 +321,13 @@ fn follows(browser: &mut Browser, control: &Path) -> Result<()> {
     browser.keep(&album(), "view")?;
     browser.click("input[value=follow]")?;
     browser.value("document.querySelector('#view').hidePopover()")?;
-    let wish = asks(browser)?;
-    takes(browser, control, wish)?;
+    let size = requested_size(browser)?;
+    machine_takes(browser, control, size)?;
     browser.until(FITS)
 }
 
 /// Waits until the page's last request is for a display as large as its window; returns the size.
-fn asks(browser: &mut Browser) -> Result<[u16; 2]> {
+fn requested_size(browser: &mut Browser) -> Result<[u16; 2]> {
     let screen = browser.value(
         "(({ clientWidth, clientHeight }) => [clientWidth, clientHeight])\
          (document.querySelector('#screen'))",
@@ -351,7 +351,7 @@ fn asks(browser: &mut Browser) -> Result<[u16; 2]> {
 }
 
 /// Waits until the machine has the size that the page requested; it takes the size when it starts.
-fn takes(browser: &mut Browser, control: &Path, [width, height]: [u16; 2]) -> Result<()> {
+fn machine_takes(browser: &mut Browser, control: &Path, [width, height]: [u16; 2]) -> Result<()> {
     let taken = format!(
         "(() => {{ const it = document.querySelector('#screen div canvas'); \
          return it.width == {width} && Math.abs(it.height - {height}) < 8; }})()"
@@ -386,20 +386,20 @@ fn the_machine_follows_a_window_that_changes_slowly_and_at_once() -> Result<()> 
     browser.value("document.querySelector('input[value=follow]').click()")?;
     for (width, height) in [(1024, 800), (1120, 700), (960, 720)] {
         browser.resize(Window::desk(width, height))?;
-        asks(&mut browser)?;
+        requested_size(&mut browser)?;
     }
-    let wish = asks_at_once(&mut browser, &machine)?;
-    takes(&mut browser, &control, wish)?;
+    let size = requested_size_at_once(&mut browser, &machine)?;
+    machine_takes(&mut browser, &control, size)?;
     // Once more, now that the machine has taken a size.
-    let wish = asks_at_once(&mut browser, &machine)?;
-    takes(&mut browser, &control, wish)
+    let size = requested_size_at_once(&mut browser, &machine)?;
+    machine_takes(&mut browser, &control, size)
 }
 
 /// Changes the window twice, the second time before the first request is answered.
-fn asks_at_once(browser: &mut Browser, machine: &Running) -> Result<[u16; 2]> {
+fn requested_size_at_once(browser: &mut Browser, machine: &Running) -> Result<[u16; 2]> {
     machine.signal(Signal::STOP)?;
     browser.resize(Window::desk(1200, 860))?;
-    asks(browser)?;
+    requested_size(browser)?;
     browser.resize(Window::desk(1008, 760))?;
     // After two frames, the page knows its new size.
     browser.until(
@@ -407,7 +407,7 @@ fn asks_at_once(browser: &mut Browser, machine: &Running) -> Result<[u16; 2]> {
          requestAnimationFrame(() => requestAnimationFrame(() => done(true))))",
     )?;
     machine.signal(Signal::CONT)?;
-    asks(browser)
+    requested_size(browser)
 }
 
 #[test]

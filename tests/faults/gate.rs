@@ -100,7 +100,7 @@ fn frame(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Requests the WebSocket of the screen.
-fn knock(place: &Place) -> Result<TcpStream> {
+fn request_websocket(place: &Place) -> Result<TcpStream> {
     let mut browser = place.connect(SEEN, 8006)?;
     let request = format!(
         "GET /websockify HTTP/1.1\nHost: {SEEN}\nOrigin: http://{SEEN}\nConnection: Upgrade\n\
@@ -112,7 +112,7 @@ fn knock(place: &Place) -> Result<TcpStream> {
 }
 
 /// Connects by VNC without a password, and reads up to the name of the screen.
-fn look(place: &Place) -> Result<TcpStream> {
+fn connect_by_vnc(place: &Place) -> Result<TcpStream> {
     let mut viewer = place.connect(SEEN, 5900)?;
     let mut greeting = [0; 12];
     viewer.read_exact(&mut greeting)?;
@@ -143,9 +143,9 @@ fn viewers_come_where_they_are_asked_to_and_are_called_by_their_address() -> Res
     ensure!(place.connect(HERE, 5900).is_err(), "VNC listens without VNC_PORT");
     stops(&mut pod)?;
     let mut pod = probe(&place, &[ALONE, ("VNC_PORT", "5900")])?;
-    let viewer = look(&place)?;
+    let viewer = connect_by_vnc(&place)?;
     pod.says("vnc: 10.99.0.2:", 1)?;
-    let mut browser = knock(&place)?;
+    let mut browser = request_websocket(&place)?;
     for bytes in [&b"RFB 003.008\n"[..], &[1], &[1]] {
         browser.write_all(&frame(bytes))?;
     }
@@ -164,7 +164,7 @@ fn who_opens_many_screens_leaves_the_pod_its_descriptors() -> Result<()> {
     let mut pod = probe(&place, &[ALONE])?;
     let (mut there, mut refused) = (Vec::new(), 0);
     for number in 0..1100 {
-        let mut browser = knock(&place)?;
+        let mut browser = request_websocket(&place)?;
         let mut answer = [0; 13];
         browser.read_exact(&mut answer).context(number)?;
         match &answer {
@@ -181,7 +181,7 @@ fn who_opens_many_screens_leaves_the_pod_its_descriptors() -> Result<()> {
     drop(there);
     until("a free place for a viewer", || {
         let mut answer = [0; 13];
-        knock(&place)?.read_exact(&mut answer)?;
+        request_websocket(&place)?.read_exact(&mut answer)?;
         Ok(&answer == b"HTTP/1.1 101 ")
     })?;
     stops(&mut pod)

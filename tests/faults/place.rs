@@ -180,7 +180,7 @@ impl Place {
     pub(crate) fn has_nothing_left(&self) -> Result<()> {
         let links = said(self.run("ip").args(["-brief", "link"]))?;
         let rules = self.rules()?;
-        ensure!(!links.contains("qemu") && rules.is_empty(), "left: {links}{rules}");
+        ensure!(!links.contains("qemu") && rules.is_empty(), "a pod left behind: {links}{rules}");
         Ok(())
     }
 }

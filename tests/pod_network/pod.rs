@@ -107,7 +107,7 @@ async fn input() -> anyhow::Result<()> {
 /// Starts to copy frames between a queue and the guest.
 fn attach(ours: OwnedFd, guest: &str) -> anyhow::Result<()> {
     let theirs = guest_tap(guest)?;
-    thread::spawn(move || lead(&ours, &theirs));
+    thread::spawn(move || copy_frames(&ours, &theirs));
     Ok(())
 }
 
@@ -124,7 +124,7 @@ fn guest_tap(namespace: &str) -> anyhow::Result<OwnedFd> {
 }
 
 /// Copies frames with their virtio headers in both directions.
-fn lead(one: &OwnedFd, other: &OwnedFd) {
+fn copy_frames(one: &OwnedFd, other: &OwnedFd) {
     let mut frame = vec![0; 70_000];
     loop {
         let mut ends = [PollFd::new(one, PollFlags::IN), PollFd::new(other, PollFlags::IN)];

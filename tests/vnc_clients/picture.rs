@@ -37,6 +37,7 @@ impl Near {
     }
 
     /// # Errors
+    ///
     /// The first difference, if the pictures are not close enough.
     pub(crate) fn check(self, seen: &Picture, wanted: &Picture) -> Result<()> {
         let size = |it: &Picture| (it.width, it.pixels.len() / 4 / it.width.max(1));

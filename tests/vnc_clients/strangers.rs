@@ -13,12 +13,12 @@ use crate::picture::Near;
 use crate::{CERTIFICATE, KEY, PATTERN, can, text_file};
 
 /// A viewer that knows only Raw, and follows the protocol.
-struct Plain {
+struct RawViewer {
     line: TcpStream,
     size: (u16, u16),
 }
 
-impl Plain {
+impl RawViewer {
     /// Connects to a machine without a password.
     fn open(machine: &Machine) -> Result<Self> {
         let mut line = connect(machine)?;
@@ -93,7 +93,7 @@ fn answer(machine: &Machine, said: &[u8]) -> Result<String> {
 }
 
 /// Waits until a line of the machine's log contains these words.
-fn told(machine: &Machine, words: &str) -> Result<()> {
+fn logs(machine: &Machine, words: &str) -> Result<()> {
     until(words, || {
         let line = machine.log().lines().find(|line| line.contains(words)).map(|_| ());
         Ok(line)
@@ -125,13 +125,13 @@ fn strangers_are_told_so_and_the_rest_goes_on() -> Result<()> {
         return Ok(());
     }
     let mut machine = Machine::at_a_port(PATTERN, "800x600", "")?;
-    let mut viewer = Plain::open(&machine)?;
+    let mut viewer = RawViewer::open(&machine)?;
     viewer.encodings(&[0])?;
     viewer.sees(&mut machine)?;
     for (said, heard, log) in STRANGERS {
         let back = answer(&machine, said)?;
         ensure!(back.contains(heard), "{}: {back}", said.escape_ascii());
-        told(&machine, log)?;
+        logs(&machine, log)?;
         viewer.sees(&mut machine)?;
     }
     let peers = machine.viewer()?;
@@ -149,7 +149,7 @@ fn encodings_that_nobody_knows_are_no_reason_to_see_nothing() -> Result<()> {
     // Ultra, ZYWRLE, H.264, and unknown numbers; with Raw among them, and without.
     let lists = [&[9, 17, 50, i32::MIN, i32::MAX, -1, 0x7fff][..], &[1000, 0, 1001], &[], &many];
     for numbers in lists {
-        let mut viewer = Plain::open(&machine)?;
+        let mut viewer = RawViewer::open(&machine)?;
         viewer.encodings(numbers)?;
         viewer.sees(&mut machine)?;
         let status = machine.viewer()?;

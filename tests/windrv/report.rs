@@ -25,6 +25,7 @@ impl Report {
     }
 
     /// # Errors
+    ///
     /// If checks failed (the error lists all), or if fewer than `least` checks passed.
     pub(crate) fn judge(&self, least: usize) -> Result<()> {
         let Self { passed, failures } = self;
