@@ -134,10 +134,8 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
     let (mut machine, address) = machine(&web, &["--control", &place])?;
     browser.go(&address)?;
     browser.until("document.forms.length == 1 && document.readyState == 'complete'")?;
-    ensure!(
-        background(&mut browser, true)? != background(&mut browser, false)?,
-        "dark and light have the same background"
-    );
+    let [dark, light] = [background(&mut browser, true)?, background(&mut browser, false)?];
+    ensure!(dark != light, "dark and light have the same background");
     browser.until("document.activeElement.name == 'user'")?;
     browser.until("document.querySelector('#hint').textContent.includes('password=FILE')")?;
     look(&mut browser, "login")?;
@@ -171,7 +169,7 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
     browser.click("#resume")?;
     browser.until("document.querySelector('#cover').hidden")?;
     let status = connect(&control)?.ask(&Command::Status)?;
-    ensure!(status["state"] == "running", "the machine does not run again: {status}");
+    ensure!(status["state"] == "running", "the machine has not resumed: {status}");
     zooms(&mut browser)?;
     // Switching off needs a confirmation.
     browser.value("window.asked = 0; window.confirm = () => ++window.asked > 1; 0")?;
