@@ -14,7 +14,7 @@ use vmm::control;
 use crate::door::{PAIRS, log_in, replace_pair};
 use crate::{CONNECTED, album, browser, machine, reads, ready, runs_here};
 
-/// The proxy settings that README.md recommends, with folders of this test.
+/// The proxy settings that docs/vmm.md recommends, with folders of this test.
 const RULES: &str = "
 daemon off;
 pid {FOLDER}/pid;
@@ -145,7 +145,7 @@ fn an_open_screen_is_seen_by_tls_that_ends_at_a_proxy_which_nobody_named() -> Re
     let (_proxy, [plain, secure]) = proxy(folder.path(), &address, Path::new("/nowhere"))?;
     browser.go(&format!("http://vm.example:{plain}/vm/one/"))?;
     browser.until("document.body.textContent.includes('could be another site')")?;
-    // This browser sends no Sec-Fetch headers with its WebSocket.
+    // Not all browsers send `Sec-Fetch-Site` with a WebSocket, and this one does not.
     browser.go(&format!("https://vm.example:{secure}/"))?;
     browser.until(CONNECTED)?;
     ready(&mut browser)

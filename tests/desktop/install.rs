@@ -96,7 +96,7 @@ pub(crate) fn is_seen_in_a_browser() -> anyhow::Result<()> {
     }
     let mut page = Page::open(ports[1], Some(USER))?;
     let size = format!("{}x{}", SIZE.0, SIZE.1);
-    // Debian's picture behind the menu has more colours than any text.
+    // Debian's picture behind the menu has more colors than any text.
     let is_menu = |sight: &Sight| sight.size() == size && sight.colours() > 200;
     let menu = page.until("desk-install-cd", BOOT, &mut |sight| is_menu(sight))?;
     menu.keep("desk-install-cd")?;
