@@ -1,5 +1,5 @@
-//! Keeps the rules of `STYLE.md`: each rule is one line here, one function over the parsed tree,
-//! and examples that prove it can fail.
+//! Checks the rules of `STYLE.md`. Each rule is one line here, one function over the parsed tree,
+//! and examples that prove that it can fail.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -32,10 +32,11 @@ mod words;
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-/// One test for every rule: it refuses the bad examples, accepts the good ones, and holds here.
+/// Makes a test of every rule: it must refuse the bad examples, accept the good ones, and find
+/// nothing in this repository.
 macro_rules! rules {
     ($($name:ident: $rule:path, refuses $bad:tt, accepts $good:tt;)*) => {
-        /// All rules, to be run over one parse of the tree.
+        /// All rules, which run over one parse of the tree.
         const RULES: &[(&str, Rule)] = &[$((stringify!($name), $rule)),*];
         $(#[test]
         fn $name() {
@@ -355,7 +356,7 @@ fn unparsed(tree: &Tree) -> Vec<Finding> {
     tree.unparsed.clone()
 }
 
-/// Shows that the rule tells bad from good, each example being a tree of its own.
+/// Checks that the rule refuses each bad example and accepts each good one, as trees of their own.
 fn prove<E: Example>(rule: Rule, bad: &[E], good: &[E]) {
     let findings = |files: Vec<File>| report(&rule(&Tree::of(files)));
     for example in bad {
@@ -372,7 +373,7 @@ fn shown(files: &[File]) -> String {
     files.iter().map(|file| format!("{}:\n{}\n", file.path, file.text)).collect()
 }
 
-/// A tree that a rule is tried on: one file, or several.
+/// A small tree for a rule: one file, or several.
 trait Example {
     fn files(&self) -> Vec<File>;
 }
@@ -389,7 +390,7 @@ impl Example for Vec<File> {
     }
 }
 
-/// Fails with what the rule found in this repository.
+/// Fails with the rule's findings in this repository, if there are any.
 fn hold(name: &str) {
     static FOUND: OnceLock<Vec<(&str, Vec<Finding>)>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
@@ -447,7 +448,7 @@ fn file(path: &str, text: impl Into<String>) -> File {
     File::new(path, text)
 }
 
-/// A Rust file that no list names.
+/// A Rust file that no list of exceptions names.
 fn rust(text: impl Into<String>) -> File {
     file("vmm/src/example.rs", text)
 }
@@ -464,7 +465,7 @@ fn manifests(crates: &[&str]) -> Vec<File> {
     crates.iter().map(manifest).collect()
 }
 
-/// A table of suites, and files of tests.
+/// A table of suites, and files of integration tests.
 fn suites(rows: &[&str], files: &[&str]) -> Vec<File> {
     let table = file("tests/suites", rows.join("\n"));
     [table].into_iter().chain(files.iter().map(|path| file(path, ""))).collect()
@@ -495,7 +496,7 @@ fn test_module(lines: usize) -> String {
     format!("#[cfg(test)]\nmod test {{\n{}}}\n", "//\n".repeat(lines))
 }
 
-/// `count` pieces, each with its number in place of `#`.
+/// `count` copies of `piece`, with their numbers in place of `#`.
 fn numbered(count: usize, piece: &str) -> String {
     (0..count).map(|number| piece.replace('#', &number.to_string())).collect()
 }

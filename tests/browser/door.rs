@@ -1,4 +1,4 @@
-//! Who comes in: the login, wrong passwords, pages from elsewhere, and certificates.
+//! Access to the screen: login, wrong passwords, pages of other origins, and certificates.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -15,10 +15,10 @@ use vmm::control::Command;
 
 use crate::{CONNECTED, album, browser, machine, ready, runs_here};
 
-/// A certificate for `localhost` with its key, and the one that comes after it.
+/// Two certificates for `localhost`, each with its key: the first one and its renewal.
 pub(crate) const PAIRS: [&str; 2] = [include_str!("first.pem"), include_str!("renewed.pem")];
 
-/// Fills in the form as a person does.
+/// Fills in and submits the login form as a person does.
 pub(crate) fn log_in(browser: &mut Browser, password: &str) -> Result<()> {
     browser.until("document.readyState == 'complete' && document.forms.length == 1")?;
     browser.click("[name=password]")?;
@@ -28,17 +28,17 @@ pub(crate) fn log_in(browser: &mut Browser, password: &str) -> Result<()> {
     browser.until("window.before === undefined && document.readyState == 'complete'")
 }
 
-fn told(browser: &mut Browser) -> Result<String> {
+fn login_error(browser: &mut Browser) -> Result<String> {
     let said = browser.value("document.querySelector('.wrong')?.textContent ?? ''")?;
     Ok(said.as_str().unwrap_or_default().to_owned())
 }
 
-/// Logs in, and waits as long as the page says.
+/// Logs in, waiting as long as the page demands; returns the longest such wait in seconds.
 fn log_in_patiently(browser: &mut Browser, password: &str) -> Result<u64> {
     let mut longest = 0;
     loop {
         log_in(browser, password)?;
-        let said = told(browser)?;
+        let said = login_error(browser)?;
         let Some((_, rest)) = said.split_once("try again in ") else { return Ok(longest) };
         let seconds = rest.trim_end_matches(" s.").parse().context(rest.to_owned())?;
         ensure!(seconds < 30, "{said}");
@@ -65,19 +65,20 @@ fn a_password_opens_the_screen_and_wrong_ones_cost_more_each_time() -> Result<()
     let mut waits = Vec::new();
     for _ in 0..4 {
         waits.push(log_in_patiently(&mut browser, "wrong")?);
-        ensure!(told(&mut browser)? == "The password is wrong.", "{}", told(&mut browser)?);
+        let error = login_error(&mut browser)?;
+        ensure!(error == "The password is wrong.", "{error}");
     }
     browser.keep(&album(), "wrong-password")?;
-    // Even the right one is not heard before that.
+    // Even the right password has to wait.
     waits.push(log_in_patiently(&mut browser, "secret")?);
-    ensure!(waits[4] > waits[2], "each costs more than the one before: {waits:?}");
+    ensure!(waits[4] > waits[2], "the waits do not grow: {waits:?}");
     browser.until(CONNECTED)?;
     ready(&mut browser)?;
     let mut control = connect(&control)?;
     let status = control.ask(&Command::Status)?;
     let viewers = status["viewers"].as_array().context("viewers")?;
     ensure!(viewers.len() == 1 && viewers[0]["access"] == "full", "{status}");
-    from_elsewhere(&mut browser, &address)?;
+    is_closed_to_other_origins(&mut browser, &address)?;
     let said = machine.stderr.text();
     ensure!(said.contains("was refused: This request is from `http://127.0.0.1:"), "{said}");
     browser.go(&address)?;
@@ -86,20 +87,20 @@ fn a_password_opens_the_screen_and_wrong_ones_cost_more_each_time() -> Result<()
     browser.until("location.pathname == '/login'")?;
     let deadline = Instant::now() + PATIENCE;
     while control.ask(&Command::Status)?["viewers"] != json!([]) {
-        ensure!(Instant::now() < deadline, "somebody is left");
+        ensure!(Instant::now() < deadline, "a viewer is still connected");
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }
 
-/// A page of another place, in a browser that has our cookie and sends it along.
-fn from_elsewhere(browser: &mut Browser, address: &str) -> Result<()> {
+/// A page of another origin, in a browser that has our cookie and sends it along.
+fn is_closed_to_other_origins(browser: &mut Browser, address: &str) -> Result<()> {
     let elsewhere = TcpListener::bind("127.0.0.1:0")?;
     let theirs = format!("http://{}/", elsewhere.local_addr()?);
     thread::spawn(move || {
         for stream in elsewhere.incoming() {
             let Ok(mut stream) = stream else { return };
-            // What it asks for is the same for all.
+            // Every request gets the same page.
             if stream.read(&mut [0; 4096]).is_err() {
                 continue;
             }
@@ -117,11 +118,11 @@ fn from_elsewhere(browser: &mut Browser, address: &str) -> Result<()> {
     browser.go(&theirs)?;
     browser.until("document.title == 'elsewhere'")?;
     ensure!(browser.value(&script)? == "refused", "a page of {theirs} opened {wanted}");
-    // The same from a page of ours is let in.
+    // The same script on our own page is let in.
     browser.go(address)?;
     browser.until(CONNECTED)?;
     ensure!(browser.value(&script)? == "open", "a page of ours did not open {wanted}");
-    // And by hand, with all that a browser would say.
+    // The same by hand, with all headers that a browser would send.
     let cookies = browser.order("Network.getCookies", &json!({ "urls": [address] }))?;
     let cookie = &cookies["cookies"][0];
     ensure!(cookie["httpOnly"] == true && cookie["sameSite"] == "Strict", "{cookies}");
@@ -129,14 +130,14 @@ fn from_elsewhere(browser: &mut Browser, address: &str) -> Result<()> {
     let cookie = format!("{}={}", name.context("a name")?, value.context("a value")?);
     let ours = address.trim_end_matches('/');
     for (origin, status) in [("http://evil.example", 403), ("null", 403), (ours, 101)] {
-        let found = knock(address, origin, &cookie)?;
-        ensure!(found == status, "{origin}: {found} in place of {status}");
+        let found = websocket_status(address, origin, &cookie)?;
+        ensure!(found == status, "{origin}: status {found}, expected {status}");
     }
     Ok(())
 }
 
-/// Asks for the WebSocket, and gives the status of the answer.
-fn knock(address: &str, origin: &str, cookie: &str) -> Result<u16> {
+/// Asks for the WebSocket; returns the status of the answer.
+fn websocket_status(address: &str, origin: &str, cookie: &str) -> Result<u16> {
     let place = address.trim_start_matches("http://").trim_end_matches('/');
     let mut stream = TcpStream::connect(place)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -152,16 +153,16 @@ fn knock(address: &str, origin: &str, cookie: &str) -> Result<u16> {
     text.split(' ').nth(1).and_then(|it| it.parse().ok()).context(text)
 }
 
-/// Puts a pair in place of another, as programs that renew certificates do.
-pub(crate) fn put(folder: &Path, pair: &str) -> Result<String> {
+/// Replaces the certificate and key by renaming a new file, as renewal programs do.
+pub(crate) fn replace_pair(folder: &Path, pair: &str) -> Result<String> {
     let (new, path) = (folder.join("new.pem"), folder.join("pair.pem"));
     fs::write(&new, pair)?;
     fs::rename(&new, &path)?;
     Ok(path.display().to_string())
 }
 
-/// The certificate that a browser is shown which was never here before.
-fn shown(browser: &mut Browser, address: &str) -> Result<Vec<u8>> {
+/// The certificate that a new connection of the browser receives.
+fn received_certificate(browser: &mut Browser, address: &str) -> Result<Vec<u8>> {
     let before = browser.open()?;
     browser.go(&format!("{address}healthz"))?;
     let origin = json!({ "origin": address.trim_end_matches('/') });
@@ -170,7 +171,7 @@ fn shown(browser: &mut Browser, address: &str) -> Result<Vec<u8>> {
     decoded(chain["tableNames"][0].as_str().context("a certificate")?)
 }
 
-/// The certificate of a pair.
+/// The certificate of a pair, as DER.
 fn certificate(pair: &str) -> Result<Vec<u8>> {
     let (_, rest) = pair.split_once("-----BEGIN CERTIFICATE-----").context("a certificate")?;
     let (text, _) = rest.split_once("-----END CERTIFICATE-----").context("its end")?;
@@ -183,19 +184,22 @@ fn a_renewed_certificate_is_shown_and_viewers_stay() -> Result<()> {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
-    let pair = put(folder.path(), PAIRS[0])?;
+    let pair = replace_pair(folder.path(), PAIRS[0])?;
     let (machine, address) = machine(&format!("127.0.0.1:0,tls-cert={pair},tls-key={pair}"), &[])?;
     ensure!(address.starts_with("https://"), "{address}");
     browser.go(&address)?;
     ready(&mut browser)?;
-    ensure!(shown(&mut browser, &address)? == certificate(PAIRS[0])?, "the first certificate");
-    put(folder.path(), PAIRS[1])?;
+    ensure!(
+        received_certificate(&mut browser, &address)? == certificate(PAIRS[0])?,
+        "the server does not send the first certificate"
+    );
+    replace_pair(folder.path(), PAIRS[1])?;
     let deadline = Instant::now() + PATIENCE;
-    while shown(&mut browser, &address)? != certificate(PAIRS[1])? {
-        ensure!(Instant::now() < deadline, "the old certificate is shown");
+    while received_certificate(&mut browser, &address)? != certificate(PAIRS[1])? {
+        ensure!(Instant::now() < deadline, "the server still sends the old certificate");
         thread::sleep(Duration::from_millis(300));
     }
-    // The one who was there before has the line of before, and what is done arrives.
+    // The earlier viewer keeps its connection, and its keys arrive.
     browser.press("y", "KeyY", 89)?;
     crate::reads(&mut browser, "Text", "y_")?;
     let said = machine.stderr.text();

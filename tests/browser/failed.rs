@@ -70,7 +70,7 @@ fn a_failure_does_not_look_like_progress() -> Result<()> {
         browser.until("document.querySelector('#log').open")?;
         browser.until("document.querySelector('#lines').textContent.includes('VERSION=11')")?;
         let seen = browser.value("document.querySelector('#bar').checkVisibility()")?;
-        ensure!(seen == false, "the bar is seen");
+        ensure!(seen == false, "the progress bar is visible");
         let next = browser.value("document.querySelector('#left').innerText")?;
         ensure!(next.as_str().is_some_and(|it| it.contains("started again")), "{next}");
         let mark = browser.value("document.querySelector('#mark').checkVisibility()")?;
@@ -80,10 +80,10 @@ fn a_failure_does_not_look_like_progress() -> Result<()> {
         ensure!(mark == true && codes == wanted, "{mark}, {codes}");
         ensure!(
             browser.value("document.querySelector('summary').textContent")? == "Log",
-            "its log"
+            "the log's heading is wrong"
         );
         let wide = "document.documentElement.scrollWidth <= innerWidth";
-        ensure!(browser.value(wide)? == true, "nothing is cut off");
+        ensure!(browser.value(wide)? == true, "the page is wider than the window");
         browser.keep(&album(), &format!("failed-{name}"))?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What it looks like: dark and light, on a phone, and while there is no picture.
+//! The look of the page: dark and light, on a phone, and without a picture of the machine.
 
 use std::fs;
 
@@ -11,8 +11,8 @@ use vmm::control::Command;
 
 use crate::{CONNECTED, WAITING, album, browser, machine, ready, runs_here};
 
-/// What is too hard to read: texts whose contrast with what is behind them is below 4.5 to 1, as
-/// WCAG 2.2 (1.4.3) counts. Colours come from the page, behind which there is one of the system's.
+/// A script that returns the texts whose contrast with their background is below 4.5 to 1 (WCAG
+/// 2.2, 1.4.3), with the ratio. Colors come from the page; behind it is the system's color.
 const PALE: &str = "(() => {
     const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
     const pixel = (colours) => {
@@ -43,8 +43,8 @@ const PALE: &str = "(() => {
     return pale;
 })()";
 
-/// Nothing is cut off: no way to scroll, all that can be touched within the window, and large
-/// enough for a finger.
+/// A script that returns the elements that are out of reach. The page must not scroll, and all
+/// controls must be inside the window and at least 36 by 36 pixels, large enough for a finger.
 const REACHABLE: &str = "(() => {
     const page = document.documentElement;
     const wrong = page.scrollWidth > innerWidth || page.scrollHeight > innerHeight ? ['page'] : [];
@@ -58,7 +58,7 @@ const REACHABLE: &str = "(() => {
     return wrong;
 })()";
 
-/// Windows in which everything must be there.
+/// Windows in which all controls must be reachable.
 const WINDOWS: [(&str, Window); 4] = [
     ("desk", Window::desk(1280, 800)),
     ("portrait", Window::phone(375, 667)),
@@ -66,7 +66,7 @@ const WINDOWS: [(&str, Window); 4] = [
     ("small", Window::phone(320, 568)),
 ];
 
-/// Looks at a state in both colours and all windows.
+/// Checks a state of the page in both color schemes and all windows.
 fn look(browser: &mut Browser, state: &str) -> Result<()> {
     let none = Value::Array(Vec::new());
     for (name, window) in WINDOWS {
@@ -86,22 +86,24 @@ fn look(browser: &mut Browser, state: &str) -> Result<()> {
     browser.resize(WINDOWS[0].1)
 }
 
-/// An upright phone shows a wide picture as high as it is, and all of it can be reached.
+/// On an upright phone, the zoom button makes a wide picture as high as the window; scrolling
+/// reaches the rest.
 fn zooms(browser: &mut Browser) -> Result<()> {
     const HIGH: &str = "(() => {
         const pane = document.querySelector('#pane');
         const shown = document.querySelector('#screen canvas').getBoundingClientRect();
         return [shown.height / pane.clientHeight, pane.scrollWidth / pane.clientWidth];
     })()";
-    ensure!(browser.value("document.querySelector('#zoom').hidden")? == true, "a desk needs none");
+    let hidden = browser.value("document.querySelector('#zoom').hidden")?;
+    ensure!(hidden == true, "a desktop window shows the zoom button");
     browser.resize(Window::phone(375, 667))?;
     browser.until("!document.querySelector('#zoom').hidden")?;
-    // The viewer draws its picture smaller some time after its window has become so.
+    // The viewer shrinks its picture some time after the window has shrunk.
     browser.until(&format!("{HIGH}[0] < .5 && {HIGH}[1] == 1"))?;
     browser.click("#zoom")?;
     browser.until(&format!("{HIGH}[0] > .95"))?;
     let zoomed = browser.value(HIGH)?;
-    ensure!(zoomed[1].as_f64() > Some(2.0), "a finger moves it: {zoomed}");
+    ensure!(zoomed[1].as_f64() > Some(2.0), "the zoomed picture does not scroll: {zoomed}");
     browser.keep(&album(), "zoomed")?;
     browser.click("#board")?;
     browser.until("document.querySelector('#strip').classList.contains('after')")?;
@@ -113,7 +115,7 @@ fn zooms(browser: &mut Browser) -> Result<()> {
     browser.resize(WINDOWS[0].1)
 }
 
-fn ground(browser: &mut Browser, dark: bool) -> Result<Value> {
+fn background(browser: &mut Browser, dark: bool) -> Result<Value> {
     browser.darken(dark)?;
     browser.value("getComputedStyle(document.body).backgroundColor")
 }
@@ -132,7 +134,8 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
     let (mut machine, address) = machine(&web, &["--control", &place])?;
     browser.go(&address)?;
     browser.until("document.forms.length == 1 && document.readyState == 'complete'")?;
-    ensure!(ground(&mut browser, true)? != ground(&mut browser, false)?, "dark is not light");
+    let [dark, light] = [background(&mut browser, true)?, background(&mut browser, false)?];
+    ensure!(dark != light, "dark and light have the same background");
     browser.until("document.activeElement.name == 'user'")?;
     browser.until("document.querySelector('#hint').textContent.includes('password=FILE')")?;
     look(&mut browser, "login")?;
@@ -156,7 +159,7 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
         look(&mut browser, &format!("menu-{menu}"))?;
         browser.value(&format!("document.querySelector('#{menu}').hidePopover()"))?;
     }
-    // Another one pauses the machine, and this one lets it run on.
+    // Another client pauses the machine, and this page resumes it.
     connect(&control)?.ask(&Command::Pause)?;
     browser.click("[popovertarget=power]")?;
     browser.until("document.querySelector('#pause').textContent == 'Resume'")?;
@@ -165,9 +168,10 @@ fn every_state_can_be_read_and_reached_in_both_colours_and_on_phones() -> Result
     look(&mut browser, "paused")?;
     browser.click("#resume")?;
     browser.until("document.querySelector('#cover').hidden")?;
-    ensure!(connect(&control)?.ask(&Command::Status)?["state"] == "running", "it runs on");
+    let status = connect(&control)?.ask(&Command::Status)?;
+    ensure!(status["state"] == "running", "the machine has not resumed: {status}");
     zooms(&mut browser)?;
-    // Nothing is switched off by a slip.
+    // Switching off needs a confirmation.
     browser.value("window.asked = 0; window.confirm = () => ++window.asked > 1; 0")?;
     for _ in 0..2 {
         browser.value("document.querySelector('[data-press=off]').click()")?;
@@ -190,7 +194,7 @@ fn the_page_comes_back_by_itself() -> Result<()> {
     let (first, address) = machine("127.0.0.1:0", &[])?;
     browser.go(&address)?;
     ready(&mut browser)?;
-    // Killed: no word of parting.
+    // Dropping kills the process: the connection breaks without a goodbye.
     drop(first);
     browser.until(WAITING)?;
     browser.until("document.querySelector('#hope').checkVisibility()")?;

@@ -1,4 +1,4 @@
-//! Behind nginx: below a path, as it is and with TLS that ends there.
+//! The screen behind nginx: below a path, with plain HTTP and with TLS that ends at the proxy.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, ensure};
 use transom_tests::program::{PATIENCE, Running, connect, not_run};
 use vmm::control;
 
-use crate::door::{PAIRS, log_in, put};
+use crate::door::{PAIRS, log_in, replace_pair};
 use crate::{CONNECTED, album, browser, machine, reads, ready, runs_here};
 
-/// What README.md says about proxies, and folders of one's own.
+/// The proxy settings that docs/vmm.md recommends, with folders of this test.
 const RULES: &str = "
 daemon off;
 pid {FOLDER}/pid;
@@ -47,7 +47,7 @@ http {
 }
 ";
 
-/// nginx is not in everybody's path.
+/// nginx, searched in `sbin` too, which is not in every user's path.
 fn nginx() -> Command {
     let mut command = Command::new("nginx");
     let path = env::var("PATH").unwrap_or_default();
@@ -55,12 +55,12 @@ fn nginx() -> Command {
     command
 }
 
-/// A port that nobody has.
+/// A free port.
 fn port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// A proxy before both places: the plain port and the other.
+/// Starts a proxy in front of both machines; returns its plain and its TLS port.
 fn proxy(folder: &Path, open: &str, locked: &Path) -> Result<(Running, [u16; 2])> {
     let (ports, rules) = ([port()?, port()?], folder.join("nginx.conf"));
     let text = RULES
@@ -69,7 +69,7 @@ fn proxy(folder: &Path, open: &str, locked: &Path) -> Result<(Running, [u16; 2])
         .replace("{SECURE}", &ports[1].to_string())
         .replace("{OPEN}", open)
         .replace("{LOCKED}", &locked.display().to_string())
-        .replace("{PAIR}", &put(folder, PAIRS[0])?);
+        .replace("{PAIR}", &replace_pair(folder, PAIRS[0])?);
     fs::write(&rules, text)?;
     let mut command = nginx();
     command.args(["-e", "stderr", "-p"]).arg(folder).arg("-c").arg(&rules);
@@ -82,7 +82,7 @@ fn proxy(folder: &Path, open: &str, locked: &Path) -> Result<(Running, [u16; 2])
     Ok((proxy, ports))
 }
 
-/// Whether there are a browser and a proxy here, which is noted where there are not.
+/// Whether this host has a browser and nginx; otherwise the test is reported as not run.
 fn runs_with_nginx(test: &str) -> bool {
     if !runs_here(test) {
         return false;
@@ -113,7 +113,7 @@ fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
     ready(&mut browser)?;
     browser.press("a", "KeyA", 65)?;
     reads(&mut browser, "Text", "a_")?;
-    // TLS ends at the proxy; what is behind it says so to the browser all the same.
+    // TLS ends at the proxy; the server behind it still sets a secure cookie.
     let path = format!("https://localhost:{secure}/vm/two/");
     browser.go(&path)?;
     log_in(&mut browser, "wrong")?;
@@ -129,7 +129,7 @@ fn it_works_below_a_path_behind_a_proxy_and_behind_its_tls() -> Result<()> {
     ensure!(cookie["secure"] == true && cookie["path"] == "/vm/two", "{cookies}");
     let status = connect(&control)?.ask(&control::Command::Status)?;
     let peer = status["viewers"][0]["peer"].as_str().context("a viewer")?;
-    ensure!(peer == "127.0.0.1 (web)", "who asks is who asked the proxy: {peer}");
+    ensure!(peer == "127.0.0.1 (web)", "the peer is not the proxy's client: {peer}");
     browser.click("#out button")?;
     browser.until("location.pathname == '/vm/two/login'")
 }
@@ -145,7 +145,7 @@ fn an_open_screen_is_seen_by_tls_that_ends_at_a_proxy_which_nobody_named() -> Re
     let (_proxy, [plain, secure]) = proxy(folder.path(), &address, Path::new("/nowhere"))?;
     browser.go(&format!("http://vm.example:{plain}/vm/one/"))?;
     browser.until("document.body.textContent.includes('could be another site')")?;
-    // This browser does not say how its WebSocket comes.
+    // Not all browsers send `Sec-Fetch-Site` with a WebSocket, and this one does not.
     browser.go(&format!("https://vm.example:{secure}/"))?;
     browser.until(CONNECTED)?;
     ready(&mut browser)

@@ -1,4 +1,4 @@
-//! What is seen and done: the page at once, keys, the pointer, windows of other sizes, tools.
+//! Use of the screen: the first picture, keys, the pointer, windows of other sizes, the tools.
 
 use std::path::Path;
 use std::thread;
@@ -14,9 +14,9 @@ use vmm::control::Command;
 
 use crate::{CONNECTED, album, browser, machine, reads, ready, runs_here};
 
-/// From the start of the program to the picture in the browser.
+/// Limit from the start of the program to the picture in the browser.
 const SOON: Duration = Duration::from_secs(2);
-/// Other tests may have the host's processors for a while.
+/// Attempts, because other tests may occupy the host's processors for a while.
 const TRIES: u32 = 8;
 
 #[test]
@@ -25,7 +25,7 @@ fn the_probes_page_is_in_the_browser_within_two_seconds() -> Result<()> {
         return Ok(());
     }
     let (mut browser, folder) = browser()?;
-    // Building it does not count.
+    // The time to build the program does not count.
     vmm();
     let control = folder.path().join("control");
     let mut times = Vec::new();
@@ -40,8 +40,8 @@ fn the_probes_page_is_in_the_browser_within_two_seconds() -> Result<()> {
             break;
         }
     }
-    ensure!(times.iter().any(|it| *it < SOON), "{times:?} until there was a page");
-    // And what arrives is what the machine shows, to the last pixel.
+    ensure!(times.iter().any(|it| *it < SOON), "the page appeared only after {times:?}");
+    // The browser shows the machine's picture exactly, to the last pixel.
     let place = control.display().to_string();
     let (machine, address) = machine("127.0.0.1:0", &["--control", &place])?;
     browser.go(&address)?;
@@ -50,7 +50,10 @@ fn the_probes_page_is_in_the_browser_within_two_seconds() -> Result<()> {
     let (_, shown) = connect(&control)?.screenshot()?;
     let seen = browser.picture(usize::MAX >> 1)?.context("a picture")?;
     let same = shown.chunks(4).zip(seen.pixels.chunks(4)).all(|(a, b)| a[1] == b[1]);
-    ensure!(same && shown.len() == seen.pixels.len(), "another picture than the machine's");
+    ensure!(
+        same && shown.len() == seen.pixels.len(),
+        "the browser's picture differs from the machine's"
+    );
     browser.keep(&album(), "probe")?;
     drop(machine);
     Ok(())
@@ -58,19 +61,19 @@ fn the_probes_page_is_in_the_browser_within_two_seconds() -> Result<()> {
 
 fn shows_title(browser: &mut Browser) -> Result<bool> {
     let (_, title, _) = PAGES[0];
-    // The page may be another by the time that it is asked.
+    // The browser may have left the page in the meantime.
     let picture = browser.picture(title.y + title.line).unwrap_or_default();
     Ok(picture.is_some_and(|it| it.read(title, 1)[0].contains("Transom probe")))
 }
 
 /// Moves the mouse to a pixel of the machine's picture.
 fn point(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<()> {
-    let place = place(browser, [x, y])?;
+    let place = page_position(browser, [x, y])?;
     browser.mouse("mouseMoved", place, 0)
 }
 
-/// Where on the page a pixel of the machine's picture is: its middle.
-fn place(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
+/// The position on the page of the middle of a pixel of the machine's picture.
+fn page_position(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
     let script = format!(
         "(() => {{ const canvas = document.querySelector('#screen div canvas'); \
          const it = canvas.getBoundingClientRect(); \
@@ -81,7 +84,7 @@ fn place(browser: &mut Browser, [x, y]: [u32; 2]) -> Result<[f64; 2]> {
     Ok([place[0].as_f64().context("a place")?, place[1].as_f64().context("a place")?])
 }
 
-/// Waits until the probe says that its pointer is there, as near as whole pixels of the page tell.
+/// Waits until the probe reports its pointer at `near`, to the precision of the page's pixels.
 fn pointer(browser: &mut Browser, near: [u32; 2]) -> Result<()> {
     let step = browser.value(
         "(() => { const canvas = document.querySelector('#screen div canvas'); \
@@ -124,7 +127,7 @@ fn keys_and_pointer_reach_the_machine_in_windows_of_any_size() -> Result<()> {
     reads(&mut browser, "Keys", " T   R   A   N   S   O   M")?;
     point(&mut browser, [400, 300])?;
     pointer(&mut browser, [400, 300])?;
-    // Smaller, narrower, larger than the picture, and a window that is hardly one.
+    // Windows smaller, narrower and larger than the picture, and a tiny one.
     for (width, height) in [(700, 500), (500, 900), (2200, 1400), (320, 240)] {
         browser.resize(Window::desk(width, height))?;
         browser.until(FITS)?;
@@ -135,12 +138,12 @@ fn keys_and_pointer_reach_the_machine_in_windows_of_any_size() -> Result<()> {
     fingers(&mut browser)?;
     let rules = browser.events("Log.entryAdded")?;
     let broken: Vec<_> = rules.iter().filter(|it| it["entry"]["source"] == "security").collect();
-    ensure!(broken.is_empty(), "the page breaks a rule of its own: {broken:?}");
+    ensure!(broken.is_empty(), "the page violates its own security policy: {broken:?}");
     drop(machine);
     Ok(())
 }
 
-/// The picture is as large as it can be, has its shape, and nothing of it is cut off.
+/// The picture is as large as possible, keeps its aspect ratio, and is not cut off.
 const FITS: &str = "(() => {
     const canvas = document.querySelector('#screen div canvas');
     const [it, all] = [canvas, document.querySelector('#screen')]
@@ -159,7 +162,7 @@ fn fingers(browser: &mut Browser) -> Result<()> {
     ] {
         browser.resize(window)?;
         browser.until(FITS)?;
-        let place = place(browser, at)?;
+        let place = page_position(browser, at)?;
         browser.tap(place)?;
         pointer(browser, at).context(name)?;
         browser.keep(&album(), &format!("phone-{name}"))?;
@@ -195,7 +198,7 @@ fn the_tools_send_keys_and_text_and_change_the_view() -> Result<()> {
     Ok(())
 }
 
-/// The frames that the page sent, as RFB messages; noVNC has one in each.
+/// The RFB messages that the page sent since the last call; noVNC sends one in each frame.
 fn sent(browser: &mut Browser) -> Result<Vec<Vec<u8>>> {
     let frames = browser.events("Network.webSocketFrameSent")?;
     let read = |frame: &Value| {
@@ -215,21 +218,21 @@ fn clipboard(browser: &mut Browser) -> Result<()> {
     reads(browser, "Text", "Hello, World! #1_")?;
     browser.click("[popovertarget=clipboard]")?;
     browser.click("#paste")?;
-    // No agent takes it, which the page says.
+    // The guest has no agent, and the page reports that.
     browser
         .until("document.querySelector('#told').textContent.startsWith('Not sent: no agent')")?;
     lacking(browser)?;
     paste(browser)
 }
 
-/// Puts a text into the field for texts.
+/// Puts a text into the text field.
 fn fill(browser: &mut Browser, text: &str) -> Result<()> {
     let script = "document.querySelector('#text').value = TEXT; \
                   document.querySelector('#text').dispatchEvent(new Event('input'))";
     browser.value(&script.replace("TEXT", &serde_json::json!(text).to_string())).map(|_| ())
 }
 
-/// Characters that the machine's keyboard lacks are named before anything is typed.
+/// Characters that the machine's keyboard lacks are listed before anything is typed.
 fn lacking(browser: &mut Browser) -> Result<()> {
     fill(browser, "\n1ä2€3한4")?;
     browser.click("#type")?;
@@ -253,7 +256,7 @@ fn paste(browser: &mut Browser) -> Result<()> {
     fill(browser, &format!("\n{}", lines.join("\n")))?;
     browser.click("#type")?;
     reads(browser, "Text", "099 Sphinx of Quartz_")?;
-    // With what was typed before: 16 and 5 characters, and 7 of the test itself.
+    // The count includes the 16 and 5 characters typed before.
     let lines = browser.picture(usize::MAX >> 1)?.context("a picture")?.all(PAGES[0].2);
     let text = find(&lines, "Text").context("a text")?;
     let count = text.split_whitespace().rev().nth(1).and_then(|it| it.parse::<u32>().ok());
@@ -265,7 +268,7 @@ fn paste(browser: &mut Browser) -> Result<()> {
     reads(browser, "Text", "#1_")
 }
 
-/// Modifiers of the on-screen keys stay down until they are touched again.
+/// Modifiers of the on-screen keys stay down until they are touched again or the keys close.
 fn strip(browser: &mut Browser) -> Result<()> {
     browser.click("#board")?;
     browser.keep(&album(), "on-screen-keys")?;
@@ -283,7 +286,7 @@ fn strip(browser: &mut Browser) -> Result<()> {
     reads(browser, "Text", "#1x_")
 }
 
-/// Whoever has no mouse reaches the tools as well.
+/// All tools can be reached without a mouse, and have a name that can be read aloud.
 fn keyboard_alone(browser: &mut Browser) -> Result<()> {
     browser.value("document.querySelector('#cad').focus()")?;
     browser.press("Tab", "Tab", 9)?;
@@ -296,7 +299,7 @@ fn keyboard_alone(browser: &mut Browser) -> Result<()> {
         "[...document.querySelectorAll('button, input, textarea')].filter((it) => \
          !(it.ariaLabel || it.textContent.trim() || it.labels?.length)).length",
     )?;
-    ensure!(nameless == 0, "{nameless} have no name that can be read aloud");
+    ensure!(nameless == 0, "{nameless} controls have no name that can be read aloud");
     Ok(())
 }
 
@@ -311,21 +314,20 @@ fn full_screen(browser: &mut Browser) -> Result<()> {
     browser.until("document.fullscreenElement == null")
 }
 
-/// The machine's monitor becomes as large as the window: the next to look at it sees that.
+/// The machine's monitor takes the size of the window when the machine next asks for it.
 fn follows(browser: &mut Browser, control: &Path) -> Result<()> {
     browser.resize(Window::desk(1024, 800))?;
     browser.click("[popovertarget=view]")?;
     browser.keep(&album(), "view")?;
     browser.click("input[value=follow]")?;
     browser.value("document.querySelector('#view').hidePopover()")?;
-    let wish = asks(browser)?;
-    takes(browser, control, wish)?;
+    let size = requested_size(browser)?;
+    machine_takes(browser, control, size)?;
     browser.until(FITS)
 }
 
-/// Waits until the page asks for a display that is as large as its window, and for nothing else
-/// after that; how large it is.
-fn asks(browser: &mut Browser) -> Result<[u16; 2]> {
+/// Waits until the page's last request is for a display as large as its window; returns the size.
+fn requested_size(browser: &mut Browser) -> Result<[u16; 2]> {
     let screen = browser.value(
         "(({ clientWidth, clientHeight }) => [clientWidth, clientHeight])\
          (document.querySelector('#screen'))",
@@ -336,7 +338,7 @@ fn asks(browser: &mut Browser) -> Result<[u16; 2]> {
     let deadline = Instant::now() + PATIENCE;
     let mut last = None;
     while last != Some([wanted[0], wanted[1]]) {
-        ensure!(Instant::now() < deadline, "no wish for {wanted:?}, the last is {last:?}");
+        ensure!(Instant::now() < deadline, "no request for {wanted:?}, the last was {last:?}");
         for frame in sent(browser)? {
             // SetDesktopSize: kind, padding, width, height.
             if let [251, _, a, b, c, d, ..] = frame[..] {
@@ -348,8 +350,8 @@ fn asks(browser: &mut Browser) -> Result<[u16; 2]> {
     Ok([wanted[0], wanted[1]])
 }
 
-/// Waits until the machine takes the size that the page asked for, which it does when it starts.
-fn takes(browser: &mut Browser, control: &Path, [width, height]: [u16; 2]) -> Result<()> {
+/// Waits until the machine has the size that the page requested; it takes the size when it starts.
+fn machine_takes(browser: &mut Browser, control: &Path, [width, height]: [u16; 2]) -> Result<()> {
     let taken = format!(
         "(() => {{ const it = document.querySelector('#screen div canvas'); \
          return it.width == {width} && Math.abs(it.height - {height}) < 8; }})()"
@@ -359,7 +361,7 @@ fn takes(browser: &mut Browser, control: &Path, [width, height]: [u16; 2]) -> Re
     while browser.value(&taken)? != true {
         ensure!(Instant::now() < deadline, "no display of {width}x{height}");
         connect(control)?.ask(&Command::Reset)?;
-        // The wish may have come just then.
+        // The request may have arrived just after the reset.
         let again = Instant::now() + pause;
         while Instant::now() < again && browser.value(&taken)? != true {
             thread::sleep(Duration::from_millis(20));
@@ -384,28 +386,28 @@ fn the_machine_follows_a_window_that_changes_slowly_and_at_once() -> Result<()> 
     browser.value("document.querySelector('input[value=follow]').click()")?;
     for (width, height) in [(1024, 800), (1120, 700), (960, 720)] {
         browser.resize(Window::desk(width, height))?;
-        asks(&mut browser)?;
+        requested_size(&mut browser)?;
     }
-    let wish = asks_at_once(&mut browser, &machine)?;
-    takes(&mut browser, &control, wish)?;
-    // And when the machine has taken one, from there on.
-    let wish = asks_at_once(&mut browser, &machine)?;
-    takes(&mut browser, &control, wish)
+    let size = requested_size_at_once(&mut browser, &machine)?;
+    machine_takes(&mut browser, &control, size)?;
+    // Once more, now that the machine has taken a size.
+    let size = requested_size_at_once(&mut browser, &machine)?;
+    machine_takes(&mut browser, &control, size)
 }
 
-/// Changes the window again before the first size is answered.
-fn asks_at_once(browser: &mut Browser, machine: &Running) -> Result<[u16; 2]> {
+/// Changes the window twice, the second time before the first request is answered.
+fn requested_size_at_once(browser: &mut Browser, machine: &Running) -> Result<[u16; 2]> {
     machine.signal(Signal::STOP)?;
     browser.resize(Window::desk(1200, 860))?;
-    asks(browser)?;
+    requested_size(browser)?;
     browser.resize(Window::desk(1008, 760))?;
-    // The page knows by then.
+    // After two frames, the page knows its new size.
     browser.until(
         "new Promise((done) => \
          requestAnimationFrame(() => requestAnimationFrame(() => done(true))))",
     )?;
     machine.signal(Signal::CONT)?;
-    asks(browser)
+    requested_size(browser)
 }
 
 #[test]
@@ -418,7 +420,7 @@ fn who_may_only_look_at_one_door_may_touch_at_the_other() -> Result<()> {
     let vnc = format!("unix:{}", folder.path().join("vnc").display());
     let status = |machine: &Running| -> Result<Value> {
         let status = connect(&folder.path().join("control"))?.ask(&Command::Status)?;
-        ensure!(machine.proc("stat").is_ok(), "it runs");
+        ensure!(machine.proc("stat").is_ok(), "the machine has ended");
         Ok(status["viewers"][0]["access"].clone())
     };
     for (web, words, access) in [

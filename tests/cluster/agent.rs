@@ -1,5 +1,5 @@
-//! The agent in the guest, through the machine's own port: the programs that it runs, what it
-//! tells, and that it may end and start at any time.
+//! The agent in the guest, through the machine's own port: the programs that it runs, the facts
+//! that it reports, and its right to end and start at any time.
 
 use std::io::Write as _;
 use std::process::Output;
@@ -13,14 +13,14 @@ use transom_tests::program::number;
 use super::pod::{BOOT, Pod};
 use super::town::{SOON, Town};
 
-/// A guest that is told this by fw_cfg has an agent, and does not obey its button.
+/// With this fw_cfg value, the guest has an agent and ignores the power button.
 pub(crate) const HEARS: &str = "ARGUMENTS=-fw_cfg name=opt/transom/hears,string=agent";
-/// What that guest calls itself.
+/// The system name that this guest's agent reports.
 const SYSTEM: &str = "the guest of a pod";
-/// Bytes that a program writes.
+/// Bytes that a program in the guest writes.
 const MUCH: usize = 300_000;
 
-/// All that is true of an agent while it runs.
+/// Checks a running agent: exit statuses, input, output, and reported facts.
 pub(crate) fn serves(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
     let news = format!("the guest's agent answers: it is {SYSTEM}");
     pod.says(&news, 1, BOOT)?;
@@ -33,10 +33,10 @@ pub(crate) fn serves(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
     ensure!(ran.status.success() && ran.stdout == vec![0; MUCH], "{} bytes", ran.stdout.len());
     let (status, out, err) = says(&pod.transom(&["exec", "/no/such/program"])?);
     ensure!(status == 127 && out.is_empty() && err.lines().count() == 1, "{status} {out} {err}");
-    knows_the_guest(town, pod).context("what it tells")
+    knows_the_guest(town, pod).context("the agent's report on the guest")
 }
 
-/// What it tells of the guest is told on.
+/// The pod's status and API repeat the facts that the agent reports.
 fn knows_the_guest(town: &Town, pod: &Pod) -> anyhow::Result<()> {
     let status = pod.exec(&["/transom/transom", "status"])?;
     let status: Value = serde_json::from_str(&status)?;
@@ -58,11 +58,11 @@ fn knows_the_guest(town: &Town, pod: &Pod) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// It ends, while a program runs that it has started, and starts again. A guest without a remote
-/// desktop serves as long as it answers.
+/// The agent ends while one of its programs runs, and starts again. While the guest has no remote
+/// desktop, the pod is ready only as long as the agent answers.
 pub(crate) fn comes_again(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
     let went = pod.said("the guest's agent does not answer any more");
-    // It goes on in the guest, and nobody knows what becomes of it.
+    // The program continues in the guest, but its exit status is lost.
     let program = pod.start_transom(&["exec", "tail", "-f", "/dev/null"])?;
     pod.waits(|pod| Ok(!pod.guest(town, "pidof tail")?.is_empty()))?;
     let said = pod.guest(town, "kill $(cat /run/desktop.pid) && killall qemu-ga")?;
@@ -78,16 +78,16 @@ pub(crate) fn comes_again(town: &Town, pod: &mut Pod) -> anyhow::Result<()> {
     pod.until(town, ("/readyz", 200), SOON)?;
     let ran = says(&pod.transom(&["exec", "echo", "here"])?);
     ensure!(ran == (0, "here\n".into(), String::new()), "{ran:?}");
-    // This agent has not started that program.
+    // The new agent did not start that program, and cannot report its exit status.
     let (status, _, err) = says(&program.wait_with_output()?);
     ensure!(status == 125 && err.lines().count() == 1, "{status} {err}");
     Ok(())
 }
 
-/// It is there after the guest has started anew.
+/// The agent answers after the guest has restarted.
 pub(crate) fn is_back(pod: &mut Pod) -> anyhow::Result<()> {
     pod.waits(|pod| Ok(pod.transom(&["exec", "true"])?.status.success()))?;
-    // What was there before went with the guest's memory.
+    // The file from before was in the guest's memory, and is gone.
     let (status, _, err) = says(&pod.transom(&["exec", "test", "-e", "/data"])?);
     ensure!(status == 1, "{status} {err}");
     Ok(())

@@ -19,34 +19,34 @@ use transom_tests::say;
 
 use super::town::{SOON, Space, Town, four};
 
-/// What a cluster gives a pod.
+/// How a cluster starts a pod.
 pub(crate) struct Profile {
-    /// Its name, and that of all that is its.
+    /// Name of the pod, its namespace and its files.
     pub(crate) name: &'static str,
-    /// The last number of its address.
+    /// Last byte of its address.
     pub(crate) last: u8,
-    /// Who it is.
+    /// User and group ID.
     pub(crate) user: u32,
-    /// What it may.
+    /// Capabilities, without `CAP_`.
     pub(crate) capabilities: &'static str,
-    /// Nothing is closed to it.
+    /// Full capabilities, writable `/proc/sys`, no masked paths, all devices.
     pub(crate) privileged: bool,
-    /// It has /dev/net/tun.
+    /// Has /dev/net/tun.
     pub(crate) tun: bool,
-    /// There is nothing on its volume, but a CD at /custom.iso.
+    /// Its volume is empty, and there is a CD at /custom.iso.
     pub(crate) medium: bool,
-    /// Variables besides those of all.
+    /// Variables in addition to `WORDS`.
     pub(crate) words: &'static [&'static str],
 }
 
-/// All that there are.
+/// All capabilities.
 pub(crate) const ALL: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID \
     SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER \
     SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE \
     SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN \
     SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE";
 
-/// Variables of all: a small machine.
+/// Variables of every pod: a small machine.
 const WORDS: [&str; 13] = [
     "PATH=/usr/sbin:/usr/bin",
     "STORAGE=/storage",
@@ -62,16 +62,16 @@ const WORDS: [&str; 13] = [
     "TIMEOUT=90",
     "LOG_FORMAT=text",
 ];
-/// Who owns the volume, and a pod that is nobody else.
+/// Owner of the volume, and user of pods without root.
 const OWNER: u32 = 10001;
 
-/// A pod that runs. It ends with this value.
+/// A running pod; dropping it deletes the container.
 pub(crate) struct Pod {
     pub(crate) name: &'static str,
     pub(crate) address: Ipv4Addr,
-    /// Its network.
+    /// Its network namespace.
     pub(crate) space: Space,
-    /// Its volume.
+    /// Its volume on this host.
     pub(crate) volume: PathBuf,
     folder: PathBuf,
     start: Instant,
@@ -79,7 +79,7 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    /// Starts one whose volume has the disk.
+    /// Starts a pod, and waits until its machine is about to run the guest.
     pub(crate) fn start(town: &Town, profile: &Profile) -> anyhow::Result<Self> {
         let name = profile.name;
         let space = town.space(name, profile.last)?;
@@ -91,7 +91,7 @@ impl Pod {
         for (link, to) in [("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")] {
             std::os::unix::fs::symlink(to, folder.join("root").join(link))?;
         }
-        // As a cluster with fsGroup leaves it.
+        // Owner and mode as a cluster with fsGroup sets them.
         chown(&volume, Some(OWNER), Some(OWNER))?;
         fs::set_permissions(&volume, Permissions::from_mode(0o2775))?;
         if !profile.medium {
@@ -109,7 +109,7 @@ impl Pod {
         let child = run.stdout(log.try_clone()?).stderr(log).spawn().context("runc")?;
         let mut pod =
             Self { name, address: four(profile.last), space, volume, folder, start, child };
-        // The last that is said before the guest's first instruction.
+        // The last log line before the guest's first instruction.
         pod.says("vnc: listening at a Unix socket", 1, BOOT)?;
         say!("{name}: the guest's first instruction {:.2} s after the start of runc", pod.age());
         Ok(pod)
@@ -120,17 +120,17 @@ impl Pod {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// What it has said so far.
+    /// Its log so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// How often it has said this.
+    /// How often its log contains these words.
     pub(crate) fn said(&self, words: &str) -> usize {
         self.log().matches(words).count()
     }
 
-    /// Waits until it has said this so often.
+    /// Waits until its log contains these words at least `times` times.
     pub(crate) fn says(
         &mut self,
         words: &str,
@@ -147,7 +147,7 @@ impl Pod {
         Ok(())
     }
 
-    /// Runs a program in the container; the answer is what it says.
+    /// Runs a program in the container; returns its output.
     pub(crate) fn exec(&self, words: &[&str]) -> anyhow::Result<String> {
         said(runc(&["exec", &id(self.name)]).args(words))
     }
@@ -157,14 +157,14 @@ impl Pod {
         Ok(self.start_transom(words)?.wait_with_output()?)
     }
 
-    /// The same, and does not wait for its end.
+    /// Starts `transom` in the container without waiting for its end.
     pub(crate) fn start_transom(&self, words: &[&str]) -> anyhow::Result<Child> {
         let mut run = runc(&["exec", &id(self.name), "/transom/transom"]);
         run.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         run.spawn().context("runc")
     }
 
-    /// Waits until this is so.
+    /// Waits until `is` returns true.
     pub(crate) fn waits(
         &mut self,
         is: impl Fn(&Self) -> anyhow::Result<bool>,
@@ -172,20 +172,20 @@ impl Pod {
         let start = Instant::now();
         while !is(self)? {
             let left = start.elapsed() < SOON && self.child.try_wait()?.is_none();
-            ensure!(left, "{}: never: {}", self.name, self.log());
+            ensure!(left, "{}: the condition never held: {}", self.name, self.log());
             sleep(Duration::from_millis(200));
         }
         Ok(())
     }
 
-    /// Tells it to end, as a cluster does.
+    /// Sends a signal to the pod, as a cluster does to end it.
     pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        // runc hands it on.
+        // runc forwards it.
         let pid = Pid::from_raw(self.child.id().cast_signed()).context("a number")?;
         Ok(kill_process(pid, signal)?)
     }
 
-    /// Waits for its end: the status.
+    /// Waits for its end; returns the exit status.
     pub(crate) fn ends(&mut self, within: Duration) -> anyhow::Result<i32> {
         let start = Instant::now();
         loop {
@@ -209,11 +209,11 @@ impl Pod {
         Ok(u32::try_from(state["pid"].as_u64().context("no number")?)?)
     }
 
-    /// The process of this name that the pod has started.
+    /// The child process of the pod with this name.
     pub(crate) fn child(&self, name: &str) -> anyhow::Result<u32> {
         let mut children = String::new();
         for task in fs::read_dir(format!("/proc/{}/task", self.first()?))? {
-            // A thread may have ended since.
+            // A thread may have ended in the meantime.
             children += &fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         }
         let is_it = |child: &&str| {
@@ -224,14 +224,14 @@ impl Pod {
         Ok(child.with_context(|| format!("{}: no {name}: {children:?}", self.name))?.parse()?)
     }
 
-    /// Asks the guest's shell, from outside.
+    /// Runs a command in the guest's shell, from outside; returns its output.
     pub(crate) fn guest(&self, town: &Town, words: &str) -> anyhow::Result<String> {
         let script = format!("({words}) < /dev/null 2>&1\nexit\n");
         let said = town.outside.ask((self.address, 2222), script)?;
         Ok(String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// Tells the guest's shell what ends it: there is no answer.
+    /// Sends the guest's shell a command that ends the guest, so that no answer comes.
     pub(crate) fn order(&self, town: &Town, words: &str) -> anyhow::Result<()> {
         let (to, line) = ((self.address, 2222), format!("{words}\n"));
         town.outside.within(move || {
@@ -240,12 +240,12 @@ impl Pod {
         })
     }
 
-    /// Asks the web port: status and text.
+    /// Sends a GET request to the web port; returns status and text.
     pub(crate) fn page(&self, town: &Town, path: &str) -> anyhow::Result<(u16, String)> {
         self.page_with(town, path, "")
     }
 
-    /// The same with further lines in the request.
+    /// Like `page`, with further headers.
     pub(crate) fn page_with(
         &self,
         town: &Town,
@@ -259,7 +259,7 @@ impl Pod {
         Ok((status.with_context(|| format!("{path}: {answer:?}"))?, answer))
     }
 
-    /// Waits until a page says this status.
+    /// Waits until a page has this status.
     pub(crate) fn until(
         &mut self,
         town: &Town,
@@ -281,7 +281,7 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // That it is gone already is fine.
+        // The container may be gone already.
         let mut delete = runc(&["delete", "--force", &id(self.name)]);
         delete.stdout(Stdio::null()).stderr(Stdio::null()).status().ok();
         self.child.kill().ok();
@@ -299,7 +299,7 @@ fn runc(words: &[&str]) -> Command {
     command
 }
 
-/// The container in the words of the OCI's runtime specification.
+/// The container's configuration (OCI runtime specification).
 fn container(
     town: &Town,
     profile: &Profile,
@@ -319,7 +319,7 @@ fn container(
         let (major, minor) = (&it["major"], &it["minor"]);
         json!({ "allow": true, "type": "c", "major": major, "minor": minor, "access": "rwm" })
     }));
-    // What engines close to all who are not privileged.
+    // Paths that engines mask, and paths that they make read-only, for unprivileged containers.
     let closed: &[&str] = &["/proc/acpi", "/proc/kcore", "/proc/keys", "/sys/firmware"];
     let kept: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"];
     let [closed, kept] = [closed, kept].map(|it| if privileged { &[] } else { it });
@@ -357,12 +357,12 @@ fn container(
     }))
 }
 
-/// A file system that is made for it.
+/// Mounts a new file system of this kind.
 fn made(to: &str, kind: &str, options: &[&str]) -> Value {
     json!({ "destination": to, "type": kind, "source": kind, "options": options })
 }
 
-/// Something of this host.
+/// Bind-mounts a path of this host.
 fn bound(to: &str, from: &Path, how: &str) -> Value {
     json!({ "destination": to, "type": "bind", "source": from, "options": ["rbind", how] })
 }
@@ -379,7 +379,7 @@ fn mounts(town: &Town, profile: &Profile, folder: &Path) -> anyhow::Result<Vec<V
         made("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
         made("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
         made("/sys", "sysfs", &["nosuid", "noexec", "nodev", sys]),
-        // Folders of the cluster's, which everybody may write to.
+        // Folders from the cluster, writable for everyone.
         made("/run", "tmpfs", &["mode=777"]),
         made("/tmp", "tmpfs", &["mode=1777"]),
         bound("/usr/bin", Path::new("/usr/bin"), "ro"),
@@ -398,11 +398,12 @@ fn mounts(town: &Town, profile: &Profile, folder: &Path) -> anyhow::Result<Vec<V
     Ok(mounts)
 }
 
-/// What the CD's shell does where it would say something, as long as that.
+/// A command in the CD's shell script, and its replacement of the same length, which waits for a
+/// key.
 const SAYS: &str = "@echo -off\r\necho started from the CD\r\n";
 const ASKS: &str = "pause\r\necho a key was pressed\r\n       ";
 
-/// A CD that says it is Microsoft's (ISO 9660, the publisher), and asks for a key.
+/// Makes a CD with Microsoft as its publisher (ISO 9660) that waits for a key.
 fn medium(folder: &Path) -> anyhow::Result<PathBuf> {
     let mut cd = fs::read(lab::asset("BOOT_CD")?)?;
     let at = cd.windows(SAYS.len()).position(|it| it == SAYS.as_bytes()).context("another CD")?;
@@ -414,14 +415,14 @@ fn medium(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// A device of this host, as a device plugin lends it.
+/// A device node of this host, as a device plugin passes it to a container.
 fn device(path: &str) -> anyhow::Result<Value> {
     let number = fs::metadata(path).with_context(|| path.to_owned())?.rdev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     Ok(json!({ "path": path, "type": "c", "major": major, "minor": minor, "fileMode": 0o666 }))
 }
 
-/// Waits so long for what takes a machine to start.
+/// Limit for everything that includes the start of a machine.
 pub(crate) const BOOT: Duration = Duration::from_secs(600);
 
 /// A line of `/proc/PID/status`.

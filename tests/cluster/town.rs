@@ -1,5 +1,5 @@
-//! The network that the pods are on: a bridge in a namespace that is outside, with a resolver and a
-//! host that answers, and a namespace for each pod.
+//! The network of the pods: a bridge in an outside namespace with a resolver and servers, and a
+//! namespace for each pod.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -18,42 +18,42 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 use transom_tests::network::{Service, ip, noise};
 
-/// How long an answer may take where two guests share a processor that is emulated.
+/// Limit for an answer; two guests may share one emulated processor.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
-/// The host that is outside: router, resolver and servers.
+/// The outside host: router, resolver and servers.
 pub(crate) const OUTSIDE: Ipv4Addr = four(1);
-/// The same by IPv6.
+/// IPv6 address of the outside host.
 pub(crate) const OUTSIDE_6: Ipv6Addr = six(1);
-/// What pods of most clusters have.
+/// MTU of the pods, as in most clusters.
 pub(crate) const MTU: u16 = 1450;
 
-/// Says who comes, by TCP and by UDP.
+/// Port of a server that reports the client's address, by TCP and by UDP.
 pub(crate) const WHO: u16 = 8080;
-/// Gives what `data` is.
+/// Port of a server that sends `data`.
 pub(crate) const GIVE: u16 = 8081;
-/// Says whether what comes is that.
+/// Port of a server that reports whether it received `data`.
 pub(crate) const TAKE: u16 = 8082;
 
 const RESOLV: &str = "nameserver 10.88.0.1\n\
                       search win.svc.cluster.local svc.cluster.local\n\
                       options ndots:5 timeout:2 attempts:3\n";
 
-/// An address of the network.
+/// An IPv4 address of the network.
 pub(crate) const fn four(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 88, 0, last)
 }
 
-/// An address of the network by IPv6.
+/// An IPv6 address of the network.
 pub(crate) const fn six(last: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, last)
 }
 
-/// What is carried both ways.
+/// The bytes that are transferred in both directions.
 pub(crate) fn data() -> Vec<u8> {
     noise(256 << 10)
 }
 
-/// A network namespace by its name; it goes with this value.
+/// A network namespace, by name; dropping it deletes the namespace.
 pub(crate) struct Space(String);
 
 impl Space {
@@ -65,7 +65,7 @@ impl Space {
         Ok(space)
     }
 
-    /// Where it is.
+    /// Its path.
     pub(crate) fn path(&self) -> PathBuf {
         Path::new("/run/netns").join(&self.0)
     }
@@ -80,7 +80,7 @@ impl Space {
         command
     }
 
-    /// Does this on a thread in there.
+    /// Runs `body` on a thread in this namespace.
     pub(crate) fn within<T: Send + 'static>(
         &self,
         body: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
@@ -94,7 +94,7 @@ impl Space {
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Connects from there, says this, and hears until the other side is done.
+    /// Connects from this namespace, sends `words`, and returns all that the other side sends.
     pub(crate) fn ask(
         &self,
         to: impl Into<SocketAddr>,
@@ -121,7 +121,7 @@ impl Space {
             socket.set_read_timeout(Some(Duration::from_secs(5)))?;
             let (start, mut room) = (Instant::now(), [0; 1500]);
             loop {
-                // That nobody was there comes as an error of a later call.
+                // An unreachable port is reported as an error of a later call.
                 socket.send(words.as_bytes()).ok();
                 if let Ok(count) = socket.recv(&mut room) {
                     return Ok(String::from_utf8_lossy(&room[..count]).into_owned());
@@ -139,17 +139,17 @@ impl Drop for Space {
     }
 }
 
-/// All of it.
+/// The outside host and its servers.
 pub(crate) struct Town {
-    /// Other hosts.
+    /// The namespace of the outside host.
     pub(crate) outside: Space,
-    /// What is in it goes in the end.
+    /// Files of the pods; deleted at the end.
     pub(crate) folder: TempDir,
     _resolver: Service,
 }
 
 impl Town {
-    /// The network, with all that serves outside.
+    /// Makes the bridge, and starts the resolver and the servers.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         fs::write(folder.path().join("resolv.conf"), RESOLV)?;
@@ -176,7 +176,7 @@ impl Town {
         serve(&outside, (OUTSIDE.into(), GIVE), |mut stream| {
             stream.write_all(&data()).ok();
             stream.shutdown(Shutdown::Write).ok();
-            // Until the guest has all of it.
+            // Keep the connection until the guest has received everything.
             stream.read_to_end(&mut Vec::new()).ok();
         })?;
         serve(&outside, (OUTSIDE.into(), TAKE), |mut stream| {
@@ -197,7 +197,7 @@ impl Town {
         Ok(Self { outside, folder, _resolver: resolver })
     }
 
-    /// A namespace for a pod with addresses that end so.
+    /// Makes the namespace of a pod whose addresses end with `last`.
     pub(crate) fn space(&self, name: &str, last: u8) -> anyhow::Result<Space> {
         let space = Space::new(name)?;
         let ends = format!("veth-{name} mtu {MTU} type veth peer name eth0 mtu {MTU}");
@@ -216,7 +216,7 @@ impl Town {
     }
 }
 
-/// What the manifest of the restricted profile sets in its pod's network.
+/// The sysctls that the manifest of the restricted profile sets in the pod's network.
 fn sysctls() -> impl Iterator<Item = (&'static str, &'static str)> {
     let manifest = include_str!("../../deploy/kubernetes/restricted/deployment.yaml");
     manifest.lines().zip(manifest.lines().skip(1)).filter_map(|(name, value)| {
@@ -225,7 +225,7 @@ fn sysctls() -> impl Iterator<Item = (&'static str, &'static str)> {
     })
 }
 
-/// Serves connections to a port in there, each with this, as long as we live.
+/// Serves connections to a port in a namespace, each with `each`, until this process ends.
 fn serve(space: &Space, at: (IpAddr, u16), each: fn(TcpStream)) -> anyhow::Result<()> {
     let (tell, told) = mpsc::channel();
     space.within(move || {

@@ -1,4 +1,4 @@
-//! An install CD that somebody gave the pod, as seen in a browser.
+//! A pod with the user's install CD, seen in a browser.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
@@ -15,14 +15,13 @@ use transom_tests::sight::Sight;
 
 use super::{BOOT, LAB, SIZE, SOON};
 
-/// Who logs in.
 const USER: &str = "ada";
 
-/// What the installer's screen is made of, as blue, green and red.
+/// Colors of the installer's screen, as blue, green and red.
 const BLUE: [u8; 3] = [0xaa, 0, 0];
 const GREY: [u8; 3] = [0xaa; 3];
 
-/// The pod with the CD, in the lab or on this host; it ends with this value.
+/// The pod with the CD, in the lab or on this host; dropping it ends the pod.
 struct Pod(Child);
 
 impl Pod {
@@ -47,7 +46,7 @@ impl Pod {
         ];
         let settings: Vec<_> =
             settings.iter().map(|(name, value)| format!("{name}='{value}'")).collect();
-        // A name space of its own: the CD is put where users mount theirs, and nowhere else.
+        // In a mount namespace of its own, the CD is at the path where users mount theirs.
         let script = format!(
             "mount -t tmpfs none /mnt && mkdir /mnt/storage && touch /custom.iso && \
              mount --bind {} /custom.iso && exec env STORAGE=/mnt/storage {} {} pod",
@@ -67,7 +66,7 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // The lab ends its emulator when it is asked to end.
+        // SIGTERM makes the lab end its emulator.
         if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
             kill_process(pid, Signal::TERM).ok();
         }
@@ -75,7 +74,7 @@ impl Drop for Pod {
     }
 }
 
-/// Whether the pod's web port answers; in the lab it is open before somebody listens.
+/// Whether the pod's web port answers. In the lab, the port is open before anything listens.
 fn answers(port: u16) -> anyhow::Result<bool> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(SOON))?;
@@ -85,23 +84,23 @@ fn answers(port: u16) -> anyhow::Result<bool> {
     Ok(answer.starts_with("HTTP/1.") && answer.contains(" 200 "))
 }
 
-/// The CD is booted, since the disk is new, and its menu can be used.
+/// The pod boots the CD, because the disk is empty, and its menu reacts to keys.
 pub(crate) fn is_seen_in_a_browser() -> anyhow::Result<()> {
     let ports = free_ports()?;
     let mut pod = Pod::start(ports)?;
     let end = Instant::now() + BOOT;
     while !answers(ports[1]).unwrap_or(false) {
         ensure!(pod.0.try_wait()?.is_none(), "the pod has ended");
-        ensure!(Instant::now() < end, "nothing answers at the web port");
+        ensure!(Instant::now() < end, "the web port does not answer");
         sleep(Duration::from_millis(200));
     }
     let mut page = Page::open(ports[1], Some(USER))?;
     let size = format!("{}x{}", SIZE.0, SIZE.1);
-    // Debian's picture behind the menu has more colours than any text.
+    // Debian's picture behind the menu has more colors than any text.
     let is_menu = |sight: &Sight| sight.size() == size && sight.colours() > 200;
     let menu = page.until("desk-install-cd", BOOT, &mut |sight| is_menu(sight))?;
     menu.keep("desk-install-cd")?;
-    // The bar moves by one line, and comes back.
+    // The menu's bar moves down one line, and back up.
     page.press(Key::Down)?;
     let moved = |sight: &Sight| {
         let rows = if is_menu(sight) { sight.changed(&menu) } else { Vec::new() };
@@ -116,7 +115,7 @@ pub(crate) fn is_seen_in_a_browser() -> anyhow::Result<()> {
         return Ok(());
     }
     page.press(Key::Enter)?;
-    // The first question of the installer: a blue screen, of few colours, with a grey box on it.
+    // The first question of the installer: a blue screen of few colors with a gray box.
     let asks = |sight: &Sight| {
         let [blue, grey] = [BLUE, GREY].map(|colour| sight.share(colour));
         sight.colours() < 32 && (20..80).contains(&blue) && (20..80).contains(&grey)

@@ -1,5 +1,5 @@
-//! Pods that cannot start: they say why before anything is made, show it for a while, and are not
-//! started again at once. And what the log of one that starts says.
+//! Pods that cannot start: they report the reason before they create anything, show it for a while,
+//! and thus do not restart at once. Also the log of a pod that does start.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use vmm::kvm::Situation;
 use super::place::{self, Place, last_line};
 use super::{ISO, MARK, PROBE, probe, runs_here, stops, until};
 
-/// What no pod can do is told before anything is made.
+/// Mistakes are reported before the pod creates a file, an interface or a rule.
 #[test]
 fn what_cannot_run_leaves_the_volume_alone() -> Result<()> {
     if !runs_here("what cannot run") {
@@ -24,10 +24,10 @@ fn what_cannot_run_leaves_the_volume_alone() -> Result<()> {
         let (ended, said) = (pod.wait(PATIENCE)?, last_line(&pod));
         ensure!(ended == status, "{first}: {ended}: {}{said}", pod.stdout.text());
         ensure!(says.iter().all(|word| said.contains(word)), "{first}: {said}");
-        ensure!(!said.contains(" --"), "words of another program: {said}");
+        ensure!(!said.contains(" --"), "the error names options of vmm: {said}");
         let mut left = fs::read_dir(place.storage())?.collect::<Result<Vec<_>, _>>()?;
         left.retain(|entry| entry.file_name() != "boot.iso");
-        ensure!(left.is_empty(), "{first}: {left:?} was made");
+        ensure!(left.is_empty(), "{first}: the pod created {left:?}");
         place.has_nothing_left()
     };
     let page = "echo '<html>404' > /mnt/boot.iso";
@@ -54,10 +54,10 @@ fn a_pod_that_fails_shows_why_until_somebody_ends_it() -> Result<()> {
         let place = Place::new("shows")?;
         let more = [("ERROR_HOLD", "3600"), ("NETWORK", "none")];
         let mut pod = place.start(first, &[&more, words].concat())?;
-        // The log has it at once.
+        // The log has the reason at once.
         pod.says("shows this for 3600 s", 1)?;
-        // What comes by the other pipe may be read later.
-        until("what is wrong is said", || {
+        // Standard error may be read later than standard output.
+        until("the reason on standard error", || {
             let told = pod.stderr.text();
             Ok(says.iter().all(|word| told.contains(word)))
         })?;
@@ -74,8 +74,11 @@ fn a_pod_that_fails_shows_why_until_somebody_ends_it() -> Result<()> {
         for word in says {
             ensure!(told.contains(word) && page.contains(word), "{word}: {told}\n{page}");
         }
-        ensure!(place.get("/readyz")?.starts_with("HTTP/1.1 503"), "it is ready");
-        ensure!(place.get("/healthz")?.starts_with("HTTP/1.1 200"), "it does not live");
+        ensure!(place.get("/readyz")?.starts_with("HTTP/1.1 503"), "the failed pod is ready");
+        ensure!(
+            place.get("/healthz")?.starts_with("HTTP/1.1 200"),
+            "the failed pod is not healthy"
+        );
         pod.signal(Signal::TERM)?;
         let start = Instant::now();
         let ended = pod.wait(PATIENCE)?;
@@ -84,10 +87,10 @@ fn a_pod_that_fails_shows_why_until_somebody_ends_it() -> Result<()> {
             "{ended}: {:?}",
             start.elapsed()
         );
-        ensure!(pod.stderr.text() == told, "it is said twice: {}", pod.stderr.text());
+        ensure!(pod.stderr.text() == told, "the reason is logged twice: {}", pod.stderr.text());
         place.has_nothing_left()?;
     }
-    // Whoever is shown it meets nobody who lets them in, or lends files.
+    // Visitors of the failure page get neither the API nor files.
     let place = Place::new("closed")?;
     let mut pod = place.start("", &[("VERSION", "11"), ("ERROR_HOLD", "3600")])?;
     pod.says("shows this for 3600 s", 1)?;
@@ -103,7 +106,7 @@ fn a_pod_that_fails_shows_why_until_somebody_ends_it() -> Result<()> {
     Ok(())
 }
 
-/// As an engine does that has `restart: always` and no patience.
+/// As an engine does with `restart: always` and no delay.
 #[test]
 fn who_starts_a_failing_pod_again_does_so_slowly() -> Result<()> {
     if !runs_here("restarts") {
@@ -118,7 +121,7 @@ fn who_starts_a_failing_pod_again_does_so_slowly() -> Result<()> {
         let status = pod.wait(PATIENCE)?;
         ensure!(status == 68 || status == 15, "{words:?}: {status}");
         let least = Duration::from_secs(2) * u32::try_from(lives + 1)?;
-        ensure!(start.elapsed() >= least, "{lives} lives in {:?}", start.elapsed());
+        ensure!(start.elapsed() >= least, "{} runs in only {:?}", lives + 1, start.elapsed());
     }
     Ok(())
 }
@@ -136,7 +139,7 @@ fn a_probe_that_nobody_sees_hears_the_power_button() -> Result<()> {
     let said = pod.stdout.text();
     ensure!(!said.contains("in time") && !said.contains("Windows"), "{said}");
     ensure!(said.lines().count() < 16, "the log is long: {said}");
-    // And the command that asks for it tells that it is off.
+    // `transom shutdown --wait` succeeds once the machine is off.
     let mut pod = probe(&place, &words)?;
     pod.says("found nothing wrong", 1)?;
     let program = transom().display().to_string();
@@ -169,7 +172,7 @@ fn the_log_says_where_the_screen_is_and_how_to_log_in() -> Result<()> {
         pod.says(says, 1)?;
         let asks = pod.stdout.text().contains("(name ada; password: set in PASSWORD)");
         ensure!(asks != words.is_empty(), "{}", pod.stdout.text());
-        ensure!(!pod.stdout.text().contains("hushhush"), "a secret is in the log");
+        ensure!(!pod.stdout.text().contains("hushhush"), "the password is in the log");
         stops(&mut pod)?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Who may come in to a pod, by which name, and what they may have: asked from outside.
+//! Access to a pod from outside: by which host names, with which passwords, to which files.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -13,12 +13,12 @@ use super::{PROBE, probe, runs_here, stops, until};
 
 const ALONE: (&str, &str) = ("NETWORK", "none");
 
-/// Asks for a page with these headers.
+/// Sends a GET request with these headers.
 fn get(place: &Place, path: &str, headers: &str) -> Result<String> {
     place.say(SEEN, &format!("GET {path} HTTP/1.1\nConnection: close\n{headers}\n\n"))
 }
 
-/// Sends JSON.
+/// Sends a POST request with JSON.
 fn post(place: &Place, path: &str, headers: &str, body: &str) -> Result<String> {
     let head = format!(
         "POST {path} HTTP/1.1\nHost: {SEEN}:8006\nConnection: close\nContent-Length: {}\n\
@@ -29,7 +29,8 @@ fn post(place: &Place, path: &str, headers: &str, body: &str) -> Result<String> 
 }
 
 fn answers(status: u16, answer: &str) -> Result<()> {
-    ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "not {status}: {answer}");
+    let line = format!("HTTP/1.1 {status} ");
+    ensure!(answer.starts_with(&line), "expected status {status}: {answer}");
     Ok(())
 }
 
@@ -55,7 +56,7 @@ fn an_open_pod_shows_nothing_under_a_name_that_is_anybodys() -> Result<()> {
     for host in ["10.99.0.2:8006", "nas.local:8006", "windows:8006", "localhost"] {
         answers(200, &get(&place, "/api/v1/state", &format!("Host: {host}"))?).context(host)?;
     }
-    // Programs may act, pages of others may not.
+    // Programs may send commands; pages of other origins may not.
     answers(200, &post(&place, "/api/v1/power", "", r#"{"action":"pause"}"#)?)?;
     answers(200, &post(&place, "/api/v1/power", "", r#"{"action":"resume"}"#)?)?;
     for mark in ["Origin: http://evil.example\n", "Sec-Fetch-Site: cross-site\n"] {
@@ -80,8 +81,9 @@ fn a_password_protects_whatever_runs() -> Result<()> {
     let file = place.storage().join("windows.password");
     let made = fs::read_to_string(&file)?;
     ensure!(made.len() == 16, "{made:?}");
-    ensure!(fs::metadata(&file)?.permissions().mode() & 0o777 == 0o600, "others may read it");
-    // Docker:admin, and what was made.
+    let mode = fs::metadata(&file)?.permissions().mode() & 0o777;
+    ensure!(mode == 0o600, "others may read the password: mode {mode:o}");
+    // The reference image's default, Docker:admin, is not the password.
     let ask = |basic: &str| {
         get(&place, "/api/v1/state", &format!("Host: localhost\nAuthorization: Basic {basic}"))
     };
@@ -91,14 +93,14 @@ fn a_password_protects_whatever_runs() -> Result<()> {
     stops(&mut pod)
 }
 
-/// A WebSocket's frame of a client, whose mask changes nothing.
+/// A WebSocket frame of a client, with a mask of zeros.
 fn frame(bytes: &[u8]) -> Vec<u8> {
     let length = u8::try_from(bytes.len()).expect("it is short");
     [&[0x82, 0x80 | length, 0, 0, 0, 0], bytes].concat()
 }
 
-/// Asks for the WebSocket with the screen.
-fn knock(place: &Place) -> Result<TcpStream> {
+/// Requests the WebSocket of the screen.
+fn request_websocket(place: &Place) -> Result<TcpStream> {
     let mut browser = place.connect(SEEN, 8006)?;
     let request = format!(
         "GET /websockify HTTP/1.1\nHost: {SEEN}\nOrigin: http://{SEEN}\nConnection: Upgrade\n\
@@ -109,8 +111,8 @@ fn knock(place: &Place) -> Result<TcpStream> {
     Ok(browser)
 }
 
-/// Comes in by VNC where no password is asked for, up to the name of the screen.
-fn look(place: &Place) -> Result<TcpStream> {
+/// Connects by VNC without a password, and reads up to the name of the screen.
+fn connect_by_vnc(place: &Place) -> Result<TcpStream> {
     let mut viewer = place.connect(SEEN, 5900)?;
     let mut greeting = [0; 12];
     viewer.read_exact(&mut greeting)?;
@@ -138,12 +140,12 @@ fn viewers_come_where_they_are_asked_to_and_are_called_by_their_address() -> Res
     }
     let place = Place::new("viewers")?;
     let mut pod = probe(&place, &[ALONE])?;
-    ensure!(place.connect(HERE, 5900).is_err(), "nobody asked for VNC");
+    ensure!(place.connect(HERE, 5900).is_err(), "VNC listens without VNC_PORT");
     stops(&mut pod)?;
     let mut pod = probe(&place, &[ALONE, ("VNC_PORT", "5900")])?;
-    let viewer = look(&place)?;
+    let viewer = connect_by_vnc(&place)?;
     pod.says("vnc: 10.99.0.2:", 1)?;
-    let mut browser = knock(&place)?;
+    let mut browser = request_websocket(&place)?;
     for bytes in [&b"RFB 003.008\n"[..], &[1], &[1]] {
         browser.write_all(&frame(bytes))?;
     }
@@ -162,7 +164,7 @@ fn who_opens_many_screens_leaves_the_pod_its_descriptors() -> Result<()> {
     let mut pod = probe(&place, &[ALONE])?;
     let (mut there, mut refused) = (Vec::new(), 0);
     for number in 0..1100 {
-        let mut browser = knock(&place)?;
+        let mut browser = request_websocket(&place)?;
         let mut answer = [0; 13];
         browser.read_exact(&mut answer).context(number)?;
         match &answer {
@@ -174,18 +176,19 @@ fn who_opens_many_screens_leaves_the_pod_its_descriptors() -> Result<()> {
             answers(200, &get(&place, "/healthz", "Host: 10.99.0.2")?).context(number)?;
         }
     }
-    // Who says nothing for long leaves places for more.
-    ensure!(there.len() >= 16 && refused > 0, "{} and {refused}", there.len());
+    // The server drops idle connections after a while, which frees places.
+    ensure!(there.len() >= 16 && refused > 0, "{} let in, {refused} refused", there.len());
     drop(there);
-    until("nobody else may look", || {
+    until("a free place for a viewer", || {
         let mut answer = [0; 13];
-        knock(&place)?.read_exact(&mut answer)?;
+        request_websocket(&place)?.read_exact(&mut answer)?;
         Ok(&answer == b"HTTP/1.1 101 ")
     })?;
     stops(&mut pod)
 }
 
-/// Says a wrong password by VNC.
+/// Sends a wrong password by VNC. Returns 1 if the server rejects it, and 0 if the server accepts
+/// it or offers no security type.
 fn guess(place: &Place) -> Result<u8> {
     let mut viewer = place.connect(SEEN, 5900)?;
     let mut greeting = [0; 12];
@@ -213,15 +216,15 @@ fn wrong_passwords_of_viewers_and_browsers_are_counted_together() -> Result<()> 
     let place = Place::new("guesses")?;
     let words = [ALONE, ("PASSWORD", "a long word"), ("VNC_PORT", "5900")];
     let mut pod = probe(&place, &words)?;
-    ensure!([guess(&place)?, guess(&place)?] == [1, 1], "a wrong password is right");
+    ensure!([guess(&place)?, guess(&place)?] == [1, 1], "a wrong password is accepted");
     let basic = "Host: localhost\nAuthorization: Basic RG9ja2VyOmEgbG9uZyB3b3Jk";
     answers(429, &get(&place, "/api/v1/state", basic)?)?;
-    // Not for the loopback, where the right one is right.
+    // The loopback address is not blocked: the right password works.
     let request = format!("GET /api/v1/state HTTP/1.1\nConnection: close\n{basic}\n\n");
     answers(200, &place.say(HERE, &request)?)?;
     let vnc = fs::read_to_string(place.storage().join("windows.vnc"))?;
     ensure!(vnc.len() == 8 && !"a long word".starts_with(&vnc[..2]), "{vnc:?}");
-    ensure!(!pod.stdout.text().contains(&vnc), "a secret is in the log");
+    ensure!(!pod.stdout.text().contains(&vnc), "the password is in the log");
     stops(&mut pod)
 }
 
@@ -246,7 +249,7 @@ fn who_connects_and_says_nothing_keeps_no_probe_out() -> Result<()> {
     stops(&mut pod)
 }
 
-/// What `transom password` says in the pod's place.
+/// The output of `transom password` among the pod's mounts.
 fn password(pod: &Running) -> Result<String> {
     let pid = pod.pid().as_raw_nonzero().to_string();
     let program = transom().display().to_string();
@@ -281,7 +284,7 @@ fn who_asks_for_the_password_of_an_open_pod_is_told_why_there_is_none() -> Resul
 
 #[test]
 fn the_api_lends_images_and_nothing_of_the_pods_own() -> Result<()> {
-    if !runs_here("what is lent") {
+    if !runs_here("files that the API attaches") {
         return Ok(());
     }
     let place = Place::new("lends")?;
@@ -313,9 +316,9 @@ fn the_api_lends_images_and_nothing_of_the_pods_own() -> Result<()> {
     ensure!(state()?.contains("good.iso"), "{}", state()?);
     let media = |body: String| post(&place, "/api/v1/media", "", &body);
     let eject = format!(r#"{{"drive":"{name}","force":true}}"#);
-    answers(200, &media(eject)?).context("it is no CD, whose medium comes out")?;
+    answers(200, &media(eject)?).context("a forced ejection")?;
     answers(409, &media(format!(r#"{{"drive":"{name}","path":"/mnt/windows.tpm"}}"#))?)?;
     answers(200, &media(format!(r#"{{"drive":"{name}","path":"good.iso"}}"#))?)?;
-    until("it is not in", || Ok(state()?.contains("good.iso")))?;
+    until("good.iso in the drive", || Ok(state()?.contains("good.iso")))?;
     stops(&mut pod)
 }

@@ -1,4 +1,5 @@
-//! A host for one pod without an engine: a network namespace with a card, and mounts of its own.
+//! A host for one pod without a container engine: a network namespace with an interface, and
+//! private mounts.
 
 use std::fs;
 use std::fs::File;
@@ -17,7 +18,7 @@ use transom_tests::program::{PATIENCE, Running, said, transom};
 
 use crate::until;
 
-/// Whether there can be one here; else why not.
+/// An error with the reason if this host cannot make namespaces.
 pub(crate) fn is_here() -> Result<(), &'static str> {
     if !rustix::process::geteuid().is_root() {
         return Err("namespaces need root");
@@ -30,11 +31,11 @@ pub(crate) fn is_here() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Addresses of a pod: one that strangers reach it by, too, and one that they do not.
+/// Addresses of a pod: one that other hosts reach, and one that only the pod reaches.
 pub(crate) const SEEN: &str = "10.99.0.2";
 pub(crate) const HERE: &str = "127.0.0.1";
 
-/// A host.
+/// The host of one pod; dropping it deletes the namespace.
 pub(crate) struct Place {
     space: String,
     folder: TempDir,
@@ -54,7 +55,7 @@ impl Place {
         Ok(place)
     }
 
-    /// Gives it a card, and a way to where nobody is.
+    /// Adds an interface, and a default route to a router that does not exist.
     fn plug(&self) -> Result<()> {
         for words in [
             "link set lo up",
@@ -69,7 +70,7 @@ impl Place {
         Ok(())
     }
 
-    /// A program in its network.
+    /// A command for a program in its network.
     fn run(&self, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.space, program]);
@@ -86,12 +87,13 @@ impl Place {
         self.folder.path().join("run/transom/vmm.sock")
     }
 
-    /// Starts a pod with these variables, after what a shell does first among mounts of its own.
+    /// Starts a pod with these variables. A shell runs the script `first` before, in a mount
+    /// namespace of its own.
     pub(crate) fn start(&self, first: &str, environment: &[(&str, &str)]) -> Result<Running> {
         self.start_as("", first, environment)
     }
 
-    /// The same, by another program.
+    /// Like `start`, with the program `by`, such as `setpriv`, around `transom`.
     pub(crate) fn start_as(
         &self,
         by: &str,
@@ -107,34 +109,34 @@ impl Place {
         command.args(["--mount", "--propagation", "private", "sh", "-c", &script]).env_clear();
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("FOLDER", self.folder.path());
         command.env("STORAGE", "/mnt").env("RAM_SIZE", "64M").env("RAM_MINIMUM", "1M");
-        // What fails is read in its log, and is not waited for.
+        // A failing pod ends at once: the tests read the reason in its log.
         command.env("ERROR_HOLD", "0");
         Running::spawn(command.envs(environment.iter().copied()))
     }
 
-    /// The rules of its packets.
+    /// The tables of its packet filter.
     pub(crate) fn rules(&self) -> Result<String> {
         said(self.run("nft").args(["list", "tables"]))
     }
 
-    /// Whether packets pass through it.
+    /// Whether it forwards IPv4 packets.
     pub(crate) fn forwards(&self) -> Result<bool> {
         Ok(said(self.run("cat").arg("/proc/sys/net/ipv4/ip_forward"))?.trim() == "1")
     }
 
-    /// Takes a port, as a program of its own would.
+    /// Occupies a port, as another program of the pod would.
     pub(crate) fn listen(&self, port: u16) -> Result<TcpListener> {
         self.within(move || TcpListener::bind(("::", port)))
     }
 
-    /// What its web port answers to a question of one line.
+    /// The web port's answer to a GET request from the pod itself.
     pub(crate) fn get(&self, path: &str) -> Result<String> {
         let mut answer = String::new();
         self.ask(HERE, path)?.read_to_string(&mut answer)?;
         Ok(answer)
     }
 
-    /// Asks its web port at one of its addresses, which is also where the question comes from.
+    /// Sends a GET request to the web port at one of its addresses, which is also the client's.
     pub(crate) fn ask(&self, address: &'static str, path: &str) -> Result<TcpStream> {
         let mut stream = self.connect(address, 8006)?;
         let (host, end) = ("localhost", "Connection: close");
@@ -144,7 +146,7 @@ impl Place {
         Ok(stream)
     }
 
-    /// What a port of it answers to a request, at one of its addresses.
+    /// The web port's answer to a request at one of its addresses.
     pub(crate) fn say(&self, address: &'static str, request: &str) -> Result<String> {
         let mut stream = self.connect(address, 8006)?;
         stream.write_all(request.trim_start().replace('\n', "\r\n").as_bytes())?;
@@ -160,25 +162,25 @@ impl Place {
         Ok(stream)
     }
 
-    /// Makes a socket there.
+    /// Makes a socket in its network namespace.
     fn within<T: Send + 'static>(
         &self,
         make: impl FnOnce() -> std::io::Result<T> + Send + 'static,
     ) -> Result<T> {
         let space = File::open(format!("/run/netns/{}", self.space))?;
         let made = thread::spawn(move || {
-            // A thread's sockets are made where the thread is.
+            // A socket belongs to the namespace of the thread that makes it.
             move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))?;
             Ok(make()?)
         });
         made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Nothing of a pod is left in its network.
+    /// Fails if interfaces or rules of a pod are left in its network.
     pub(crate) fn has_nothing_left(&self) -> Result<()> {
         let links = said(self.run("ip").args(["-brief", "link"]))?;
         let rules = self.rules()?;
-        ensure!(!links.contains("qemu") && rules.is_empty(), "left: {links}{rules}");
+        ensure!(!links.contains("qemu") && rules.is_empty(), "a pod left behind: {links}{rules}");
         Ok(())
     }
 }
@@ -191,7 +193,7 @@ impl Drop for Place {
     }
 }
 
-/// Runs a program among the mounts of a pod, and with its environment: its status and its words.
+/// Runs a program among the mounts of a pod; returns its status and output.
 pub(crate) fn beside(pod: &Running, words: &[&str]) -> Result<(Option<i32>, String)> {
     let target = pod.pid().as_raw_nonzero().to_string();
     let mut command = Command::new("nsenter");
@@ -201,12 +203,12 @@ pub(crate) fn beside(pod: &Running, words: &[&str]) -> Result<(Option<i32>, Stri
     Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// The last line that it said of an error.
+/// The last line on its standard error.
 pub(crate) fn last_line(pod: &Running) -> String {
     pod.stderr.text().trim().lines().last().unwrap_or_default().to_owned()
 }
 
-/// The process of its machine. The kernel's list leaves some out while another child ends.
+/// The process of its machine. The kernel's list of children can be incomplete while a child ends.
 pub(crate) fn machine(pod: &Running) -> Result<Pid> {
     let mut machine = None;
     until(&format!("{:?} has no machine", pod.pid()), || {
@@ -218,7 +220,7 @@ pub(crate) fn machine(pod: &Running) -> Result<Pid> {
 
 fn child(pod: &Running) -> Result<Option<Pid>> {
     for task in fs::read_dir(format!("/proc/{}/task", pod.pid().as_raw_nonzero()))? {
-        // A thread, or a child, may have ended since.
+        // A thread or a child may have ended in the meantime.
         let children = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         for child in children.split_whitespace() {
             let name = fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Podman with a store of its own, and pods in network namespaces of their own.
+//! Podman with a private store, and pods in private network namespaces.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,17 +14,17 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use transom_tests::program::{PATIENCE, forget_the_test, said};
 
-/// What a container may have here: the engine's own limits are more than this host gives. And its
-/// log is a file, for there may be no journal.
+/// Podman's settings: the default limits exceed those of some hosts, and the log is a file, because
+/// a host may have no journal.
 const SETTINGS: &str = "[containers]
 default_ulimits = [\"nofile=4096:4096\", \"nproc=4096:4096\"]
 log_driver = \"k8s-file\"
 ";
 pub(crate) const IMAGE: &str = "localhost/transom-test";
-/// Between two looks.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Whether there is an engine that can be used; else why not.
+/// An error with the reason if this host has no usable engine.
 pub(crate) fn is_here() -> Result<(), &'static str> {
     let says = |program: &str| {
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status()
@@ -51,7 +51,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// The one for all tests, which builds the image.
+    /// The engine that all tests share; the first call builds the image.
     pub(crate) fn get() -> Result<&'static Self> {
         static ENGINE: OnceLock<Result<Engine, String>> = OnceLock::new();
         let made = ENGINE.get_or_init(|| Self::make().map_err(|error| format!("{error:#}")));
@@ -92,19 +92,19 @@ impl Engine {
         said(&mut build).context("the image").map(drop)
     }
 
-    /// What the image is, by its contents.
+    /// ID and digest of the image.
     pub(crate) fn image(&self) -> Result<String> {
         said(&mut self.podman(&["image", "inspect", "--format", "{{.Id}} {{.Digest}}", IMAGE]))
     }
 
-    /// What the image says of itself.
+    /// The image's metadata (`podman image inspect`).
     pub(crate) fn about(&self) -> Result<serde_json::Value> {
         let said = said(&mut self.podman(&["image", "inspect", IMAGE]))?;
         let mut all: Vec<serde_json::Value> = serde_json::from_str(&said)?;
         all.pop().context("no image")
     }
 
-    /// A file of the image, which nothing runs for.
+    /// A file of the image, read without starting a container.
     pub(crate) fn file(&self, path: &str) -> Result<Vec<u8>> {
         let name = said(&mut self.podman(&["create", IMAGE]))?.trim().to_owned();
         let folder = tempfile::tempdir()?;
@@ -116,7 +116,7 @@ impl Engine {
         Ok(fs::read(to)?)
     }
 
-    /// Podman with these words.
+    /// The command `podman` with these arguments.
     pub(crate) fn podman(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).args(words).env("CONTAINERS_CONF", &self.settings);
@@ -124,7 +124,7 @@ impl Engine {
     }
 }
 
-/// The profile of this test, in the words of cargo.
+/// The cargo profile of this test.
 fn profile() -> Result<&'static str> {
     let test = std::env::current_exe()?;
     let folder = test.ancestors().nth(2).and_then(Path::file_name).and_then(|it| it.to_str());
@@ -147,16 +147,16 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
-    /// `/proc/PID/task/TID/status` of each.
+    /// `/proc/PID/task/TID/status` of each thread.
     pub(crate) threads: Vec<String>,
-    /// What it has open.
+    /// Its open files.
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// A pod that runs, with a host beside it on the network: each is a namespace.
+/// A running pod and a second host on its network, each in a network namespace.
 pub(crate) struct Pod {
     engine: &'static Engine,
-    /// Of the container and of both namespaces.
+    /// Name of the container, and prefix of both namespaces' names.
     name: String,
     inside: Namespace,
     outside: Namespace,
@@ -167,13 +167,13 @@ const OURS: &str = "10.99.0.1";
 const THEIRS: &str = "10.99.0.2";
 
 impl Pod {
-    /// Starts the image with further words of `podman run`, and with the rights that a tap needs.
+    /// Starts the image with further options of `podman run`, and with the rights that a tap needs.
     pub(crate) fn start(engine: &'static Engine, name: &str, words: &[&str]) -> Result<Self> {
         let rights = ["--device", "/dev/kvm", "--device", "/dev/net/tun", "--cap-add", "NET_ADMIN"];
         Self::start_with(engine, name, &[&rights, words].concat())
     }
 
-    /// The same with no rights but those that are said.
+    /// Like `start`, but with only the rights that `words` contains.
     pub(crate) fn start_with(engine: &'static Engine, name: &str, words: &[&str]) -> Result<Self> {
         let name = format!("transom-{}-{name}", std::process::id());
         let outside = Namespace::make(&format!("{name}-o"))?;
@@ -193,7 +193,7 @@ impl Pod {
         let network = format!("ns:/run/netns/{}", pod.inside.name);
         let storage = format!("{}:/storage", pod.volume.path().display());
         let mut run = vec!["run", "--detach", "--name", &pod.name, "--network", &network];
-        // What fails is read in its log, unless a test says that it is to be seen.
+        // A failing pod ends at once, and tests read its log, unless `words` sets ERROR_HOLD.
         run.extend(["--volume", &storage, "--env", "ERROR_HOLD=0"]);
         run.extend(words);
         run.push(IMAGE);
@@ -201,13 +201,13 @@ impl Pod {
         Ok(pod)
     }
 
-    /// The address of the web port for a browser on this host, which is in no namespace of ours.
+    /// An address of the web port for a browser on this host, which is in none of these namespaces.
     pub(crate) fn address(&self) -> Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let place = listener.local_addr()?;
         let space = File::open(format!("/run/netns/{}", self.outside.name))?;
         thread::spawn(move || {
-            // A thread's sockets are made where the thread is.
+            // A socket belongs to the namespace of the thread that makes it.
             let kind = Some(LinkNameSpaceType::Network);
             move_into_link_name_space(space.as_fd(), kind).expect("the namespace");
             for near in listener.incoming() {
@@ -219,18 +219,18 @@ impl Pod {
         Ok(format!("http://{place}/"))
     }
 
-    /// Asks the web port from outside.
+    /// Sends a GET request to the web port from outside.
     pub(crate) fn get(&self, path: &str) -> Result<Answer> {
         self.get_as(path, None)
     }
 
-    /// The same with a name and a password.
+    /// Like `get`, with `name:password`.
     pub(crate) fn get_as(&self, path: &str, who: Option<&str>) -> Result<Answer> {
         let who: Vec<_> = who.iter().flat_map(|who| ["--user", who]).collect();
         self.curl(path, &who)
     }
 
-    /// Sends JSON to the web port, as a page of ours does.
+    /// Sends JSON to the web port, as our own page does.
     pub(crate) fn post(&self, path: &str, json: &str) -> Result<Answer> {
         let origin = format!("Origin: http://{THEIRS}:8006");
         let kind = "Content-Type: application/json";
@@ -248,12 +248,12 @@ impl Pod {
         Ok(Answer { status: status.parse()?, body: body.into() })
     }
 
-    /// Waits for this status of a page.
+    /// Waits until a page has this status.
     pub(crate) fn until(&self, path: &str, status: u16) -> Result<Answer> {
         self.until_by(path, None, status)
     }
 
-    /// The same with a name and a password: after a wrong one they wait a while.
+    /// Like `until`, with `name:password`. After a wrong password, the right one has to wait.
     pub(crate) fn until_as(&self, path: &str, who: &str, status: u16) -> Result<Answer> {
         self.until_by(path, Some(who), status)
     }
@@ -272,7 +272,7 @@ impl Pod {
         }
     }
 
-    /// The number of the first process, and all of them as the kernel sees them.
+    /// The ID of the first process, and all processes as the kernel reports them.
     pub(crate) fn processes(&self) -> Result<(String, Vec<Process>)> {
         let mut inspect =
             self.engine.podman(&["inspect", "--format", "{{.State.Pid}}", &self.name]);
@@ -284,7 +284,7 @@ impl Pod {
             let mut process = Process { name, threads: Vec::new(), files: Vec::new() };
             for task in fs::read_dir(folder.join("task"))? {
                 let task = task?.path();
-                // One may have ended meanwhile.
+                // A thread may have ended in the meantime.
                 let Ok(status) = fs::read_to_string(task.join("status")) else { continue };
                 process.threads.push(status);
                 let children = fs::read_to_string(task.join("children")).unwrap_or_default();
@@ -298,18 +298,18 @@ impl Pod {
         Ok((first, all))
     }
 
-    /// The interfaces of its namespace, which is there longer than the container.
+    /// The interfaces of its namespace, which outlives the container.
     pub(crate) fn interfaces(&self) -> Result<String> {
         said(&mut self.inside.run(&["ip", "-details", "-oneline", "link"]))
     }
 
-    /// Stops it as an engine does, and tells its status.
+    /// Stops it as an engine does; returns its exit status.
     pub(crate) fn stop(&self, seconds: u32) -> Result<i32> {
         said(&mut self.engine.podman(&["stop", "--time", &seconds.to_string(), &self.name]))?;
         self.wait()
     }
 
-    /// Waits for its end, and tells its status.
+    /// Waits for its end; returns its exit status.
     pub(crate) fn wait(&self) -> Result<i32> {
         let end = Instant::now() + PATIENCE;
         let form = ["inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", &self.name];
@@ -323,20 +323,20 @@ impl Pod {
         }
     }
 
-    /// How often the engine has started it again.
+    /// How often the engine has restarted it.
     pub(crate) fn restarts(&self) -> Result<u32> {
         let form = ["inspect", "--format", "{{.RestartCount}}", &self.name];
         Ok(said(&mut self.engine.podman(&form))?.trim().parse()?)
     }
 
-    /// What it has said.
+    /// Its log.
     pub(crate) fn logs(&self) -> Result<String> {
         let output = self.engine.podman(&["logs", &self.name]).output()?;
         let [out, err] = [output.stdout, output.stderr];
         Ok(format!("{}{}", String::from_utf8_lossy(&out), String::from_utf8_lossy(&err)))
     }
 
-    /// Runs a command in it.
+    /// Runs a command in it; returns its exit status and output.
     pub(crate) fn run(&self, words: &[&str]) -> Result<(i32, String)> {
         let words = [&["exec", &self.name][..], words].concat();
         let output = self.engine.podman(&words).output()?;
@@ -351,7 +351,7 @@ impl Drop for Pod {
     }
 }
 
-/// Carries bytes both ways until either end has enough.
+/// Copies bytes in both directions until either end closes.
 fn carry(near: &TcpStream, far: &TcpStream) -> io::Result<()> {
     for (from, to) in [(near, far), (far, near)] {
         let (mut from, mut to) = (from.try_clone()?, to.try_clone()?);
@@ -363,7 +363,7 @@ fn carry(near: &TcpStream, far: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A network namespace, as long as it is kept.
+/// A network namespace; dropping it deletes the namespace.
 pub(crate) struct Namespace {
     pub(crate) name: String,
 }
@@ -374,7 +374,7 @@ impl Namespace {
         Ok(Self { name: name.into() })
     }
 
-    /// A command in it.
+    /// A command in this namespace.
     pub(crate) fn run(&self, words: &[&str]) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).args(words);

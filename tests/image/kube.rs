@@ -1,4 +1,4 @@
-//! Manifests as users of the reference image have them, played by Podman.
+//! Kubernetes manifests of the reference image's users, run with `podman kube play`.
 
 use std::fs;
 use std::process::Command;
@@ -14,12 +14,12 @@ use super::runs_here;
 
 const MANIFESTS: &str = include_str!("users.yaml");
 const SECRET: &str = "windows-user-credential-secret";
-/// As the engine keeps one for pods: each value in base64.
+/// The secret's values in base64, the form that Podman expects for pods.
 const WORDS: &str = r#"{"username":"YWRh","password":"YSBsb25nIHdvcmQ="}"#;
-/// As the engine calls what it makes of the Deployment.
+/// The name that Podman gives the Deployment's container.
 const CONTAINER: &str = "windows-deployment-pod-0-windows";
 
-/// A host of its own, with the manifests on it.
+/// A network namespace in which Podman runs the manifests.
 struct Host {
     engine: &'static Engine,
     space: Namespace,
@@ -35,7 +35,7 @@ impl Host {
         fs::write(folder.path().join("all.yaml"), text)?;
         fs::write(folder.path().join("secret"), WORDS)?;
         let host = Self { engine, space, folder };
-        // What a run that was killed left.
+        // Remove the remains of a killed run.
         host.clear();
         let secret = host.path("secret");
         said(&mut host.podman(&["secret", "create", SECRET, &secret]))?;
@@ -47,7 +47,7 @@ impl Host {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// Podman in the namespace, which keeps the host's control groups.
+    /// Podman in the network namespace, with the host's control groups.
     fn podman(&self, words: &[&str]) -> Command {
         let podman = self.engine.podman(words);
         let mut command = Command::new("nsenter");
@@ -73,7 +73,7 @@ impl Drop for Host {
     }
 }
 
-/// Asks until the answer has this word.
+/// Repeats a command until its output contains `word`.
 fn until(mut ask: impl FnMut() -> Command, word: &str) -> Result<String> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -94,7 +94,7 @@ fn manifests_of_the_reference_image_are_taken_as_they_are() -> Result<()> {
         return Ok(());
     }
     let engine = Engine::get()?;
-    // As they are: what is missing is said, and the engine starts it again and again.
+    // Unchanged, the pod reports the missing ISO, and the engine restarts it again and again.
     let host = Host::new(engine, "11")?;
     let sentence = "mount its ISO as /custom.iso";
     until(|| host.podman(&["logs", CONTAINER]), sentence)?;

@@ -1,4 +1,4 @@
-//! The pod in a real browser: its page, the way in, the screen, a key.
+//! The pod in a real browser: its page, the login, the screen, a key.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use super::runs_here;
 const DESK: Window = Window::desk(1280, 800);
 const PHONE: Window = Window { width: 390, height: 844, scale: 2, phone: true };
 
-/// Where pictures are kept.
+/// The folder for screenshots.
 fn album() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("pod")
 }
@@ -32,7 +32,7 @@ fn a_person_logs_in_and_types() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut browser = Browser::new(&folder.path().join("profile"))?;
     let engine = Engine::get()?;
-    // Nobody sees this machine: the page tells of it, and stays.
+    // This machine has no screen in the browser: the page shows its state and stays.
     let unseen = Pod::start(engine, "page", &["--env", "VERSION=probe", "--env", "DISPLAY=vnc"])?;
     unseen.until("/readyz", 200)?;
     for (name, window, dark) in [("page", DESK, false), ("page-phone", PHONE, true)] {
@@ -41,7 +41,7 @@ fn a_person_logs_in_and_types() -> Result<()> {
         browser.go(&unseen.address()?)?;
         browser.until("document.body.dataset.phase == 'running'")?;
         browser.until("document.getElementById('doing').textContent == 'The probe runs'")?;
-        // There is no password here: the log is for everybody.
+        // Without a password, everyone may read the log.
         browser.until("document.getElementById('lines').textContent.includes('probe')")?;
         browser.click("summary")?;
         browser.keep(&album(), name)?;

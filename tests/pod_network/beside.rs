@@ -1,5 +1,5 @@
-//! `DHCP=Y`: the guest has a card of its own on the pod's network, which another one leases
-//! addresses on.
+//! `DHCP=Y`: the guest has an interface of its own on the pod's network, and leases its address
+//! from a DHCP server there.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::town::{LARGE, OWN_DEV, Pod, Town, fails, run};
 
 const DHCP: (&str, &str) = ("DHCP", "Y");
 
-/// The address that the guest got from outside by its own name.
+/// The address that the guest leased from the outside server with its own MAC address.
 fn leased(pod: &Pod<'_>, leases: &std::path::Path) -> anyhow::Result<String> {
     let lease = pod.lease()?;
     let ip = lease.lines().find_map(|line| line.strip_prefix("ip=")).context("no address")?;
@@ -17,7 +17,7 @@ fn leased(pod: &Pod<'_>, leases: &std::path::Path) -> anyhow::Result<String> {
     ensure!(lease.lines().any(|line| line == "router=10.77.0.1"), "{lease}");
     let known = fs::read_to_string(leases)?;
     let line = known.lines().find(|line| line.contains(ip)).unwrap_or_default();
-    ensure!(line.contains(&pod.card.0), "{} has not {ip}: {known}", pod.card.0);
+    ensure!(line.contains(&pod.card.0), "{} has not leased {ip}: {known}", pod.card.0);
     Ok(ip.to_owned())
 }
 
@@ -36,16 +36,16 @@ pub(crate) fn is_a_host() -> anyhow::Result<()> {
     let ip = leased(&pod, &leases)?;
     let own = run(&pod.ns(), "ip address show dev qemu")?;
     ensure!(own.contains("mtu 1450") && own.contains(&pod.card.0), "{own}");
-    ensure!(!own.contains("inet"), "the pod has an address on the guest's card: {own}");
+    ensure!(!own.contains("inet"), "the pod has an address on the guest's interface: {own}");
 
     run(&town.ns(), &format!("ping -c 1 -W 5 {ip}"))?;
     pod.guest("ping -c 1 -W 5 -M do -s 1422 10.77.0.1")?;
     let from = pod.guest("curl -sS -m 20 http://10.77.0.1:8080/cgi-bin/who")?;
-    ensure!(from.trim() == ip, "outside sees the guest: {from:?}");
-    ensure!(pod.told("heard")? == ip, "the pod has heard another address");
+    ensure!(from.trim() == ip, "outside does not see the guest's address: {from:?}");
+    ensure!(pod.told("heard")? == ip, "the pod has learned another address");
     town.serve(&pod.guest_ns(), "0.0.0.0:8006", "guest")?;
     town.serve(&pod.ns(), "0.0.0.0:8006", "pod")?;
-    // All ports are the guest's at its address, and the pod keeps its own.
+    // At the guest's address, all ports are the guest's; at the pod's address, the pod's.
     for space in [town.ns(), pod.ns()] {
         let seen = get(&space, &format!("{ip}:8006"))?;
         ensure!(seen == "guest", "from {space}: {seen:?}");
@@ -57,27 +57,28 @@ pub(crate) fn is_a_host() -> anyhow::Result<()> {
     let sum = |space: &str, to: &str| {
         run(space, &format!("curl -sS -m 60 -o /dev/null -w %{{size_download}} http://{to}/large"))
     };
-    ensure!(sum(&pod.guest_ns(), "10.77.0.1:8080")? == LARGE.to_string(), "in");
-    ensure!(sum(&town.ns(), &format!("{ip}:8006"))? == LARGE.to_string(), "out");
-    // It takes another address, as hosts do.
+    ensure!(sum(&pod.guest_ns(), "10.77.0.1:8080")? == LARGE.to_string(), "a download is short");
+    ensure!(sum(&town.ns(), &format!("{ip}:8006"))? == LARGE.to_string(), "an upload is short");
+    // The guest takes another address, as any host may.
     pod.guest("ip address add 10.77.0.77/24 dev eth0")?;
     pod.guest("ping -c 1 -W 5 -I 10.77.0.77 10.77.0.9")?;
-    ensure!(pod.told("heard")? == "10.77.0.77", "the new address was not heard");
+    ensure!(pod.told("heard")? == "10.77.0.77", "the pod has not learned the new address");
     pod.end()?;
     is_gone(&town)
 }
 
 fn is_gone(town: &Town) -> anyhow::Result<()> {
     let links = run(&town.pod_ns(9), "ip -o link")?;
-    ensure!(!links.contains("qemu"), "the card is left: {links}");
+    ensure!(!links.contains("qemu"), "the interface is left: {links}");
     let rules = run(&town.pod_ns(9), "nft list ruleset")?;
     ensure!(rules.trim().is_empty(), "rules are left: {rules}");
     let left = town.volume(9, "transom-macvtap");
-    ensure!(!left.exists(), "the node is left: {}", left.display());
+    ensure!(!left.exists(), "the device node is left: {}", left.display());
     Ok(())
 }
 
-/// On a card of the pod's own, whose guests it does not hear.
+/// On an interface that is the pod's alone: the pod and its guest cannot reach each other, and a
+/// killed pod's remains are replaced.
 pub(crate) fn leaves_nothing() -> anyhow::Result<()> {
     let town = Town::new()?;
     let leases = town.lease_addresses()?;
@@ -88,16 +89,16 @@ pub(crate) fn leaves_nothing() -> anyhow::Result<()> {
     run(&town.ns(), &format!("ping -c 1 -W 5 {ip}"))?;
     first.kill()?;
     let links = run(&first.ns(), "ip -o link")?;
-    ensure!(links.contains("qemu"), "it goes with its maker, and is tested for nothing: {links}");
+    ensure!(links.contains("qemu"), "the kernel removed the interface: nothing to test: {links}");
     let mut second = town.pod_in(9, OWN_DEV, &[DHCP])?;
-    ensure!(leased(&second, &leases)? == ip, "the same card has another address");
-    // Each kind of network replaces what the other has left.
+    ensure!(leased(&second, &leases)? == ip, "the same MAC address got another address");
+    // Each kind of network replaces the remains of the other.
     second.kill()?;
     let mut behind = town.pod(9, &[])?;
     behind.lease()?;
     behind.kill()?;
     let mut last = town.pod_in(9, OWN_DEV, &[DHCP])?;
-    ensure!(leased(&last, &leases)? == ip, "the same card has another address");
+    ensure!(leased(&last, &leases)? == ip, "the same MAC address got another address");
     last.end()?;
     is_gone(&town)
 }
@@ -123,7 +124,7 @@ pub(crate) fn says_what_is_missing() -> anyhow::Result<()> {
         ensure!(said.contains(sentence), "{around} {setting:?}: {said:?}");
         is_gone(&town)?;
     }
-    // Without ears it works all the same.
+    // It works without NET_RAW, which the pod needs to learn the guest's address.
     let mut pod = town.pod_in(9, &without("net_raw"), &[DHCP])?;
     let said = pod.told("note without")?;
     ensure!(said.contains("NET_RAW"), "{said}");

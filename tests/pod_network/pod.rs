@@ -1,4 +1,5 @@
-//! What runs in the pod's namespace: the network, and frames between its tap and the guest's.
+//! The program in the pod's namespace: it makes the network, and copies frames between its tap and
+//! the guest's.
 
 use std::fs::File;
 use std::io::{Read, Write as _};
@@ -17,11 +18,11 @@ use container::status::Status;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// The word that makes this program the pod.
+/// The first argument that makes this program the pod.
 pub(crate) const WORD: &str = "--in-the-pod";
 
-/// `GUEST_NAMESPACE ETC NAME=VALUE…`: says `ready`, the guest's card and its longest packet,
-/// and ends with its input.
+/// Arguments: `GUEST_NAMESPACE ETC NAME=VALUE…`. Prints `ready` with the guest's MAC address and
+/// MTU, and ends when its input ends.
 pub(crate) fn main(words: &[String]) -> ExitCode {
     match serve(words) {
         Ok(()) => ExitCode::SUCCESS,
@@ -34,7 +35,7 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
 }
 
 fn serve(words: &[String]) -> anyhow::Result<()> {
-    let [guest, etc, settings @ ..] = words else { anyhow::bail!("too few words") };
+    let [guest, etc, settings @ ..] = words else { anyhow::bail!("too few arguments") };
     let pairs = settings.iter().filter_map(|word| word.split_once('='));
     let environment: Environment = pairs.map(|(name, value)| (name.into(), value.into())).collect();
     let settings = read(&environment)?.settings;
@@ -47,7 +48,7 @@ fn serve(words: &[String]) -> anyhow::Result<()> {
     })
 }
 
-/// The guest is behind the pod.
+/// The guest is behind the pod (NAT).
 async fn behind(settings: &Settings, guest: &str, etc: &str) -> anyhow::Result<()> {
     let wish = Wish { pairs: 1, pod: "pod".into(), etc: etc.into() };
     let mut nat = Nat::start(settings, &wish).await?;
@@ -64,7 +65,7 @@ async fn behind(settings: &Settings, guest: &str, etc: &str) -> anyhow::Result<(
     nat.end().await
 }
 
-/// The guest is on the pod's network.
+/// The guest is on the pod's network (macvtap).
 async fn beside(settings: &Settings, guest: &str) -> anyhow::Result<()> {
     let folder = settings.storage.folder.clone();
     let wish = macvtap::Wish { pairs: 1, pod: "pod".into(), folder };
@@ -103,14 +104,14 @@ async fn input() -> anyhow::Result<()> {
     tokio::task::spawn_blocking(read).await?
 }
 
-/// Leads frames between a queue and the guest, from now on.
+/// Starts to copy frames between a queue and the guest.
 fn attach(ours: OwnedFd, guest: &str) -> anyhow::Result<()> {
     let theirs = guest_tap(guest)?;
-    thread::spawn(move || lead(&ours, &theirs));
+    thread::spawn(move || copy_frames(&ours, &theirs));
     Ok(())
 }
 
-/// A tap in the guest's namespace, which takes the place of its card.
+/// A tap in the guest's namespace that stands for the guest's network card.
 fn guest_tap(namespace: &str) -> anyhow::Result<OwnedFd> {
     let file = File::open(Path::new("/run/netns").join(namespace))?;
     let made = thread::spawn(move || {
@@ -122,8 +123,8 @@ fn guest_tap(namespace: &str) -> anyhow::Result<OwnedFd> {
     made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Leads frames, with the headers before them, from each to the other.
-fn lead(one: &OwnedFd, other: &OwnedFd) {
+/// Copies frames with their virtio headers in both directions.
+fn copy_frames(one: &OwnedFd, other: &OwnedFd) {
     let mut frame = vec![0; 70_000];
     loop {
         let mut ends = [PollFd::new(one, PollFlags::IN), PollFd::new(other, PollFlags::IN)];
@@ -135,7 +136,7 @@ fn lead(one: &OwnedFd, other: &OwnedFd) {
             if events.contains(PollFlags::ERR) {
                 return;
             }
-            // What does not fit is lost, as on any cable.
+            // A frame that does not fit the queue is lost, as on any cable.
             while let Ok(length) = rustix::io::read(from, &mut frame[..]) {
                 rustix::io::write(to, &frame[..length]).ok();
             }

@@ -1,10 +1,10 @@
-//! IPv6 of a guest behind its pod, where the pod has it.
+//! IPv6 of a guest behind a pod that has IPv6.
 
 use anyhow::{Context, ensure};
 
 use crate::town::{Pod, READ_ONLY, Town, fails, run, says, until};
 
-/// Gives outside and a pod addresses of IPv6.
+/// Gives the outside host and a pod IPv6 addresses.
 fn place(town: &Town) -> anyhow::Result<()> {
     town.place(9, false)?;
     run(&town.ns(), "ip address add fd77::1/64 dev br0 nodad")?;
@@ -12,7 +12,7 @@ fn place(town: &Town) -> anyhow::Result<()> {
     run(&town.pod_ns(9), "ip route add default via fd77::1").map(drop)
 }
 
-/// The guest's address, once it has made itself one of what the router has told.
+/// Waits for the address that the guest makes from the router's advertisement.
 fn address(pod: &Pod<'_>, network: &str) -> anyhow::Result<String> {
     let start = network.split("::").next().context("a network")?;
     let mut found = None;
@@ -37,11 +37,11 @@ pub(crate) fn goes_outside() -> anyhow::Result<()> {
     let guest = address(&pod, &network)?;
     pod.guest("ping -6 -c 1 -W 5 fd77::1")?;
     let from = pod.guest("curl -sS -g -m 20 http://[fd77::1]:8081/cgi-bin/who")?;
-    ensure!(from.contains("fd77::9"), "outside sees the pod: {from:?}");
+    ensure!(from.contains("fd77::9"), "outside does not see the pod's address: {from:?}");
     let large = "curl -sS -g -m 60 -o /dev/null -w %{size_download} http://[fd77::1]:8081/large";
-    ensure!(pod.guest(large)? == crate::town::LARGE.to_string(), "what is large");
+    ensure!(pod.guest(large)? == crate::town::LARGE.to_string(), "the download is short");
 
-    // What arrives by IPv6 is let in by the ports that are served there.
+    // Connections by IPv6 reach the guest's forwarded ports and the pod's own.
     town.serve(&pod.guest_ns(), "[::]:3389", "guest")?;
     town.serve(&pod.guest_ns(), "[::]:443", "guest")?;
     town.serve(&pod.ns(), "[::]:8006", "pod")?;
@@ -49,7 +49,8 @@ pub(crate) fn goes_outside() -> anyhow::Result<()> {
         let seen = run(&town.ns(), &format!("curl -sS -g -m 20 http://[fd77::9]:{port}/"))?;
         ensure!(seen == word, "from outside, port {port}: {seen:?}");
     }
-    // The guest's network is no way around that, and of the pod itself the guest reaches nothing.
+    // A route to the guest's network does not bypass this, and the guest reaches no port of the
+    // pod.
     run(&town.ns(), &format!("ip route add {network} via fd77::9"))?;
     fails(&town.ns(), &format!("curl -sS -g -m 2 http://[{guest}]:443/"))?;
     let router = network.replace("/64", "1");
@@ -57,12 +58,12 @@ pub(crate) fn goes_outside() -> anyhow::Result<()> {
     for to in ["fd77::9", &router, "fe80::1%eth0"] {
         fails(&pod.guest_ns(), &format!("curl -sS -g -m 2 http://[{to}]:8006/"))?;
     }
-    // Who is not what it says it is gets nowhere.
+    // Packets with a forged source address are dropped.
     pod.guest("ip address add fd78::7/64 dev eth0 nodad")?;
     fails(&pod.guest_ns(), "ping -6 -c 1 -W 1 -I fd78::7 fd77::1")?;
     pod.end()?;
     let forwards = says(&town.pod_ns(9), "cat /proc/sys/net/ipv6/conf/all/forwarding", "0");
-    ensure!(forwards, "the pod forwards packets still");
+    ensure!(forwards, "the pod still forwards packets");
     let rules = run(&town.pod_ns(9), "nft list ruleset")?;
     ensure!(rules.trim().is_empty(), "rules are left: {rules}");
     Ok(())
@@ -76,7 +77,7 @@ pub(crate) fn stays() -> anyhow::Result<()> {
     ensure!(said.contains("--sysctl net.ipv6.conf.all.forwarding=1"), "{said}");
     pod.lease()?;
     pod.guest("ping -c 1 -W 5 10.77.0.1")?;
-    // By no address of the guest's does the pod answer.
+    // The pod does not answer by IPv6, whatever address the guest takes.
     pod.guest("ip address add fe80::7/64 dev eth0 nodad")?;
     fails(&pod.guest_ns(), "ping -6 -c 1 -W 1 fe80::1%eth0")?;
     pod.end()

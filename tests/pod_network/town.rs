@@ -1,4 +1,4 @@
-//! The namespaces of the tests: one that is outside, and pods with a guest behind each.
+//! The namespaces of the tests: the outside host, and pods with a guest behind each.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -19,15 +19,14 @@ use tempfile::TempDir;
 
 use crate::pod;
 
-/// For what happens at once on a quiet machine.
+/// Limit for events that are immediate on an idle host.
 const SOON: Duration = Duration::from_secs(30);
-/// Bytes of a file that takes many packets.
+/// Length in bytes of a file that takes many packets.
 pub(crate) const LARGE: usize = 1 << 20;
-/// The words around a program that make its /proc/sys read-only, as container engines do.
+/// A command prefix that makes a program's /proc/sys read-only, as container engines do.
 pub(crate) const READ_ONLY: &str = "sh ro.sh";
 
-/// The words around a program that give it a /dev of its own, as container engines do: only what
-/// they put there is in it.
+/// A command prefix that gives a program a /dev with only a few nodes, as container engines do.
 pub(crate) const OWN_DEV: &str = "sh dev.sh";
 
 const DEV_SH: &str = "mount -t tmpfs dev /dev && mkdir /dev/net\n\
@@ -36,7 +35,7 @@ const DEV_SH: &str = "mount -t tmpfs dev /dev && mkdir /dev/net\n\
 const RO_SH: &str = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys\n\
                      exec \"$@\"\n";
 
-/// What both DHCP clients call: it says what it was told, and does it.
+/// The script that both DHCP clients run: it stores the lease's variables, and applies the lease.
 const LEASE_SH: &str = r#"#!/bin/sh
 if [ -n "$1" ]; then
   [ "$1" = bound ] || exit 0
@@ -55,16 +54,16 @@ mv "$SAID.new" "$SAID"
 const WHO_SH: &str =
     "#!/bin/sh\nprintf 'Content-Type: text/plain\\r\\n\\r\\n%s\\n' \"$REMOTE_ADDR\"\n";
 
-/// The namespaces, and what runs in them. All of it goes with this value.
+/// The namespaces and the programs in them; dropping it ends and deletes all of them.
 pub(crate) struct Town {
     folder: TempDir,
     number: u32,
-    /// Killed in the end, before their namespaces go.
+    /// Killed before their namespaces are deleted.
     programs: RefCell<Vec<Child>>,
     spaces: RefCell<Vec<String>>,
 }
 
-/// Words of a program in a namespace: what it says.
+/// Runs a command in a namespace; returns its output.
 pub(crate) fn run(space: &str, words: &str) -> anyhow::Result<String> {
     let output = within(space, words).output().with_context(|| words.to_owned())?;
     let [said, complaints] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
@@ -72,15 +71,15 @@ pub(crate) fn run(space: &str, words: &str) -> anyhow::Result<String> {
     Ok(said.into_owned())
 }
 
-/// The same for what must not go well.
+/// Like `run`, for a command that must fail.
 pub(crate) fn fails(space: &str, words: &str) -> anyhow::Result<()> {
     match run(space, words) {
-        Ok(said) => bail!("{words}: goes well: {said}"),
+        Ok(said) => bail!("{words}: should fail, but succeeds: {said}"),
         Err(_) => Ok(()),
     }
 }
 
-/// Whether a program says this.
+/// Whether a command's output is `wanted`.
 pub(crate) fn says(space: &str, words: &str, wanted: &str) -> bool {
     run(space, words).is_ok_and(|said| said.trim() == wanted)
 }
@@ -91,23 +90,23 @@ fn within(space: &str, words: &str) -> Command {
     command
 }
 
-/// Words apart by blanks; what the sniffer takes as one stays one in its own call.
+/// Splits a command at blanks.
 fn arguments(words: &str) -> Vec<&str> {
     words.split(' ').filter(|word| !word.is_empty()).collect()
 }
 
-/// Waits until it is so.
+/// Waits until `is_so` returns true.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) -> anyhow::Result<()> {
     let start = Instant::now();
     while !is_so() {
-        ensure!(start.elapsed() < SOON, "{what}: not in {SOON:?}");
+        ensure!(start.elapsed() < SOON, "{what}: not within {SOON:?}");
         sleep(Duration::from_millis(10));
     }
     Ok(())
 }
 
 impl Town {
-    /// Outside: a network, a name server, an HTTP server.
+    /// Makes the outside host: a network, a name server, an HTTP server.
     pub(crate) fn new() -> anyhow::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -153,7 +152,7 @@ impl Town {
         Ok(town)
     }
 
-    /// The namespace that is outside.
+    /// The namespace of the outside host.
     pub(crate) fn ns(&self) -> String {
         format!("transom-nat-{}-{}", std::process::id(), self.number)
     }
@@ -166,12 +165,12 @@ impl Town {
     fn add(&self, name: &str) -> anyhow::Result<()> {
         let added = Command::new("ip").args(["netns", "add", name]).output().context("ip")?;
         let said = String::from_utf8_lossy(&added.stderr);
-        ensure!(added.status.success(), "no namespace, which needs root: {said}");
+        ensure!(added.status.success(), "cannot make a namespace, which needs root: {said}");
         self.spaces.borrow_mut().push(name.to_owned());
         run(name, "ip link set lo up").map(drop)
     }
 
-    /// Starts a program that runs until the end.
+    /// Starts a program that runs until this value is dropped.
     fn start(&self, space: &str, words: &str) -> anyhow::Result<()> {
         let log = File::create(self.folder.path().join("log"))?;
         let mut command = within(space, words);
@@ -180,7 +179,7 @@ impl Town {
         Ok(())
     }
 
-    /// An HTTP server whose page is this word.
+    /// Starts an HTTP server whose page is `word`.
     pub(crate) fn serve(&self, space: &str, at: &str, word: &str) -> anyhow::Result<()> {
         let root = self.folder.path().join(format!("{space}-{word}"));
         if !root.exists() {
@@ -198,12 +197,12 @@ impl Town {
         until(&format!("a server at {at}"), || listens(space).contains(&mark))
     }
 
-    /// A pod with this address, and its network.
+    /// Starts a pod whose address ends with `last`, and its network.
     pub(crate) fn pod(&self, last: u8, settings: &[(&str, &str)]) -> anyhow::Result<Pod<'_>> {
         self.pod_in(last, "", settings)
     }
 
-    /// The same with words before the program.
+    /// Like `pod`, with a command prefix.
     pub(crate) fn pod_in(
         &self,
         last: u8,
@@ -244,8 +243,8 @@ impl Town {
         self.folder.path().join(format!("volume{last}")).join(name)
     }
 
-    /// The namespaces of a pod and its guest. The pod has a card of its own on the bridge, or
-    /// shares one as those of a macvlan network do.
+    /// Makes the namespaces of a pod and its guest. The pod has its own interface on the bridge or,
+    /// if `shared`, one of a macvlan network.
     pub(crate) fn place(&self, last: u8, shared: bool) -> anyhow::Result<()> {
         let (space, outside) = (self.pod_ns(last), self.ns());
         self.add(&space)?;
@@ -266,7 +265,7 @@ impl Town {
         run(&space, "ip route add default via 10.77.0.1").map(drop)
     }
 
-    /// Gives hosts of the bridge addresses by DHCP. The file of leases comes back.
+    /// Starts a DHCP server for hosts on the bridge; returns the file with its leases.
     pub(crate) fn lease_addresses(&self) -> anyhow::Result<PathBuf> {
         let leases = self.folder.path().join("leases.outside");
         self.start(
@@ -286,7 +285,7 @@ impl Town {
         Ok(leases)
     }
 
-    /// What passes outside meanwhile, as tcpdump tells it.
+    /// Captures the first packet that passes the bridge during `meanwhile`, as tcpdump prints it.
     pub(crate) fn sniff(
         &self,
         filter: &str,
@@ -297,7 +296,7 @@ impl Town {
             command.arg(filter).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut errors = BufReader::new(child.stderr.take().context("its errors")?);
         let mut line = String::new();
-        // It says that it listens.
+        // tcpdump reports when it listens.
         while !line.contains("listening on") {
             line.clear();
             ensure!(errors.read_line(&mut line)? > 0, "tcpdump ended");
@@ -312,8 +311,8 @@ impl Town {
         done.map(|()| said)
     }
 
-    /// Sends a datagram from outside to a port of the pod, which is to come back from the guest, or
-    /// not to be heard there.
+    /// Sends a datagram from outside to a port of the pod. If `heard`, it must reach the guest and
+    /// its answer must come back; otherwise it must not reach the guest.
     pub(crate) fn echo(&self, pod: &Pod<'_>, port: u16, heard: bool) -> anyhow::Result<()> {
         let patience = if heard { SOON } else { Duration::from_secs(2) };
         let socket = |space: String, at: String| {
@@ -335,7 +334,7 @@ impl Town {
         let Ok((length, from)) = came else { return Ok(()) };
         guest.send_to(&word[..length], from)?;
         let (length, from) = outside.recv_from(&mut word).context("no datagram comes back")?;
-        ensure!(&word[..length] == b"hello" && from.port() == port, "{from} says {word:?}");
+        ensure!(&word[..length] == b"hello" && from.port() == port, "{from} sends {word:?}");
         Ok(())
     }
 }
@@ -352,14 +351,14 @@ impl Drop for Town {
     }
 }
 
-/// A pod whose network is there.
+/// A pod with a complete network.
 pub(crate) struct Pod<'a> {
     town: &'a Town,
     last: u8,
     child: Child,
     lines: BufReader<ChildStdout>,
     guest: String,
-    /// The address of the guest's card, and the longest packet.
+    /// MAC address and MTU of the guest's card.
     pub(crate) card: (String, u16),
 }
 
@@ -374,23 +373,23 @@ impl Pod<'_> {
         self.guest.clone()
     }
 
-    /// What the pod says next after this word.
+    /// The rest of the pod's next line that begins with `word`.
     pub(crate) fn told(&mut self, word: &str) -> anyhow::Result<String> {
         loop {
             let mut line = String::new();
-            ensure!(self.lines.read_line(&mut line)? > 0, "the pod has ended without {word}");
+            ensure!(self.lines.read_line(&mut line)? > 0, "the pod ended without `{word}`");
             if let Some(rest) = line.trim().strip_prefix(word) {
                 return Ok(rest.trim().to_owned());
             }
         }
     }
 
-    /// Runs a program in the guest: what it says.
+    /// Runs a command in the guest; returns its output.
     pub(crate) fn guest(&self, words: &str) -> anyhow::Result<String> {
         run(&self.guest, words)
     }
 
-    /// Gets an address with udhcpc: what its script was told.
+    /// Leases an address with udhcpc; returns the variables that its script received.
     pub(crate) fn lease(&self) -> anyhow::Result<String> {
         let script = self.town.folder.path().join("lease.sh");
         let options = "-O search -O mtu -O hostname -O domain -O broadcast -O lease";
@@ -398,7 +397,7 @@ impl Pod<'_> {
         self.said(within(&self.guest, &words).arg("-s").arg(script))
     }
 
-    /// The same with dhclient.
+    /// Like `lease`, with dhclient.
     pub(crate) fn dhclient(&self) -> anyhow::Result<String> {
         let folder = self.town.folder.path();
         let config = "timeout 20;\nrequest subnet-mask, routers, domain-name, \
@@ -414,7 +413,7 @@ impl Pod<'_> {
         let said = self.said_file();
         fs::remove_file(&said).ok();
         let said_before = said.clone();
-        // It hands on no environment but this.
+        // dhclient passes no other environment to its script.
         command
             .arg("-e")
             .arg(format!("SAID={}", said.display()))
@@ -441,7 +440,7 @@ impl Pod<'_> {
         fs::read_to_string(&file).with_context(|| format!("no lease: {complaints}"))
     }
 
-    /// Ends it as it should be.
+    /// Ends the pod cleanly.
     pub(crate) fn end(&mut self) -> anyhow::Result<()> {
         drop(self.child.stdin.take());
         let mut said = String::new();
@@ -451,7 +450,7 @@ impl Pod<'_> {
         Ok(())
     }
 
-    /// Ends it as nobody should.
+    /// Kills the pod, which leaves its remains behind.
     pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;

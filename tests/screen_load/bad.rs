@@ -1,4 +1,4 @@
-//! Clients that nobody wants. Each goes on until it is stopped: who is thrown out comes back.
+//! Badly behaved clients. Each runs until it is stopped, and reconnects after a disconnection.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -14,12 +14,13 @@ use tokio::time::sleep;
 use crate::line::{Door, upgrade};
 use crate::viewer::{LAST_RECT, RAW, TIGHT, Viewer, ZRLE};
 
-/// Between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The extended clipboard, fences, continuous updates, and all else that is answered.
+/// Pseudo-encodings that the server answers: the extended clipboard, fences, continuous updates,
+/// and others.
 const EXTENSIONS: [i32; 8] = [LAST_RECT, -223, -308, -309, -312, -313, -316, -1_063_131_698];
 
-/// One of them, of a kind of its own.
+/// One badly behaved client; `kind` selects its behavior.
 pub(crate) async fn misbehave(kind: usize, door: Door) {
     loop {
         // How it ended does not matter.
@@ -45,7 +46,7 @@ async fn attempt(kind: usize, door: &Door) -> Result<Infallible> {
     }
 }
 
-/// A few kB a second, of updates that cannot be told their end.
+/// Reads a few kB per second, without LastRect, so that the server cannot end an update early.
 async fn reads_slowly(door: &Door, encodings: &[i32]) -> Result<Infallible> {
     let mut viewer = Viewer::new(door.enter().await?).await?;
     viewer.encodings(encodings).await?;
@@ -59,7 +60,7 @@ async fn reads_slowly(door: &Door, encodings: &[i32]) -> Result<Infallible> {
     }
 }
 
-/// Wants all changes at once, and reads nothing.
+/// Enables continuous updates, and reads nothing.
 async fn stalls(door: &Door) -> Result<Infallible> {
     let mut viewer = Viewer::new(door.enter().await?).await?;
     viewer.encodings(&[&[TIGHT][..], &EXTENSIONS].concat()).await?;
@@ -67,10 +68,10 @@ async fn stalls(door: &Door) -> Result<Infallible> {
     pending().await
 }
 
-/// Begins, and says nothing more.
+/// Begins a request or a handshake, and sends nothing more.
 async fn stops_on_the_way(kind: usize, door: &Door) -> Result<Infallible> {
     let mut line = match (kind / 12 % 4, door.page().await?) {
-        // Of HTTP, or what RFB would be.
+        // HTTP; RFB where there is no HTTP.
         (0, Some(mut page)) => {
             page.write_all(b"GET / HTTP/1.1\r\nHost: ").await?;
             page
@@ -80,7 +81,7 @@ async fn stops_on_the_way(kind: usize, door: &Door) -> Result<Infallible> {
             page.write_all(head).await?;
             page
         }
-        // Of TLS.
+        // TLS.
         (2, _) => {
             let mut line = door.knock().await?;
             line.write_all(&[0x16, 3, 1, 2, 0, 1, 0]).await?;
@@ -97,7 +98,7 @@ async fn stops_on_the_way(kind: usize, door: &Door) -> Result<Infallible> {
     bail!("gone")
 }
 
-/// Bytes that look like messages for a while.
+/// Sends random bytes that look like messages for a while.
 async fn sends_noise(kind: usize, door: &Door) -> Result<Infallible> {
     const KINDS: [u8; 11] = [0, 2, 3, 4, 5, 6, 150, 248, 250, 251, 255];
     let mut viewer = Viewer::new(door.enter().await?).await?;
@@ -110,18 +111,18 @@ async fn sends_noise(kind: usize, door: &Door) -> Result<Infallible> {
             noise ^= noise << 17;
             let [which, count, rest @ ..] = noise.to_le_bytes();
             bytes.push(KINDS[usize::from(which) % KINDS.len()]);
-            // Mostly zeros: lengths are short then, and it is longer until one is wrong.
+            // Mostly zeros: lengths stay short, so that more messages pass before one is invalid.
             bytes.extend(rest.iter().take(usize::from(count % 7)).map(|byte| byte & 1));
             bytes.extend([0; 3]);
         }
-        // Buttons of the machine are not for this.
+        // Leave out message 250, which presses the machine's buttons.
         bytes.retain(|byte| *byte != 250);
         viewer.line.write_all(&bytes).await?;
         viewer.line.flush().await?;
     }
 }
 
-/// In the middle of everything.
+/// Disconnects in the middle of an update.
 async fn comes_and_goes(door: &Door) -> Result<Infallible> {
     loop {
         let mut viewer = Viewer::new(door.enter().await?).await?;
@@ -132,7 +133,7 @@ async fn comes_and_goes(door: &Door) -> Result<Infallible> {
     }
 }
 
-/// All of the picture, all the time, and really reads it.
+/// Requests the whole picture without pause, and reads it.
 async fn wants_everything(door: &Door) -> Result<Infallible> {
     let mut viewer = Viewer::new(door.enter().await?).await?;
     viewer.encodings(&[ZRLE, LAST_RECT]).await?;
@@ -141,7 +142,7 @@ async fn wants_everything(door: &Door) -> Result<Infallible> {
     }
 }
 
-/// Requests, fences, formats, sizes, encodings: each is answered, and the answers are not read.
+/// Sends requests, fences, formats and sizes, and reads no answers.
 async fn asks_without_end(door: &Door) -> Result<Infallible> {
     let mut viewer = Viewer::new(door.enter().await?).await?;
     viewer.encodings(&[&[RAW][..], &EXTENSIONS].concat()).await?;
@@ -156,7 +157,7 @@ async fn asks_without_end(door: &Door) -> Result<Infallible> {
     }
 }
 
-/// Long texts, longer ones, and one that stops in the middle.
+/// Sends long clipboard texts, texts above the limit, and one that stops in the middle.
 async fn copies(door: &Door) -> Result<Infallible> {
     let mut viewer = Viewer::new(door.enter().await?).await?;
     let text = |length: u32| [&[6, 0, 0, 0][..], &length.to_be_bytes()].concat();
@@ -172,7 +173,7 @@ async fn copies(door: &Door) -> Result<Infallible> {
     pending().await
 }
 
-/// Texts of the extended clipboard that are a thousand times longer than they seem.
+/// Sends extended clipboard texts that decompress to a thousand times their length.
 async fn packs_bombs(door: &Door) -> Result<Infallible> {
     let mut viewer = Viewer::new(door.enter().await?).await?;
     viewer.encodings(&[-1_063_131_698]).await?;
@@ -188,7 +189,7 @@ async fn packs_bombs(door: &Door) -> Result<Infallible> {
     }
 }
 
-/// Shift, Control, Alt, and a button of the mouse.
+/// Presses Shift, Control, Alt and a mouse button, and disconnects.
 async fn leaves_with_keys_down(door: &Door) -> Result<Infallible> {
     let mut viewer = Viewer::new(door.enter().await?).await?;
     for key in [0xe1, 0xe3, 0xe9] {
@@ -201,8 +202,7 @@ async fn leaves_with_keys_down(door: &Door) -> Result<Infallible> {
     bail!("and away")
 }
 
-/// HTTP where RFB is spoken, and noise where HTTP is; WebSockets that are none, and whose frames
-/// are all small.
+/// Sends HTTP to the VNC port, and floods the web port with small or invalid WebSocket frames.
 async fn speaks_another_language(kind: usize, door: &Door) -> Result<Infallible> {
     let Some(mut page) = door.page().await? else {
         let mut line = door.enter().await?;
@@ -211,7 +211,8 @@ async fn speaks_another_language(kind: usize, door: &Door) -> Result<Infallible>
         bail!("gone");
     };
     let Door::Web(place) = door else { bail!("no page") };
-    // Pings of no bytes, continuations of nothing, pings that are masked as they should be.
+    // Empty pings, continuations without a start, a frame of enormous length, and HTTP with a path
+    // that leads out of the folder.
     let frame: &[u8] = match kind / 12 % 4 {
         0 => &[0x89, 0x80, 0, 0, 0, 0],
         1 => &[0x00, 0x80, 0, 0, 0, 0],

@@ -1,4 +1,4 @@
-//! The doors of a screen, and lines through them.
+//! Connections to the two ports of a screen: VNC, and the web.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
 pub(crate) type Line = Box<dyn Duplex>;
 
-/// What a line keeps on its way through a WebSocket.
+/// Capacity in bytes of the buffer between a client and its WebSocket.
 const ROOM: usize = 16 << 10;
 
-/// Where clients come in.
+/// Where clients connect.
 #[derive(Clone)]
 pub(crate) enum Door {
     Vnc(PathBuf),
@@ -45,7 +45,7 @@ impl TimeProvider for Then {
 }
 
 impl Door {
-    /// To where RFB begins.
+    /// A connection on which RFB begins.
     pub(crate) async fn enter(&self) -> Result<Line> {
         match self {
             Self::Vnc(_) => self.knock().await,
@@ -56,7 +56,7 @@ impl Door {
         }
     }
 
-    /// The bare line.
+    /// The bare connection.
     pub(crate) async fn knock(&self) -> Result<Line> {
         Ok(match self {
             Self::Vnc(path) => Box::new(UnixStream::connect(path).await?),
@@ -64,7 +64,7 @@ impl Door {
         })
     }
 
-    /// To where HTTP begins; none at the VNC door.
+    /// A connection on which HTTP begins; `None` at the VNC port.
     pub(crate) async fn page(&self) -> Result<Option<Line>> {
         match self {
             Self::Vnc(_) => Ok(None),
@@ -94,7 +94,7 @@ async fn secure(line: Line) -> Result<Line> {
     Ok(Box::new(secure.context("TLS")?))
 }
 
-/// Through a WebSocket. What is not read here is not read there.
+/// A connection through a WebSocket. Frames are not read faster than the client reads.
 async fn socket(mut line: Line, place: &str) -> Result<Line> {
     line.write_all(upgrade(place).as_bytes()).await?;
     line.flush().await?;
@@ -126,12 +126,12 @@ async fn socket(mut line: Line, place: &str) -> Result<Line> {
                 }
             }
         };
-        // Either end is the end.
+        // End both directions when either ends.
         tokio::select! { () = speak => {} () = hear => {} }
     });
     Ok(Box::new(near))
 }
 
-/// For `localhost`.
+/// A certificate for `localhost`.
 pub(crate) const CERTIFICATE: &str = include_str!("../vnc_clients/certificate.pem");
 pub(crate) const KEY: &str = include_str!("../vnc_clients/key.pem");

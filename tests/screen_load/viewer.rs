@@ -1,24 +1,24 @@
-//! A client that does what the protocol says.
+//! A client that follows the protocol.
 
 use anyhow::{Result, ensure};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::line::Line;
 
-/// Encodings: Raw, ZRLE, Tight, and that the end of an update may be told behind it.
+/// Encodings: Raw, ZRLE, Tight, and LastRect, which marks the end of an update.
 pub(crate) const RAW: i32 = 0;
 pub(crate) const ZRLE: i32 = 16;
 pub(crate) const TIGHT: i32 = 7;
 pub(crate) const LAST_RECT: i32 = -224;
 
-/// Somebody who is in.
+/// A client after the handshake.
 pub(crate) struct Viewer {
     pub(crate) line: Line,
     size: [u8; 4],
 }
 
 impl Viewer {
-    /// Comes in.
+    /// Does the handshake.
     pub(crate) async fn new(mut line: Line) -> Result<Self> {
         let mut version = [0; 12];
         line.read_exact(&mut version).await?;
@@ -38,7 +38,7 @@ impl Viewer {
         Ok(Self { line, size })
     }
 
-    /// One that looks as most viewers do.
+    /// A client that requests and reads the picture as most viewers do.
     pub(crate) async fn good(line: Line) -> Result<Self> {
         let mut viewer = Self::new(line).await?;
         viewer.encodings(&[ZRLE, LAST_RECT]).await?;
@@ -53,12 +53,12 @@ impl Viewer {
         Ok(self.line.write_all(&out).await?)
     }
 
-    /// The bytes that ask for all of the picture, or what is new in it.
+    /// A request for the whole picture or, if `incremental`, for its changes.
     pub(crate) fn request(&self, incremental: bool) -> Vec<u8> {
         [&[3, u8::from(incremental), 0, 0, 0, 0][..], &self.size].concat()
     }
 
-    /// Asks, and reads the answer. All of it is ZRLE.
+    /// Requests an update, and reads it. All rectangles must be ZRLE.
     pub(crate) async fn look(&mut self, incremental: bool) -> Result<()> {
         let ask = self.request(incremental);
         self.line.write_all(&ask).await?;

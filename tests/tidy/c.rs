@@ -1,4 +1,4 @@
-//! The same numbers for C and assembly, which no parser of ours reads.
+//! The limits of STYLE.md for C and assembly, which are not parsed.
 use crate::limits::{FILE_LINES, FUNCTION_LINES};
 use crate::tree::{File, Finding, Tree};
 
@@ -20,7 +20,7 @@ pub(crate) fn files(tree: &Tree) -> Vec<Finding> {
 pub(crate) fn functions(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in sources(tree) {
-        // Lines so far of the function that we are in.
+        // Lines of the current function so far.
         let (mut function, mut comment) = (None, false);
         for (line, text) in file.lines() {
             let code = text.trim();

@@ -1,9 +1,9 @@
-//! Who may know whom: the crates, and the few files that see more than one of them.
+//! Dependencies: what each crate may use, and the few files that may use several crates.
 use syn::visit::{self, Visit};
 
 use crate::tree::{File, Finding, Source, Tree};
 
-/// A folder, and the first names of paths that must not stand in it.
+/// A folder, and the crates that its files must not name.
 const STRANGERS: &[(&str, &[&str])] = &[
     ("devices/", &["kvm_ioctls", "kvm_bindings", "kvm", "boot", "jail", "screen", "vmm"]),
     ("devices/host/", &["devices"]),
@@ -14,7 +14,7 @@ const STRANGERS: &[(&str, &[&str])] = &[
     ("container/", &["kvm_ioctls", "kvm_bindings", "boot"]),
 ];
 
-/// How `boot` could touch the world. It takes bytes and gives bytes.
+/// Modules for I/O, which `boot` must not use: it takes bytes and returns bytes.
 const OUTSIDE: &[&str] = &[
     "std::fs",
     "std::net",
@@ -26,11 +26,11 @@ const OUTSIDE: &[&str] = &[
     "rustix",
 ];
 
-/// The files of `vmm` that see both `devices` and `boot`: what was asked for, and the recipe.
+/// The files of `vmm` that may use both `devices` and `boot`: the configuration and the recipe.
 const BOTH: &[&str] = &["vmm/src/config.rs", "vmm/src/machine/"];
 
-/// The crates that `container` knows a part of, and that part: of `vmm` the configuration and the
-/// control socket, of `devices` the configurations that stand in the machine's.
+/// The modules that `container` may use: of `vmm` the configuration and the control socket, of
+/// `devices` the configurations that are part of the machine's.
 const DOORS: &[(&str, &[&str])] = &[
     ("vmm", &["vmm::config", "vmm::control"]),
     (
@@ -46,7 +46,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// A path as it is written, with its `use` groups taken apart.
+/// A path in the source; `use` groups are expanded.
 pub(crate) struct Path {
     pub(crate) text: String,
     pub(crate) line: usize,
@@ -59,7 +59,7 @@ impl Path {
     }
 }
 
-/// Every path of two names or more, also in the arguments of macros, and every `use`.
+/// Collects every path of at least two names, also in macro arguments, and every `use`.
 pub(crate) fn paths(source: &Source) -> Vec<Path> {
     let mut uses = Uses(Vec::new());
     uses.visit_file(&source.syntax);
@@ -95,7 +95,7 @@ fn is_name(text: &str) -> bool {
     text.starts_with(|first: char| first.is_alphabetic() || first == '_')
 }
 
-/// Takes `use` trees apart.
+/// Expands `use` trees.
 struct Uses(Vec<Path>);
 
 impl Uses {
@@ -125,7 +125,7 @@ impl<'ast> Visit<'ast> for Uses {
     }
 }
 
-/// No crate names one that it must not know, nor depends on it.
+/// No crate names or depends on a crate that it must not use.
 pub(crate) fn crates(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (folder, strangers) in STRANGERS {
@@ -148,7 +148,7 @@ pub(crate) fn crates(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The keys of the tables of a manifest whose heading ends so.
+/// The keys of a manifest's tables whose heading ends with `heading`.
 pub(crate) fn dependencies(manifest: &File, heading: &str) -> Vec<(usize, String)> {
     let (mut within, mut found) = (false, Vec::new());
     for (number, line) in manifest.lines() {
@@ -161,7 +161,7 @@ pub(crate) fn dependencies(manifest: &File, heading: &str) -> Vec<(usize, String
     found
 }
 
-/// `boot` is pure: configuration in, bytes and where to put them out.
+/// `boot` is pure: it takes a configuration, and returns bytes and their addresses.
 pub(crate) fn boot_is_pure(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in tree.sources.iter().filter(|source| source.path.starts_with("boot/src/")) {
@@ -176,7 +176,7 @@ pub(crate) fn boot_is_pure(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// `devices` and `boot` meet in the recipe and nowhere else.
+/// Only the recipe uses both `devices` and `boot`.
 pub(crate) fn both(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in tree.sources.iter().filter(|source| source.path.starts_with("vmm/src/")) {
@@ -193,7 +193,7 @@ pub(crate) fn both(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The loop of a vCPU hands accesses to the bus, whatever is behind it.
+/// The loop of a vCPU passes accesses to the bus, and uses nothing else of `devices`.
 pub(crate) fn vcpu_knows_the_bus(tree: &Tree) -> Vec<Finding> {
     let sources = tree.sources.iter().filter(|source| source.path == "vmm/src/vcpu.rs");
     let of = |source: &Source| {
@@ -221,13 +221,13 @@ pub(crate) fn doors(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Every crate takes the one table of lints. The freestanding guest has rules of its own.
+/// Every crate uses the workspace's table of lints. The freestanding guest has its own.
 pub(crate) fn lints(tree: &Tree) -> Vec<Finding> {
     let crates = tree.files.iter().filter(|file| {
         let member = file.text.contains("[package]");
         file.name() == "Cargo.toml" && member
     });
-    // libFuzzer's is a workspace of its own: its compiler is another.
+    // The crate for libFuzzer is a workspace of its own, because it needs another compiler.
     let crates = crates.filter(|file| !file.path.starts_with("tests/fuzz/libfuzzer/"));
     let lacks = crates.filter(|file| !file.text.contains("[lints]\nworkspace = true"));
     lacks.map(|file| Finding::new(&file.path, 1, "no `[lints] workspace = true`")).collect()

@@ -1,4 +1,4 @@
-//! The numbers: how long, how wide, how many (the table in STYLE.md).
+//! The numbers of STYLE.md: limits of length, width and count.
 use std::collections::BTreeSet;
 
 use proc_macro2::LineColumn;
@@ -13,24 +13,24 @@ const METHODS: usize = 7;
 const PARAMETERS: usize = 5;
 const ERROR_VARIANTS: usize = 9;
 const COLUMNS: usize = 100;
-/// Shell has no formatter, and a command line with its options reads best in one piece.
+/// Columns of scripts: there is no formatter, and a command reads best on one line.
 const SCRIPT_COLUMNS: usize = 120;
 const CRATES: usize = 161;
 
-/// The functions that may be longer: the file, the function, its limit. One, by design.
+/// The functions that may be longer: file, function, limit. There is one, by design.
 const LONGER: &[(&str, &str, usize)] = &[("vmm/src/machine/mod.rs", "build", 90)];
 
-/// What the rules want to know of a function.
+/// The properties of a function that the rules check.
 struct Function {
     name: String,
     line: usize,
     parameters: usize,
-    /// Its signature is another's: it implements a trait.
+    /// It implements a trait, which determines its signature.
     bound: bool,
     body: Option<(LineColumn, LineColumn)>,
 }
 
-/// Collects every function of a file, those in functions too.
+/// Collects every function of a file, nested ones too.
 #[derive(Default)]
 struct Functions {
     found: Vec<Function>,
@@ -57,7 +57,7 @@ impl Functions {
         });
     }
 
-    /// Visits what is inside with `bound` set, and restores it.
+    /// Visits the inner items with `bound` set, and restores it.
     fn within(&mut self, bound: bool, visit: impl FnOnce(&mut Self)) {
         let before = std::mem::replace(&mut self.bound, bound);
         visit(self);
@@ -90,7 +90,7 @@ impl<'ast> Visit<'ast> for Functions {
     }
 }
 
-/// Lines with code in the body: comments and blank lines cost nothing, as in clippy's count.
+/// Lines with code in the body. Comments and blank lines do not count, as in clippy.
 pub(crate) fn functions(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in &tree.sources {
@@ -114,7 +114,7 @@ pub(crate) fn functions(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// `self` counts, and who implements a trait has no choice.
+/// Parameters, including `self`. Implementations of traits are exempt: they have no choice.
 pub(crate) fn parameters(tree: &Tree) -> Vec<Finding> {
     let of = |source: &Source| {
         let functions = Functions::of(source).into_iter();
@@ -129,7 +129,7 @@ pub(crate) fn parameters(tree: &Tree) -> Vec<Finding> {
     tree.sources.iter().flat_map(of).collect()
 }
 
-/// Lines of a file without its test module. A test module in a file of its own is free.
+/// Lines of a file without its test module. Test modules in files of their own are exempt.
 pub(crate) fn files(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in &tree.sources {
@@ -143,7 +143,7 @@ pub(crate) fn files(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Structs, traits and error enums: how many parts each has.
+/// The number of parts of structs, traits and error enums.
 struct Parts<'a> {
     source: &'a Source,
     fields: Vec<Finding>,
@@ -191,7 +191,7 @@ impl<'ast> Visit<'ast> for Parts<'_> {
     }
 }
 
-/// `#[repr(C)]`: a specification counted the fields, not we.
+/// Whether it is `#[repr(C)]`: a specification defines its fields.
 fn is_layout(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let words = |meta: &syn::MetaList| meta.tokens.to_string();
@@ -203,7 +203,7 @@ fn is_layout(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Fields of a struct that is no layout of a specification.
+/// Fields of a struct that no specification defines.
 pub(crate) fn fields(tree: &Tree) -> Vec<Finding> {
     tree.sources.iter().flat_map(|source| Parts::of(source).fields).collect()
 }
@@ -213,7 +213,7 @@ pub(crate) fn methods(tree: &Tree) -> Vec<Finding> {
     tree.sources.iter().flat_map(|source| Parts::of(source).methods).collect()
 }
 
-/// Variants of an enum that is called an error.
+/// Variants of an enum whose name ends with `Error`.
 pub(crate) fn variants(tree: &Tree) -> Vec<Finding> {
     tree.sources.iter().flat_map(|source| Parts::of(source).variants).collect()
 }
@@ -238,7 +238,7 @@ pub(crate) fn columns(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Crates that are not ours in `Cargo.lock`; a higher limit needs its reason in `deny.toml`.
+/// Third-party crates in `Cargo.lock`; a higher limit needs a reason in `deny.toml`.
 pub(crate) fn crates(tree: &Tree) -> Vec<Finding> {
     let Some(lock) = tree.file("Cargo.lock") else { return Vec::new() };
     let count = lock.lines().filter(|(_, line)| line.starts_with("source = ")).count();
@@ -246,7 +246,7 @@ pub(crate) fn crates(tree: &Tree) -> Vec<Finding> {
     (count > CRATES).then(|| Finding::new("Cargo.lock", 1, what)).into_iter().collect()
 }
 
-/// The two papers that must stay short enough to be read.
+/// The two documents that must stay short enough to be read.
 pub(crate) fn papers(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, limit) in [("STYLE.md", 150), ("ARCHITECTURE.md", 200)] {

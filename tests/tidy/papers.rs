@@ -1,15 +1,15 @@
-//! Papers and scripts: what they name exists, what is to be run can be.
+//! Documents and scripts: the paths and links in them exist, and scripts are executable.
 use crate::tree::{File, Finding, Tree};
 
-/// A path in a paper starts with one of these, or stands at the top.
+/// A path in a document starts with one of these, or is at the top of the repository.
 const FOLDERS: &[&str] =
     &["vmm", "devices", "boot", "container", "deploy", "docs", "tests", "benches", ".ci"];
 
-/// Folders that are of one machine, and who may name them nevertheless.
+/// Folders of one developer's machine, and the files that may name them nevertheless.
 const MACHINE: &[(&str, &[&str])] = &[
     (concat!("/wo", "rk/"), &[]),
     (concat!("/ho", "me/"), &[]),
-    // The lab builds a root file system, and that has such a folder.
+    // The lab builds a root file system, which contains such a folder.
     (concat!("/ro", "ot/"), &["tests/lab/"]),
 ];
 
@@ -17,7 +17,7 @@ fn papers(tree: &Tree) -> impl Iterator<Item = &File> {
     tree.files.iter().filter(|file| file.path.ends_with(".md"))
 }
 
-/// The lines of a paper that are prose.
+/// The lines of a document outside of code blocks.
 fn prose(file: &File) -> impl Iterator<Item = (usize, &str)> {
     let mut code = false;
     file.lines().filter(move |(_, line)| {
@@ -42,7 +42,7 @@ pub(crate) fn named_paths(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The path that the quoted text is or starts with, if it is one of this repository.
+/// The path at the start of the quoted text, if it looks like one of this repository.
 fn as_path(quoted: &str) -> Option<String> {
     let word = quoted.split_whitespace().next()?;
     // `area: what` is the subject of a commit, `<x>`, `*` and `…` stand for something else.
@@ -58,7 +58,7 @@ fn as_path(quoted: &str) -> Option<String> {
     (top || below).then(|| path.to_owned())
 }
 
-/// `a/{b,c}.rs` is two paths.
+/// Expands `a/{b,c}.rs` to two paths.
 fn alternatives(path: &str) -> Vec<String> {
     let parts = path.split_once('{').and_then(|(before, rest)| {
         rest.split_once('}').map(|(choices, after)| (before, choices, after))
@@ -70,7 +70,7 @@ fn alternatives(path: &str) -> Vec<String> {
         .collect()
 }
 
-/// Every link to a file or a heading of this repository leads there.
+/// The target of every link to a file or a heading of this repository exists.
 pub(crate) fn links(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in papers(tree) {
@@ -111,7 +111,7 @@ fn resolve(from: &str, path: &str) -> String {
     parts.join("/")
 }
 
-/// The anchor that a forge gives to a heading.
+/// The anchor that GitHub makes from a heading.
 fn anchor(line: &str) -> Option<String> {
     let heading = line.strip_prefix('#')?.trim_start_matches('#').trim();
     let kept = |letter: &char| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_');
@@ -119,7 +119,7 @@ fn anchor(line: &str) -> Option<String> {
     Some(letters.map(|letter| if letter == ' ' { '-' } else { letter }).collect())
 }
 
-/// No path of somebody's machine in any file.
+/// No file contains a path of one developer's machine.
 pub(crate) fn machine_paths(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in &tree.files {
@@ -134,14 +134,14 @@ pub(crate) fn machine_paths(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether a path that is found at `at` starts there.
+/// Whether the path found at `at` begins there, and is not the end of a longer one.
 fn starts(line: &str, at: usize) -> bool {
     let before = line[..at].chars().next_back();
     !before.is_some_and(|letter| letter.is_alphanumeric() || "._-~})*".contains(letter))
 }
 
-/// A script has both the first line and the permission. `.sh` is one by its name, unless it says
-/// that it is sourced by others.
+/// A script has both a `#!` line and the permission to execute. A `.sh` file is a script unless its
+/// first line declares that it is sourced.
 pub(crate) fn scripts(tree: &Tree) -> Vec<Finding> {
     let wrong = |file: &&File| {
         let named = file.path.ends_with(".sh") && !file.is_sourced();

@@ -1,11 +1,11 @@
 //! Words and openings that `STYLE.md` (Prose) rules out, in comments and in texts.
 use crate::tree::{Finding, Source, Tree};
 
-/// A sentence of a comment that begins so has no subject that a reader knows.
+/// Openings of sentences without a proper subject.
 const OPENINGS: &[&str] =
     &["What ", "Who ", "Whoever ", "Whose ", "Whom ", "Of ", "So many ", "As many "];
 
-/// Phrases for which the trade has a word.
+/// Phrases for which there is a usual technical word.
 const PHRASES: &[&str] = &[
     "so many",
     "whoever",
@@ -30,7 +30,7 @@ const PHRASES: &[&str] = &[
 /// Files that quote the patterns.
 const QUOTES: &[&str] = &["tests/tidy.rs", "tests/tidy/prose.rs"];
 
-/// Comments and texts of Rust files.
+/// Checks comments and texts of Rust files.
 pub(crate) fn plain(tree: &Tree) -> Vec<Finding> {
     let sources = tree.sources.iter().filter(|it| !QUOTES.contains(&it.path.as_str()));
     sources.flat_map(|source| [comments(source), texts(source)].concat()).collect()

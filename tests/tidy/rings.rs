@@ -1,15 +1,15 @@
-//! No rings: neither of our crates, nor of the modules of one crate.
+//! No dependency cycles between crates, nor between modules of a crate.
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::direction::{dependencies, paths};
 use crate::tree::{Finding, Source, Tree};
 
-/// Edges between our crates from the top to the bottom.
+/// The maximum number of dependency edges from the top crate to the bottom.
 const DEPTH: usize = 3;
 
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
-/// The product's crates depend on each other without rings, at most three deep.
+/// The product's crates depend on each other without cycles, at most three deep.
 pub(crate) fn crates(tree: &Tree) -> Vec<Finding> {
     let is_product = |path: &str| !path.starts_with("tests/") && !path.starts_with("benches/");
     let manifests = tree.files.iter().filter(|file| file.name() == "Cargo.toml");
@@ -43,13 +43,13 @@ fn package(manifest: &str) -> Option<String> {
     Some(package.split_once('"')?.0.to_owned())
 }
 
-/// The edges of the longest way down. There must be no ring.
+/// The length of the longest path. There must be no cycle.
 fn depth(name: &str, edges: &Edges) -> usize {
     let below = edges.get(name).into_iter().flatten();
     below.map(|next| 1 + depth(next, edges)).max().unwrap_or(0)
 }
 
-/// The shortest way from a node back to itself.
+/// The shortest path from a node back to itself.
 fn way_back(start: &str, edges: &Edges) -> Option<Vec<String>> {
     let mut ways = vec![vec![start.to_owned()]];
     let mut seen = BTreeSet::new();
@@ -72,8 +72,8 @@ fn way_back(start: &str, edges: &Edges) -> Option<Vec<String>> {
     None
 }
 
-/// The files of a crate use each other without rings. A folder's own file and those in the folder
-/// are a family: what they use of each other does not count. Nor do tests.
+/// The files of a crate use each other without cycles. Uses within a family, which is a folder's
+/// own file and the files in the folder, do not count. Nor do tests.
 pub(crate) fn modules(tree: &Tree) -> Vec<Finding> {
     let roots: BTreeSet<_> = tree
         .sources
@@ -108,14 +108,14 @@ fn rings(tree: &Tree, root: &str) -> Vec<Finding> {
     findings
 }
 
-/// `a/b.rs` and `a/b/mod.rs` are `a::b`; the root is empty.
+/// The module path of a file: `a::b` for `a/b.rs` and `a/b/mod.rs`; empty for the root.
 fn module(path: &str) -> String {
     let path = path.trim_end_matches(".rs");
     let path = path.strip_suffix("/mod").unwrap_or(path);
     if matches!(path, "lib" | "main") { String::new() } else { path.replace('/', "::") }
 }
 
-/// The other modules that this one names outside of its tests.
+/// The other modules that this module names outside of its tests.
 fn used(name: &str, source: &Source, names: &BTreeSet<String>) -> BTreeSet<String> {
     let product = paths(source).into_iter().filter(|path| !source.in_tests(path.line));
     let others = product.filter_map(|path| target(name, &path.text, names));

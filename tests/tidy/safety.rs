@@ -1,11 +1,11 @@
-//! Where `unsafe` may be, and what must stand above it.
+//! `unsafe`: the files that may use it, and the comments that it needs.
 use syn::visit::{self, Visit};
 
 use crate::tree::{Finding, Source, Tree};
 
-/// The files that may be unsafe, each with the one thing that it keeps safe for the others.
+/// The files that may use `unsafe`, each with the reason.
 ///
-/// Growth of this list is a change of architecture and is reviewed as one.
+/// An addition to this list is a change of the architecture, and is reviewed as one.
 const UNSAFE: &[(&str, &str)] = &[
     ("devices/host/src/disk/device.rs", "the ioctl that gives back room of a block device"),
     ("devices/host/src/disk/uring.rs", "the ring that carries a disk's requests to the kernel"),
@@ -18,14 +18,14 @@ const UNSAFE: &[(&str, &str)] = &[
     ("vmm/jail/src/kernel.rs", "leaving the network, and what a refused call's signal tells"),
 ];
 
-/// Freestanding guest code: it has no process to harm, only the guest that it is.
+/// Freestanding guest code, which can harm only its own guest.
 const GUEST: &str = "vmm/probe/guest/";
 
-/// Crate roots that forbid what the workspace only denies.
+/// Crate roots that forbid `unsafe`, which the workspace only denies.
 const FORBIDDING: &[&str] =
     &["boot/src/lib.rs", "container/src/lib.rs", "container/src/main.rs", "tests/src/lib.rs"];
 
-/// The keyword stands in no other file; a file that no longer needs it leaves the list.
+/// No unlisted file contains `unsafe`, and no listed file is without it.
 pub(crate) fn listed(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in tree.sources.iter().filter(|source| !source.path.starts_with(GUEST)) {
@@ -73,7 +73,8 @@ pub(crate) fn reasons(tree: &Tree) -> Vec<Finding> {
     tree.sources.iter().flat_map(of).collect()
 }
 
-/// Looks up from the line to the blank line, the brace or the statement's end before it.
+/// Whether there is a `SAFETY` comment between the line and the blank line, brace or end of a
+/// statement before it.
 fn explained(source: &Source, line: usize) -> bool {
     let lines: Vec<&str> = source.text.lines().take(line).map(str::trim).collect();
     if lines.last().is_some_and(|line| line.contains("SAFETY:")) {

@@ -1,11 +1,11 @@
-//! The table of suites (`tests/suites`), from which `./test` works.
+//! The table of suites (`tests/suites`), which `./test` reads.
 use std::collections::BTreeMap;
 
 use crate::tree::{File, Finding, Tree};
 
 const TABLE: &str = "tests/suites";
 
-/// Every integration test is in the table with what it needs, and the table names nothing else.
+/// The table lists every integration test with its needs, and nothing else.
 pub(crate) fn listed(tree: &Tree) -> Vec<Finding> {
     let Some(table) = tree.file(TABLE) else { return Vec::new() };
     let mut targets: BTreeMap<&str, &File> =
@@ -36,7 +36,7 @@ pub(crate) fn listed(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The name of the integration test that this file begins, as cargo has it.
+/// Cargo's name of the integration test whose root this file is.
 fn target(file: &File) -> Option<&str> {
     let (folder, name) = file.path.rsplit_once('/')?;
     let name = name.strip_suffix(".rs")?;

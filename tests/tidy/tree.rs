@@ -1,4 +1,4 @@
-//! The tree that the rules look at: its files, and the Rust ones parsed.
+//! The files of the repository, with the Rust files parsed, for the rules.
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use proc_macro2::{Delimiter, LineColumn, Span, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// What a rule found: printed as `path:line: what, the limit, the value`.
+/// A violation of a rule, printed as `path:line: what, the limit, the value`.
 #[derive(Clone)]
 pub(crate) struct Finding {
     path: String,
@@ -32,7 +32,7 @@ impl fmt::Display for Finding {
 /// A file of the repository.
 #[derive(Clone)]
 pub(crate) struct File {
-    /// From the top, with `/`.
+    /// Relative to the top of the repository, with `/`.
     pub(crate) path: String,
     /// Empty for a file that is not UTF-8.
     pub(crate) text: String,
@@ -59,17 +59,17 @@ impl File {
         self.text.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
-    /// Whether it is to be run: it says so in its first line (`#![` is Rust's).
+    /// Whether its first line is a `#!` line (`#![` is Rust).
     pub(crate) fn is_script(&self) -> bool {
         self.text.starts_with("#!") && !self.text.starts_with("#![")
     }
 
-    /// Whether it is C, or assembly beside it.
+    /// Whether it is C or assembly.
     pub(crate) fn is_c(&self) -> bool {
         [".c", ".h", ".S"].iter().any(|ending| self.path.ends_with(ending))
     }
 
-    /// Whether it is a part of scripts: its first line tells the shell it is written for.
+    /// Whether scripts source it: its first line names the shell for shellcheck.
     pub(crate) fn is_sourced(&self) -> bool {
         self.text.starts_with("# shellcheck shell=")
     }
@@ -81,11 +81,11 @@ pub(crate) struct Source {
     pub(crate) text: String,
     pub(crate) tokens: Vec<Token>,
     pub(crate) syntax: syn::File,
-    /// The lines of what is compiled for tests alone.
+    /// The lines of items that are compiled only for tests.
     tests: Vec<RangeInclusive<usize>>,
 }
 
-/// A token with its place. A group is its opening and its closing token.
+/// A token with its line. A group becomes its opening and its closing token.
 pub(crate) struct Token {
     pub(crate) text: String,
     pub(crate) start: LineColumn,
@@ -122,7 +122,7 @@ impl Source {
         Finding::new(&self.path, line, what)
     }
 
-    /// Where the tokens stand one after another: the index of the first.
+    /// The index of the first of these tokens, where they follow one another.
     pub(crate) fn sequences<'a>(&'a self, wanted: &'a [&str]) -> impl Iterator<Item = usize> + 'a {
         let matches = move |window: &[Token]| {
             window.iter().zip(wanted).all(|(token, wanted)| token.is(wanted))
@@ -174,7 +174,7 @@ impl<'ast> Visit<'ast> for Tests {
     }
 }
 
-/// The files, the parsed ones, and what could not be parsed.
+/// All files, the parsed ones, and the parser's errors.
 pub(crate) struct Tree {
     pub(crate) files: Vec<File>,
     pub(crate) sources: Vec<Source>,
@@ -194,7 +194,7 @@ impl Tree {
         Self { files, sources, unparsed }
     }
 
-    /// This repository: what git tracks and what it would, so that a new file is seen at once.
+    /// This repository: tracked files, and untracked ones that are not ignored.
     pub(crate) fn here() -> Self {
         let top = top();
         let files = listed(&top).into_iter().filter_map(|path| {
@@ -213,7 +213,7 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Whether there is such a file or folder.
+    /// Whether a file or folder has this path.
     pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         let within = |file: &File| {
@@ -230,7 +230,7 @@ pub(crate) fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The paths of all files; where there is no git (a source archive) all but what a build leaves.
+/// The paths of all files. Without git (a source archive), all but the output of builds.
 fn listed(top: &Path) -> Vec<String> {
     let mut git = Command::new("git");
     git.arg("-C").arg(top).args(["-c", "safe.directory=*", "ls-files", "-z"]);

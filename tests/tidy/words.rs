@@ -1,10 +1,10 @@
-//! What must not be written, and what must: attributes, markers, output, names, doc comments.
+//! Forbidden and required words: attributes, markers, output, names, doc comments.
 use syn::Visibility;
 use syn::visit::{self, Visit};
 
 use crate::tree::{File, Finding, Source, Tree};
 
-/// Where standard output belongs: a command's answer, a test's, a benchmark's, a build script's.
+/// Files that may print to standard output: commands, tests, benchmarks and build scripts.
 const PRINTERS: &[&str] = &[
     "vmm/src/main.rs",
     "vmm/src/cli.rs",
@@ -15,18 +15,18 @@ const PRINTERS: &[&str] = &[
     "benches/",
 ];
 
-/// Names that say nothing of the thing.
+/// Names that say nothing.
 const EMPTY_NAMES: &[&str] =
     &["manager", "handler", "helper", "helpers", "util", "utils", "common", "base", "core", "misc"];
 
-/// Where the words of a skip may stand: where they are written and counted, and benchmarks.
+/// Files that may contain the words of a skip: those that print or count them, and benchmarks.
 const SPEAKS_OF_SKIPS: &[&str] =
     &["tests/skip/", "tests/src/tally.rs", "tests/tidy.rs", "tests/tidy/", "benches/"];
 
-/// Files that name the markers because they forbid them.
+/// Files that contain the markers because they forbid them.
 const NAMES_MARKERS: &[&str] = &["STYLE.md", "tests/tidy.rs", "tests/tidy/"];
 
-/// `#[allow]`, in every form: an `expect` with a reason goes away with what it excuses.
+/// No `#[allow]` in any form: an `expect` with a reason is reported once it is unnecessary.
 pub(crate) fn allow(tree: &Tree) -> Vec<Finding> {
     each(tree, |source| {
         let outer = source.sequences(&["#", "[", "allow", "("]);
@@ -41,7 +41,7 @@ pub(crate) fn allow(tree: &Tree) -> Vec<Finding> {
     })
 }
 
-/// `#[ignore]`: a test that cannot run here says so when it runs.
+/// No `#[ignore]`: a test that cannot run on a host reports that when it runs.
 pub(crate) fn ignore(tree: &Tree) -> Vec<Finding> {
     each(tree, |source| {
         let lines = Attributes::of(source, |attribute| attribute.path().is_ident("ignore"));
@@ -65,7 +65,7 @@ pub(crate) fn skips(tree: &Tree) -> Vec<Finding> {
     })
 }
 
-/// `cfg(feature)` in code.
+/// No `cfg(feature)` in code.
 pub(crate) fn cfg_feature(tree: &Tree) -> Vec<Finding> {
     each(tree, |source| {
         let mut lines = Attributes::of(source, |attribute| {
@@ -79,7 +79,7 @@ pub(crate) fn cfg_feature(tree: &Tree) -> Vec<Finding> {
     })
 }
 
-/// `[features]` in a manifest.
+/// No `[features]` in a manifest.
 pub(crate) fn features(tree: &Tree) -> Vec<Finding> {
     let manifests = tree.files.iter().filter(|file| file.name() == "Cargo.toml");
     let features = |file: &File| {
@@ -91,7 +91,7 @@ pub(crate) fn features(tree: &Tree) -> Vec<Finding> {
     manifests.flat_map(features).collect()
 }
 
-/// Work that is written down in the code instead of in an issue.
+/// No markers of unfinished work: they belong in an issue.
 pub(crate) fn todo(tree: &Tree) -> Vec<Finding> {
     let mut findings = each(tree, |source| {
         let todo = source.sequences(&["todo", "!"]);
@@ -112,7 +112,7 @@ pub(crate) fn todo(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Standard output is the answer of a command; everything else is a log event.
+/// Standard output carries the answer of a command; everything else is logged.
 pub(crate) fn println(tree: &Tree) -> Vec<Finding> {
     each(tree, |source| {
         let printer = PRINTERS.iter().any(|path| source.path.starts_with(path));
@@ -125,7 +125,7 @@ pub(crate) fn println(tree: &Tree) -> Vec<Finding> {
     })
 }
 
-/// Folders, files and modules are called what they are.
+/// Folders, files and modules have names that say what they are.
 pub(crate) fn names(tree: &Tree) -> Vec<Finding> {
     let empty = |name: &str| {
         let mut words = name.split(['_', '-', '.', '/']);
@@ -147,7 +147,7 @@ pub(crate) fn names(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// A doc comment at the head of every file, and on everything that is public.
+/// Every file and every public item has a doc comment.
 pub(crate) fn docs(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in &tree.sources {
@@ -165,7 +165,7 @@ fn has_docs(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| attribute.path().is_ident("doc"))
 }
 
-/// Finds what is `pub` and has no doc comment.
+/// Finds `pub` items without a doc comment.
 struct Public<'a> {
     source: &'a Source,
     findings: Vec<Finding>,
@@ -180,7 +180,7 @@ impl Public<'_> {
         }
     }
 
-    /// The attributes and the name of an item that is public and has them.
+    /// The attributes and the name of a public item.
     fn item(item: &syn::Item) -> Option<(&[syn::Attribute], &syn::Ident)> {
         let (visibility, attributes, name) = match item {
             syn::Item::Const(item) => (&item.vis, &item.attrs, &item.ident),
@@ -235,7 +235,7 @@ impl<'ast> Visit<'ast> for Public<'_> {
     }
 }
 
-/// Collects the lines of the attributes that `wanted` picks.
+/// Collects the lines of the attributes for which `wanted` is true.
 struct Attributes<F> {
     wanted: F,
     lines: Vec<usize>,
@@ -257,7 +257,7 @@ impl<'ast, F: Fn(&syn::Attribute) -> bool> Visit<'ast> for Attributes<F> {
     }
 }
 
-/// One finding for every line that `rule` names, with its one sentence.
+/// One finding with the rule's sentence for every line that `rule` returns.
 fn each(tree: &Tree, rule: impl Fn(&Source) -> (Vec<usize>, &'static str)) -> Vec<Finding> {
     let findings = |source: &Source| {
         let (lines, what) = rule(source);

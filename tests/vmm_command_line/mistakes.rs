@@ -1,4 +1,4 @@
-//! Words, files and combinations that make no sense.
+//! Mistakes on the command line and in files: each is refused with one sentence.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use transom_tests::program::{not_run, not_run_in_part};
 
 use crate::{FAILED, NO_KVM, USAGE, refusal};
 
-/// The words, the status, and what the sentence must name.
+/// The arguments, the exit status, and texts that the error must contain.
 type Mistake = (&'static [&'static str], i32, &'static [&'static str]);
 
 const WORDS: &[Mistake] = &[
@@ -208,7 +208,7 @@ fn refuses_firmware_and_variable_stores_that_are_none() {
     ] {
         let said = refusal(folder.path(), &["run", "--firmware", code], FAILED);
         assert!(said.contains(code) && said.contains(what), "{said}");
-        // The blank image, being no firmware, is no store either.
+        // The blank image is neither firmware nor a variable store.
         let words = ["run", "--firmware", "code.fd", "--vars", code];
         let said = refusal(folder.path(), &words, FAILED);
         let what = if code == "blank.fd" { "not a variable store" } else { what };
@@ -223,7 +223,7 @@ fn refuses_firmware_and_variable_stores_that_are_none() {
 fn refuses_kernels_and_initrds_that_are_none() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
-    // A bzImage as its header tells, but for the 1 MiB that should follow.
+    // A bzImage whose header announces 1 MiB, which is missing.
     let mut cut = vec![0; 1536];
     cut[0x1f1] = 1;
     for (at, bytes) in [
@@ -261,7 +261,7 @@ fn refuses_kernels_and_initrds_that_are_none() {
     }
 }
 
-/// What a user may take for a disk: its name, what is in it, and what the sentence must say.
+/// A file that a user may take for a disk: name, content, and texts that the error must contain.
 type Wrong = (&'static str, &'static [u8], &'static [&'static str]);
 
 const NO_DISKS: &[Wrong] = &[
@@ -347,7 +347,7 @@ fn refuses_a_control_path_that_cannot_be_its_own() {
         let said = refusal(folder.path(), &["run", "--serial", &serial], FAILED);
         assert!(said.contains(control) && said.contains(what), "{said}");
     }
-    // A machine that is refused for another reason takes its socket away again.
+    // A machine that is refused for another reason removes its socket.
     let words = ["run", "--control", "mine", "--kernel", "gone"];
     refusal(folder.path(), &words, FAILED);
     let words = ["run", "--control", "mine", "--firmware", "gone"];
@@ -383,7 +383,7 @@ fn says_when_this_host_only_emulates_kernels() {
     }
 }
 
-/// A certificate, its key, and what is neither.
+/// A certificate, its key, and keys that do not fit.
 const CERTIFICATE: &str = include_str!("../vnc_clients/certificate.pem");
 const KEY: &str = include_str!("../vnc_clients/key.pem");
 const OTHER_KEY: &str = include_str!("../vnc_clients/other-key.pem");

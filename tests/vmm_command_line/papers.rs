@@ -1,4 +1,4 @@
-//! Help and reference: nothing is missing, and the checked-in copy is what the program prints.
+//! Help and reference: both are complete, and `docs/reference.md` equals the program's output.
 
 use std::path::Path;
 use std::process::Command;
@@ -58,7 +58,7 @@ fn the_reference_is_what_the_program_prints() {
     }
 }
 
-/// serde names the fields that there are when it meets one that is not.
+/// For an unknown field, serde's error lists the known ones.
 #[test]
 fn the_reference_has_every_field_of_every_device() {
     let printed = help(&["help", "reference"]);
@@ -85,7 +85,7 @@ fn the_log_is_as_talkative_as_it_is_told() {
         not_run("the_log_is_as_talkative_as_it_is_told", "there is no usable /dev/kvm");
         return;
     }
-    // An accelerator of unknown registers: what the guest reads there is worth a word.
+    // The guest and the control client reset the machine; resets are logged at level info.
     let said = |level: &str, format: &str| {
         let mut command = Command::new(vmm());
         command.args(["run", "--cmdline", "then=reset torture=1,1"]).args(["--control", "c"]);

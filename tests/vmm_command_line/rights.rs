@@ -1,4 +1,4 @@
-//! What this user, or this place, may not do.
+//! Missing rights: no /dev/kvm, no right to open it, read-only files, and locked files.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use transom_tests::program::{Running, finish, not_run, vmm};
 
 use crate::{FAILED, NO_KVM, listing, one_line};
 
-/// Whether we may hide devices and become somebody else.
+/// Whether this test may hide devices and change its user.
 fn may_change_the_world(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     let tries = Command::new("unshare").args(["--mount", "true"]).output();
@@ -23,7 +23,7 @@ fn may_change_the_world(test: &str) -> bool {
     false
 }
 
-/// A folder that everybody may look into, with a copy of the program.
+/// A folder that every user may enter, with a copy of the program.
 fn open_folder() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("its owner");
@@ -48,7 +48,7 @@ fn says_how_to_get_kvm_where_there_is_none() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    // An empty folder over /dev: nothing of it is seen, but what the program has open.
+    // With an empty folder over /dev, the program reaches only files that it has open.
     let hide = "mount -t tmpfs none /dev && exec \"$1\"";
     let script = format!("{hide} run --control c < /proc/version");
     let said = in_a_world_of_its_own(&script, folder.path(), NO_KVM);
@@ -62,7 +62,7 @@ fn says_how_to_get_kvm_where_there_is_none() {
     let ended = finish(&mut doctor).expect("unshare");
     assert_eq!((ended.status, ended.stderr.as_str()), (NO_KVM, ""));
     assert!(ended.stdout.contains("/dev/kvm does not exist"), "{}", ended.stdout);
-    // Something that is there, and is no KVM.
+    // A device that is not KVM.
     let script = "mount --bind /dev/null /dev/kvm && exec \"$1\" run";
     if Path::new("/dev/kvm").exists() {
         let said = in_a_world_of_its_own(script, folder.path(), NO_KVM);
@@ -76,7 +76,7 @@ fn says_how_to_get_the_right_to_use_kvm() {
         return;
     }
     let (folder, program) = open_folder();
-    // In the place of /dev/kvm, or over it, something that its owner alone may open.
+    // In the place of /dev/kvm, a file that only its owner may open.
     let script = "mount -t tmpfs none /dev && touch /dev/kvm && chmod 600 /dev/kvm && \
                   exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$1\" run \
                   < /proc/version";
@@ -121,9 +121,9 @@ fn says_who_holds_a_variable_store() {
     for part in ["vars.fd is in use by", &pid, "vmm"] {
         assert!(said.contains(part), "{said}");
     }
-    // The lock goes with its holder, however that ends.
+    // The lock ends with its holder, however the holder ends.
     drop(holder);
     let path = folder.path().join("vars.fd");
     let file = File::options().read(true).write(true).open(&path).expect("a file");
-    lock::exclusive(&file, &path).expect("nobody holds it");
+    lock::exclusive(&file, &path).expect("the lock is free");
 }

@@ -1,4 +1,4 @@
-//! Who may have which disk at the same time, and disks of which a part is missing.
+//! Disks that several machines open at the same time, and images of which a part is missing.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use transom_tests::program::{Running, not_run, vmm};
 
 use crate::{FAILED, refusal};
 
-/// A loop device on a file, for as long as this lives.
+/// A loop device on a file; dropping it detaches the device.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -27,7 +27,8 @@ impl Drop for Loop {
     }
 }
 
-/// A folder with `disk.img`, `disk.qcow2`, `base.img`, and `one.qcow2` and `two.qcow2` on it.
+/// A folder with `disk.img`, `disk.qcow2`, `base.img`, and `one.qcow2` and `two.qcow2`, whose
+/// backing file is `base.img`.
 fn disks() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
@@ -42,7 +43,7 @@ fn disks() -> TempDir {
     folder
 }
 
-/// A machine that runs, with these disks.
+/// Starts a machine with these disks.
 fn machine(folder: &Path, disks: &[&str]) -> Running {
     let mut command = Command::new(vmm());
     command.args(["run", "--cmdline", "checks=none then=halt"]).current_dir(folder);
@@ -54,7 +55,7 @@ fn machine(folder: &Path, disks: &[&str]) -> Running {
     machine
 }
 
-/// What a machine with these disks is told when it must not have them.
+/// The error of a machine that must not open these disks.
 fn refused(folder: &Path, disks: &[&str]) -> String {
     let mut words = vec!["run", "--control", "c"];
     for disk in disks {
@@ -67,7 +68,7 @@ fn has(machine: &Running, disk: &str) -> String {
     format!("{disk} is in use by process {} (vmm)", machine.pid().as_raw_nonzero())
 }
 
-/// Whether there is a KVM for the machine that is first; says so if not.
+/// Whether this host has a KVM for the first machine; otherwise the test is reported as not run.
 fn runs_here(test: &str) -> bool {
     let here = vmm::kvm::Situation::of_this_host() != vmm::kvm::Situation::None;
     if !here {
@@ -213,7 +214,7 @@ fn block_devices_are_refused_as_files_are() {
         return not_run(test, "loop devices need root and /dev/loop-control");
     };
     let name = device.0.display().to_string();
-    // Another container has another node of the device.
+    // A second node of the same device, as in another container.
     let numbers = fs::read_to_string(format!("/sys/block/{}/dev", &name["/dev/".len()..]));
     let numbers = numbers.expect("its numbers");
     let numbers: Vec<_> = numbers.trim().split(':').collect();
@@ -238,7 +239,7 @@ fn block_devices_are_refused_as_files_are() {
     let said = refused(folder.path(), &[&twice]);
     assert!(readers.iter().any(|it| said.contains(&has(it, &name))), "{said}");
     drop(readers);
-    // What the host has mounted is not for a guest.
+    // A device that the host has mounted is refused.
     let make = Command::new("mkfs.ext2").arg("-q").arg(&device.0).status();
     fs::create_dir(path("mounted")).expect("a folder");
     let script = "mount \"$1\" mounted && exec \"$2\" run --device \"nvme,path=$1\"";

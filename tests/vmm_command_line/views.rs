@@ -1,4 +1,4 @@
-//! `inspect` and `doctor`: the table and the JSON are one machine, and one host.
+//! `inspect` and `doctor`: the table and the JSON describe the same machine, and the same host.
 
 use serde_json::Value;
 use transom_tests::program::{Ended, not_run, run_in};
@@ -21,7 +21,8 @@ fn inspect(words: &[&str]) -> Option<(String, Value)> {
     Some((table.stdout, facts))
 }
 
-/// All texts and numbers of a value, however deep; not the keys, which are headings in the table.
+/// Collects all texts and numbers of a value at any depth, without the keys, which are headings in
+/// the table.
 fn leaves(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| leaves(item, found)),
@@ -63,7 +64,7 @@ fn inspect_shows_what_was_asked_for() {
     let memory = facts["memory"].as_array().expect("a list");
     let usable = memory.iter().filter(|range| range["kind"] == "ram" || range["kind"] == "usable");
     let bytes: u64 = usable.map(|range| number(&range["end"]) + 1 - number(&range["start"])).sum();
-    // A few KiB below 1 MiB, and four pages of KVM's, are taken out of it at most.
+    // Less than 1 MiB is missing: a few KiB below 1 MiB, and four pages that KVM uses.
     assert!((5 << 30) - bytes < 1 << 20, "{bytes:#x} of {memory:?}");
     let ids: Vec<_> =
         facts["processors"].as_array().expect("a list").iter().map(|it| &it["apic-id"]).collect();

@@ -1,4 +1,5 @@
-//! A client that is a program: it answers each line with a line, and shows what it sees.
+//! A client in a process of its own: it answers each request line with a line, and saves the
+//! picture that it shows.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
@@ -15,10 +16,10 @@ use crate::hands::{Client, Hand};
 use crate::machine::{Machine, until};
 use crate::picture::{self, Near};
 
-/// What is said of a pointer that cannot be seen.
+/// The answer for an invisible pointer: 1 by 1 pixels, none of them visible.
 pub(crate) const NO_POINTER: &str = "cursor 1 1 0";
 
-/// A program that is connected, and ends when this is dropped.
+/// A connected program; dropping it ends the program.
 pub(crate) struct Eye {
     child: Child,
     orders: ChildStdin,
@@ -27,7 +28,7 @@ pub(crate) struct Eye {
 }
 
 impl Eye {
-    /// Starts it, and waits until it is let in.
+    /// Starts the program, and waits until it is connected.
     pub(crate) fn open(command: &mut Command) -> Result<Self> {
         let what = format!("{command:?}");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -44,16 +45,16 @@ impl Eye {
         Ok(eye)
     }
 
-    /// Starts one that must not be let in; what it says of that.
+    /// Starts a program that must be refused; returns its output.
     pub(crate) fn refused(command: &mut Command) -> Result<String> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
-        // It ends by itself, not because nobody asks it for anything.
+        // Its input stays open, so that it ends only because of the refusal.
         let orders = child.stdin.take();
         let output = child.wait_with_output()?;
         drop(orders);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        ensure!(!said.contains("connected"), "{command:?} came in");
+        ensure!(!said.contains("connected"), "{command:?} was let in");
         Ok(said + &String::from_utf8_lossy(&output.stderr))
     }
 
@@ -66,16 +67,16 @@ impl Eye {
         if let Some(mut errors) = self.child.stderr.take() {
             errors.read_to_string(&mut said).ok();
         }
-        bail!("{} says nothing more; its errors: {said}", self.what);
+        bail!("{} does not answer; its errors: {said}", self.what);
     }
 
-    /// Has it do something.
+    /// Sends a request; returns the answer.
     pub(crate) fn ask(&mut self, request: &str) -> Result<String> {
         writeln!(self.orders, "{request}").and_then(|()| self.orders.flush()).ok();
         self.hear().with_context(|| request.to_owned())
     }
 
-    /// Waits until it shows what is on the display.
+    /// Waits until it shows the machine's picture.
     pub(crate) fn settle(&mut self, machine: &mut Machine, near: Near) -> Result<Picture> {
         settle(machine, near, |machine| self.picture(machine)).with_context(|| self.what.clone())
     }
@@ -112,7 +113,7 @@ impl Drop for Eye {
     }
 }
 
-/// Waits until a client shows what is on the display.
+/// Waits until a client shows the machine's picture.
 pub(crate) fn settle(
     machine: &mut Machine,
     near: Near,
@@ -128,16 +129,16 @@ pub(crate) fn settle(
         }
         Ok(None)
     });
-    found.with_context(|| last.map_or_else(|| "it shows nothing".into(), |it| it.to_string()))
+    found.with_context(|| last.map_or_else(|| "it shows no picture".into(), |it| it.to_string()))
 }
 
-/// Has the guest draw for a while, in small parts of its page.
+/// Types a text, so that the guest draws small parts of its page for a while.
 pub(crate) fn stir(machine: &mut Machine) -> Result<()> {
     let text = "The quick brown fox 12345".into();
     machine.ask(&control::Command::Type { text }).map(|_| ())
 }
 
-/// Whether a program is there that ends well with these words.
+/// Whether a program exists and succeeds with these arguments.
 pub(crate) fn is_here(program: impl AsRef<Path>, words: &[&str]) -> bool {
     let mut command = Command::new(program.as_ref());
     command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -1,7 +1,7 @@
-"""A viewer of gtk-vnc's library for the tests: it shows its picture when it is asked to.
+"""A viewer for the tests, made with gtk-vnc's library: it saves its picture on request.
 
-Words and requests are those of libvnc.c, but for this: ENCODINGS are numbers, QUALITY and
-COMPRESSION are among them, and SECURITY is the number of a type, or TYPE.SUBTYPE.
+Arguments and requests are those of libvnc.c, with these differences: ENCODINGS are numbers, which
+include QUALITY and COMPRESSION, and SECURITY is the number of a type, or TYPE.SUBTYPE.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ gi.require_version("GVnc", "1.0")
 from gi.repository import GLib, GObject, GVnc  # noqa: E402
 
 LITTLE, BIG = 1234, 4321
-# Where places are ways: no way at all.
+# No movement, where pointer events are relative.
 STILL = 0x7FFF
 CREDENTIALS = {0: "VNC_PASSWORD", 1: "VNC_USER", 2: "VNC_CLIENT"}
 
@@ -111,7 +111,7 @@ class Viewer:
         line.framebuffer_update_request(False, 0, 0, width, height)
 
     def updated(self, line, x, y, width, height):
-        # It comes once for each rectangle, and one question is enough for all of an update.
+        # This is called for each rectangle; one request is enough for a whole update.
         line.framebuffer_update_request(True, 0, 0, *self.size)
 
     def pointed(self, line, cursor):
@@ -132,7 +132,7 @@ class Viewer:
             it = self.cursor
             if it is not None:
                 count = it.get_width() * it.get_height()
-                # Four bytes of each, the last of which says how much it can be seen.
+                # Each pixel has four bytes; the last is its opacity.
                 pixels = ctypes.string_at(it.props.data, 4 * count)
                 seen = sum(alpha != 0 for alpha in pixels[3::4])
                 print("cursor", it.get_width(), it.get_height(), seen, flush=True)

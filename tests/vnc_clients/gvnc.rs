@@ -1,5 +1,5 @@
-//! gtk-vnc: its library in each encoding, format and kind of security that it has, and its
-//! `gvnccapture` as it is.
+//! gtk-vnc: its library in each encoding, format and security type that it has, and its program
+//! `gvnccapture`.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -17,7 +17,7 @@ use crate::machine::Machine;
 use crate::picture::Near;
 use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, can, text_file};
 
-/// The numbers of the encodings that it has, and what we call them.
+/// Its encodings: the number, and our name.
 const ENCODINGS: [(i32, &str); 4] = [(0, "raw"), (2, "rre"), (5, "hextile"), (16, "zrle")];
 /// DesktopSize, ExtendedDesktopSize, LastRect, DesktopName, LED State, Pointer Motion Change,
 /// Cursor.
@@ -100,7 +100,7 @@ fn gtk_vnc_comes_in_with_a_password_and_trusts_no_stranger() -> Result<()> {
     eye.settle(&mut machine, Near::Same)?;
     ensure!(machine.viewer()?["security"] == "vnc");
     Eye::refused(command.env("VNC_PASSWORD", "Secret"))?;
-    // It takes the certificates alone that are in a place of its user's.
+    // It trusts only certificates in its user's folder, where ours is missing.
     let tls = format!(",tls-cert={},tls-key={}", file("c", CERTIFICATE)?, file("k", KEY)?);
     let machine = Machine::at_a_port(PATTERN, "1280x800", &(tls + &password))?;
     for kind in ["19.261", "19.262"] {
@@ -143,7 +143,7 @@ fn gvnccapture_writes_the_same_picture() -> Result<()> {
     Ok(())
 }
 
-/// A PNG file, with three or four bytes of a pixel.
+/// Reads a PNG file with three or four bytes per pixel.
 fn png_file(path: &Path) -> Result<Picture> {
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let mut reader = png::Decoder::new(BufReader::new(file)).read_info()?;

@@ -1,4 +1,4 @@
-//! What a person does at a client, and how it is found on the probe's page.
+//! Keyboard and mouse actions at a client, and their effects on the probe's page.
 
 use anyhow::{Context, Result};
 use transom_tests::print::{PAGES, Picture, Print, find};
@@ -8,35 +8,36 @@ use crate::eye::{settle, stir};
 use crate::machine::{Machine, until};
 use crate::picture::Near;
 
-/// A client that shows the machine, and has hands.
+/// A client that shows the machine and sends keys and pointer.
 pub(crate) trait Client {
-    /// What it shows now.
+    /// The picture that it shows now.
     fn picture(&mut self, machine: &Machine) -> Result<Picture>;
-    /// It does that.
+    /// Sends a key or the pointer.
     fn send(&mut self, what: Hand) -> Result<()>;
-    /// It wishes the guest's display to be as large.
+    /// Requests this size of the guest's display.
     fn ask_for(&mut self, width: u16, height: u16) -> Result<()>;
 }
 
-/// Something that a client shall send.
+/// An action that a client sends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hand {
-    /// A key, by its symbol, pressed and let go.
+    /// A key, by its X symbol: pressed and released.
     Key(u32),
-    /// The pointer: its place, and the buttons as the protocol numbers them.
+    /// The pointer: x, y, and the button mask of the protocol.
     Pointer(u16, u16, u8),
 }
 
-/// The symbols of X, Y, 1 and F5.
+/// The X symbols of x, y, 1 and F5.
 const WORD: [u32; 4] = [0x78, 0x79, 0x31, 0xffc2];
 
-/// Has a client type and point, and reads from the page that it arrived. Nobody has pointed before.
+/// Types and points at a client, and checks the effects on the page. The mouse must not have moved
+/// before.
 fn hands(client: &mut dyn Client, machine: &mut Machine) -> Result<()> {
     says(machine, "Keys", "type something")?;
     WORD.iter().try_for_each(|symbol| client.send(Hand::Key(*symbol)))?;
     says(machine, "Text", "xy1")?;
     says(machine, "Keys", "X Y 1 F5")?;
-    // The mouse begins in the corner. Its packets take it no further than 255 pixels at once.
+    // The mouse begins in the corner. Each of its packets moves it at most 255 pixels.
     client.send(Hand::Pointer(400, 300, 0))?;
     says(machine, "Mouse", "at 400, 300 ")?;
     client.send(Hand::Pointer(600, 90, 1))?;
@@ -44,9 +45,9 @@ fn hands(client: &mut dyn Client, machine: &mut Machine) -> Result<()> {
     client.send(Hand::Pointer(600, 90, 0))
 }
 
-/// A client shows what there is, its hands arrive, it shows what is drawn then, and what there is
-/// when the guest took the size that it asked for, if it can. The machine shows its page, and to
-/// nobody before.
+/// Checks that a client shows the page, that its keys and pointer arrive, that it shows the changes
+/// and, if `wish` is given, that the guest takes the requested size. The machine must show its page
+/// and must not have had a client before.
 pub(crate) fn follows(
     client: &mut dyn Client,
     machine: &mut Machine,
@@ -59,8 +60,8 @@ pub(crate) fn follows(
     settle(machine, near, |machine| client.picture(machine))?;
     let Some((width, height)) = wish else { return Ok(()) };
     client.ask_for(width, height)?;
-    // As it does when it starts again.
-    until("the wish arrives", || {
+    // The guest takes the size when it starts again.
+    until("a display of the requested size", || {
         machine.reset()?;
         let status = machine.ask(&Command::Status)?;
         Ok((status["display"]["mode"] == format!("{width}x{height}")).then_some(()))
@@ -68,10 +69,10 @@ pub(crate) fn follows(
     settle(machine, near, |machine| client.picture(machine)).map(drop)
 }
 
-/// Rows of the page's last panel, which shows them.
+/// Rows of the page's last panel, which shows the input.
 const ROWS: usize = 4;
 
-/// Waits until the page says that after a label.
+/// Waits until the page shows `text` after `label`.
 pub(crate) fn says(machine: &mut Machine, label: &str, text: &str) -> Result<()> {
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") + " ";
     until(&format!("{label} {text}"), || {
@@ -79,7 +80,7 @@ pub(crate) fn says(machine: &mut Machine, label: &str, text: &str) -> Result<()>
         let height = picture.pixels.len() / 4 / picture.width;
         let page = PAGES.iter().find(|it| it.0 == (picture.width, height));
         let (_, _, body) = page.with_context(|| format!("{} x {height}", picture.width))?;
-        // As wide as the margin at the left is the one below.
+        // The margin at the bottom is as wide as the left one.
         let rows = (height - body.y - body.x) / body.line;
         let panel = Print { y: body.y + (rows - ROWS) * body.line, ..*body };
         let lines = picture.all(panel);

@@ -1,15 +1,15 @@
-/* A viewer of LibVNC's client library for the tests: it shows its picture when it is asked to.
+/* A viewer for the tests, made with LibVNC's client library: it saves its picture on request.
  *
- * Words: ADDRESS ENCODINGS BITS ORDER QUALITY COMPRESSION. ADDRESS is HOST:PORT or a path, ORDER is
- * `big` or `little`, QUALITY is `none` for no JPEG. Name, password and the certificate to trust are
- * in the environment: VNC_USER, VNC_PASSWORD, VNC_CA. Standard input has a request on each line:
+ * Arguments: ADDRESS ENCODINGS BITS ORDER QUALITY COMPRESSION. ADDRESS is HOST:PORT or a path, ORDER
+ * is `big` or `little`, QUALITY is `none` for no JPEG. Name, password and the trusted certificate are
+ * in the environment: VNC_USER, VNC_PASSWORD, VNC_CA. Each line of standard input is a request:
  *
- *   picture PATH      writes the picture there, in bytes blue, green, red, 0; answers its size
+ *   picture PATH      writes the pixels there (blue, green, red, 0); answers the size
  *   key SYMBOL DOWN   sends a key
  *   pointer X Y BUTTONS
  *   moved             answers how many pixels were moved by CopyRect
- *   size WIDTH HEIGHT asks for another size of the desktop
- *   cursor            answers how large its pointer is, and how many of its pixels can be seen
+ *   size WIDTH HEIGHT requests this size of the desktop
+ *   cursor            answers the pointer's size, and the number of its visible pixels
  */
 #include <poll.h>
 #include <stdarg.h>
@@ -105,7 +105,7 @@ static unsigned intensity(unsigned pixel, unsigned max, unsigned shift)
 	return ((pixel >> shift & max) * 255 + max / 2) / max;
 }
 
-/* A pixel of the client's format. */
+/* A pixel in the client's format. */
 static unsigned pixel_at(const rfbClient *client, size_t index)
 {
 	unsigned bytes = client->format.bitsPerPixel / 8, pixel = 0;
@@ -135,7 +135,7 @@ static int picture(const rfbClient *client, const char *path)
 	return fclose(file) == 0 && written == count;
 }
 
-/* One request; whether it was one, and was done. */
+/* Handles one request; 0 if it is unknown or fails. */
 static int heed(rfbClient *client, const char *line)
 {
 	char path[4096];
@@ -161,7 +161,7 @@ static int heed(rfbClient *client, const char *line)
 	return 0;
 }
 
-/* The requests that are there; 0 at the end. */
+/* Handles the requests that have arrived; 0 at the end of the input or after a failure. */
 static int listen_to(rfbClient *client)
 {
 	static char line[8192];

@@ -1,4 +1,4 @@
-//! LibVNC's client library, in the encodings, formats and kinds of security that it has.
+//! LibVNC's client library, in each encoding, format and security type that it has.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::picture::{Near, decibels};
 use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, can, text_file};
 
-/// Its names of the encodings that we send, and ours.
+/// The encodings that we send: its name, and ours.
 const ENCODINGS: [(&str, &str); 8] = [
     ("raw", "raw"),
     ("rre", "rre"),
@@ -26,7 +26,7 @@ const ENCODINGS: [(&str, &str); 8] = [
     ("tight", "tight"),
 ];
 
-/// The viewer; nothing where it cannot be made.
+/// The viewer, compiled once; `None` without the library's headers.
 fn viewer() -> Option<&'static Path> {
     static VIEWER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let make = || {
@@ -46,12 +46,12 @@ fn compile() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The viewer, if there is one; says so if not.
+/// The viewer; without it, the test is reported as not run.
 fn found(test: &str) -> Option<&'static Path> {
     can(test, "no libvncserver-dev", || viewer().is_some()).then(viewer)?
 }
 
-/// As it is called: in an encoding, of so many bits of a pixel.
+/// The viewer's command for an encoding and a number of bits per pixel.
 fn look(viewer: &Path, address: &str, encoding: &str, bits: u32) -> Command {
     order(viewer, address, encoding, (bits, "little"))
 }
@@ -67,7 +67,7 @@ fn libvnc_shows_the_same_picture_in_all_encodings_and_formats() -> Result<()> {
     let Some(viewer) = found("libvnc_shows_the_same_picture_in_all_encodings_and_formats") else {
         return Ok(());
     };
-    // A width and a height that are no whole number of tiles, and wider than Tight's rectangles.
+    // Sizes that are not a multiple of the tiles, and one wider than Tight's rectangles.
     for (draw, display) in [(PATTERN, "1366x770"), (PAGE, "1280x800"), (PATTERN, "2560x1440")] {
         let mut machine = Machine::at_a_path(draw, display)?;
         let formats: &[_] = match display {
@@ -77,7 +77,7 @@ fn libvnc_shows_the_same_picture_in_all_encodings_and_formats() -> Result<()> {
         for ((name, ours), format) in
             ENCODINGS.iter().flat_map(|it| formats.iter().map(move |format| (it, *format)))
         {
-            // Where it takes pixels apart, the library does so in the order of its host.
+            // In these encodings, the library reads pixels in its host's byte order.
             if format == (32, "big") && ["trle", "zrle", "tight"].contains(name) {
                 continue;
             }
@@ -158,10 +158,10 @@ fn libvnc_follows_what_is_drawn_and_the_size() -> Result<()> {
     Ok(())
 }
 
-/// Lines from one to the next of the text that scrolls.
+/// Height in pixels of a line of the scrolling text.
 const LINE: usize = 20;
 
-/// A scene for the probe: a page of 800x600 that moves by a line with each frame, forty times.
+/// A scene for the probe: a page of 800x600 that scrolls by one line in each of 40 frames.
 fn page_that_scrolls() -> Vec<u8> {
     let (width, height, frames) = (800, 600, 40);
     let mut noise = 1_u32;
@@ -173,9 +173,9 @@ fn page_that_scrolls() -> Vec<u8> {
     };
     let mut pixels = vec![0x00ff_ffff_u32; width * (height + frames * LINE)];
     for line in pixels.chunks_mut(width * LINE) {
-        // Some are short.
+        // Lines have different lengths.
         let end = 100 + random() as usize % 700;
-        // A letter has rows in pairs.
+        // Pixels of letters are two rows high.
         for rows in line.chunks_mut(2 * width).take(8) {
             for x in 8..end {
                 let ink = random().is_multiple_of(3);
@@ -204,14 +204,14 @@ fn libvnc_moves_what_scrolls() -> Result<()> {
         let mut eye = Eye::open(&mut look(viewer, &machine.address, encodings, bits))?;
         eye.settle(&mut machine, Near::bits(bits))?;
         for _ in 0..8 {
-            // A frame when it goes down, and one when it goes up.
+            // The key's press and its release draw one frame each.
             machine.ask(&control::Command::Type { text: "a".into() })?;
             eye.settle(&mut machine, Near::bits(bits))?;
         }
         let said = eye.ask("moved")?;
         let moved: usize = said.trim_start_matches("moved ").parse().context(said)?;
         eprintln!("{encodings}: {moved} pixels were moved");
-        // How much depends on when the guest is looked at.
+        // The number depends on when the server looks at the guest's picture.
         let wanted = if encodings.contains("copyrect") { 1..usize::MAX } else { 0..1 };
         ensure!(wanted.contains(&moved), "{encodings}: {moved} pixels were moved");
         drop(eye);

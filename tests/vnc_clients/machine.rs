@@ -1,4 +1,4 @@
-//! The machine that all clients look at, and what they should see.
+//! The machine that all clients connect to, and the picture that they should show.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -19,15 +19,15 @@ pub(crate) struct Machine {
     running: Running,
     control: Client,
     folder: TempDir,
-    /// Where its screen is: HOST:PORT or a path.
+    /// Address of its screen: HOST:PORT, a path, or a URL.
     pub(crate) address: String,
 }
 
-/// The last word of a report of the probe.
+/// The end of the probe's report.
 const LAST: &str = "]}\n";
 
 impl Machine {
-    /// Starts one whose screen is at a Unix socket.
+    /// Starts a machine whose screen is at a Unix socket.
     pub(crate) fn at_a_path(draw: &str, display: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("screen").display().to_string();
@@ -36,13 +36,14 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Starts one whose screen is at a port; `words` is what holds there.
+    /// Starts a machine whose screen is at a port; `words` are further options of `--vnc`.
     pub(crate) fn at_a_port(draw: &str, display: &str, words: &str) -> Result<Self> {
         let vnc = format!("127.0.0.1:0{words}");
         Self::start(tempfile::tempdir()?, draw, ["--vnc", &vnc], display)
     }
 
-    /// Starts one for browsers; its address is that of the page. `words` is what holds there.
+    /// Starts a machine for browsers, whose address is a URL; `words` are further options of
+    /// `--web`.
     pub(crate) fn for_browsers(draw: &str, display: &str, words: &str) -> Result<Self> {
         let web = format!("127.0.0.1:0{words}");
         Self::start(tempfile::tempdir()?, draw, ["--web", &web], display)
@@ -60,8 +61,8 @@ impl Machine {
         Ok(Self { running, control: connect(&control)?, folder, address })
     }
 
-    /// Starts one that shows a scene, whose screen is at a Unix socket. Each key that goes down or
-    /// up has it show the next frame.
+    /// Starts a machine that shows a scene, with its screen at a Unix socket. Each press or release
+    /// of a key shows the next frame.
     pub(crate) fn on_stage(scene: &[u8], display: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -92,47 +93,47 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// Has it do something.
+    /// Sends a control command.
     pub(crate) fn ask(&mut self, command: &Command) -> Result<Value> {
         self.control.ask(command)
     }
 
-    /// What is on its display.
+    /// The picture on its display.
     pub(crate) fn screenshot(&mut self) -> Result<Picture> {
         let (size, pixels) = self.control.screenshot()?;
         Ok(Picture { width: size.width.try_into()?, pixels })
     }
 
-    /// Presses the reset button, and waits until the probe is done again.
+    /// Presses the reset button, and waits until the probe has reported again.
     pub(crate) fn reset(&mut self) -> Result<()> {
         let before = self.running.stdout.text().matches(LAST).count();
         self.ask(&Command::Reset)?;
         self.running.says(LAST, before + 1)
     }
 
-    /// What is known of the one client that is there.
+    /// The status of the only client.
     pub(crate) fn viewer(&mut self) -> Result<Value> {
         let status = self.ask(&Command::Status)?;
         let viewers = status["viewers"].as_array().context("viewers")?;
-        ensure!(viewers.len() == 1, "one viewer: {status}");
+        ensure!(viewers.len() == 1, "not exactly one viewer: {status}");
         Ok(viewers[0].clone())
     }
 
-    /// Waits until nobody looks.
+    /// Waits until no client is connected.
     pub(crate) fn is_left(&mut self) -> Result<()> {
-        until("nobody looks", || {
+        until("the last client's end", || {
             let status = self.ask(&Command::Status)?;
             Ok(status["viewers"].as_array().context("viewers")?.is_empty().then_some(()))
         })
     }
 
-    /// What it said to people.
+    /// Its log.
     pub(crate) fn log(&self) -> String {
         self.running.stderr.text()
     }
 }
 
-/// Has the scene begin, whenever the guest is there.
+/// Starts the scene as soon as the guest answers.
 fn begin(line: &str) -> Result<()> {
     let mut line = until("the serial port", || Ok(UnixStream::connect(line).ok()))?;
     line.set_read_timeout(Some(Duration::from_millis(100)))?;
@@ -146,14 +147,14 @@ fn begin(line: &str) -> Result<()> {
     })
 }
 
-/// Looks until there is something.
+/// Repeats `look` until it returns a value.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {
         if let Some(found) = look()? {
             return Ok(found);
         }
-        ensure!(start.elapsed() < PATIENCE, "it did not come: {what}");
+        ensure!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
         thread::sleep(Duration::from_millis(10));
     }
 }

@@ -1,4 +1,4 @@
-//! noVNC, as the machine itself serves it, in each encoding that it has.
+//! noVNC, served by the machine itself, in each encoding that it has.
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
@@ -12,8 +12,8 @@ use crate::machine::Machine;
 use crate::picture::Near;
 use crate::{JPEG, PAGE, can};
 
-/// Its encodings that we have: their numbers, and what we call them. The last two need a level of
-/// quality to be lossy.
+/// The encodings that both sides have: the number, and our name. Tight and TightPNG are lossless
+/// without a quality level.
 const ENCODINGS: [(i32, &str); 7] = [
     (0, "raw"),
     (2, "rre"),
@@ -24,7 +24,7 @@ const ENCODINGS: [(i32, &str); 7] = [
     (16, "zrle"),
 ];
 
-/// Opens a viewer in place of the one before, which knows these encodings for pixels.
+/// A script that replaces the viewer by one that offers only these pixel encodings.
 const OPEN: &str = "(async (encodings) => {
     const page = await (await fetch('./')).text();
     const [, files] = page.match(/src=\"(files[^\"]*)viewer.js\"/);
@@ -51,7 +51,7 @@ const OPEN: &str = "(async (encodings) => {
     return true;
 })";
 
-/// The pixels of its canvas, as text.
+/// A script that returns the width and the pixels of the canvas, in base64.
 const LOOK: &str = "(() => {
     const canvas = document.querySelector('canvas');
     const { width, height } = canvas;
@@ -76,7 +76,7 @@ fn found(test: &str) -> bool {
     can(test, "there is no chromium", browser::is_here)
 }
 
-/// A page of the machine's without a viewer.
+/// Opens a page of the machine without a viewer.
 fn open(machine: &Machine) -> Result<Browser> {
     let mut browser = Browser::new(&machine.path("profile"))?;
     browser.go(&format!("{}healthz", machine.address))?;
@@ -124,13 +124,13 @@ fn novnc_follows_what_is_drawn_and_the_size() -> Result<()> {
         let mut browser = open(&machine)?;
         connect(&mut browser, &[number])?;
         follows(&mut browser, &mut machine, Near::Same, Some((1024, 768)))?;
-        // No pointer of the browser's own is in the way of the guest's.
+        // The browser shows no pointer of its own over the guest's.
         browser.until(INVISIBLE)?;
     }
     Ok(())
 }
 
-/// Whether the pointer that the canvas has is a picture without any pixel that can be seen.
+/// Whether the canvas's pointer is a picture without visible pixels.
 const INVISIBLE: &str = "(async () => {
     const { cursor } = getComputedStyle(document.querySelector('canvas'));
     const [, source] = cursor.match(/^url\\(\"(data:[^\"]*)\"\\)/) ?? [];
@@ -153,21 +153,21 @@ impl Client for Browser {
         match what {
             Hand::Key(symbol) => self.value(&format!("viewer.sendKey({symbol}, null)")).map(drop),
             Hand::Pointer(x, y, buttons) => {
-                // The canvas is scrolled nowhere.
+                // The canvas is not scrolled.
                 let place = self.value(
                     "(({ left, top }) => [left, top])(\
                      document.querySelector('canvas').getBoundingClientRect())",
                 )?;
                 let at = |index: usize| place[index].as_f64().context("a place");
                 let place = [at(0)? + f64::from(x), at(1)? + f64::from(y)];
-                // One event of the kind that the buttons make it.
+                // One mouse event; its kind depends on the buttons.
                 let kind = if buttons == 0 { "mouseMoved" } else { "mousePressed" };
                 self.mouse(kind, place, buttons.into())
             }
         }
     }
 
-    /// Of its place.
+    /// Resizes the element of the viewer.
     fn ask_for(&mut self, width: u16, height: u16) -> Result<()> {
         self.value(&format!(
             "target.style.width = '{width}px'; target.style.height = '{height}px'; \

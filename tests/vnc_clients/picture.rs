@@ -1,4 +1,4 @@
-//! How like what a client shows is to what it should show.
+//! Compares the picture that a client shows with the machine's.
 
 use std::fs;
 use std::path::Path;
@@ -6,21 +6,23 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use transom_tests::print::Picture;
 
-/// How near every pixel must be.
+/// How close the pictures must be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Near {
-    /// The same.
+    /// Identical.
     Same,
-    /// The nearest intensities of those that a client has: the largest of red, green and blue.
+    /// Each pixel has the nearest color of a client with few colors; the numbers are its maximum
+    /// values of red, green and blue.
     Levels([u16; 3]),
-    /// The same for a client that shows what it lacks as zeros, half a step darker or more.
+    /// Like `Levels`, for a client that fills the missing bits with zeros, which makes pixels
+    /// darker by half a step or more.
     Cut([u16; 3]),
-    /// A peak signal-to-noise ratio of so many decibels or more.
+    /// A peak signal-to-noise ratio of at least this many decibels.
     Decibels(f64),
 }
 
 impl Near {
-    /// What a pixel of so many bits can show.
+    /// The precision of pixels with this many bits.
     pub(crate) fn bits(bits: u32) -> Self {
         match bits {
             8 => Self::Levels([7, 7, 3]),
@@ -34,13 +36,15 @@ impl Near {
         if let Self::Levels(most) = self { Self::Cut(most) } else { self }
     }
 
-    /// Says what is wrong with a picture, if anything is.
+    /// # Errors
+    ///
+    /// The first difference, if the pictures are not close enough.
     pub(crate) fn check(self, seen: &Picture, wanted: &Picture) -> Result<()> {
         let size = |it: &Picture| (it.width, it.pixels.len() / 4 / it.width.max(1));
-        ensure!(size(seen) == size(wanted), "{:?} in place of {:?}", size(seen), size(wanted));
+        ensure!(size(seen) == size(wanted), "size {:?}, not {:?}", size(seen), size(wanted));
         match self {
             Self::Same => differ(seen, wanted, [0.5; 3]),
-            // Half a step away is a tie, and half more for how somebody rounds.
+            // At most half a step, and 1 more for different rounding.
             Self::Levels(most) => differ(seen, wanted, most.map(|it| 127.5 / f64::from(it) + 1.0)),
             Self::Cut(most) => differ(
                 seen,
@@ -56,7 +60,7 @@ impl Near {
     }
 }
 
-/// Finds the pixels that are too far off; `most` is for red, green and blue.
+/// Fails if a pixel differs by more than `most` (red, green, blue).
 fn differ(seen: &Picture, wanted: &Picture, most: [f64; 3]) -> Result<()> {
     let [red, green, blue] = most;
     let is_off = |(one, other): (&[u8; 4], &[u8; 4])| {
@@ -71,7 +75,7 @@ fn differ(seen: &Picture, wanted: &Picture, most: [f64; 3]) -> Result<()> {
     bail!("{off} pixels are wrong, the first at {x}, {y}: {is:?} in place of {shall:?}");
 }
 
-/// The peak signal-to-noise ratio over all three colours.
+/// The peak signal-to-noise ratio over all three colors.
 pub(crate) fn decibels(seen: &Picture, wanted: &Picture) -> f64 {
     let pairs = seen.pixels.as_chunks::<4>().0.iter().zip(wanted.pixels.as_chunks::<4>().0);
     let square = |(a, b): (&u8, &u8)| u64::from(a.abs_diff(*b)).pow(2);
@@ -80,19 +84,19 @@ pub(crate) fn decibels(seen: &Picture, wanted: &Picture) -> f64 {
         return f64::INFINITY;
     }
     let count = u32::try_from(wanted.pixels.len() / 4 * 3).map_or(f64::MAX, f64::from);
-    // 2^53 is far more than any picture's noise.
+    // The sum is far below 2^53, so that an f64 holds it exactly.
     let sum = u32::try_from(sum >> 16).map_or(f64::MAX, |it| f64::from(it) * 65536.0)
         + u32::try_from(sum & 0xffff).map_or(0.0, f64::from);
     10.0 * (255.0 * 255.0 * count / sum).log10()
 }
 
-/// Pixels of four bytes: blue, green, red, and one that means nothing.
+/// Reads pixels of four bytes: blue, green, red, and an unused one.
 pub(crate) fn plain(path: &Path, width: usize) -> Result<Picture> {
     let pixels = fs::read(path).with_context(|| path.display().to_string())?;
     Ok(Picture { width, pixels })
 }
 
-/// A PPM file with three bytes of a pixel, as programs write it.
+/// Reads a PPM file with three bytes per pixel.
 pub(crate) fn ppm(bytes: &[u8]) -> Result<Picture> {
     let mut fields = Vec::new();
     let mut rest = bytes;
@@ -117,7 +121,7 @@ fn one_pixel_that_is_wrong_is_found() {
     let mut seen = wanted.clone();
     Near::Same.check(&seen, &wanted).expect("the same");
     assert!(decibels(&seen, &wanted).is_infinite());
-    // What means nothing.
+    // The unused byte is ignored.
     seen.pixels[3] = 7;
     Near::Same.check(&seen, &wanted).expect("the same");
     seen.pixels[4 * 4 + 2] = 110;

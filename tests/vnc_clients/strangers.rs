@@ -1,5 +1,5 @@
-//! Those who come to the screen with something else in mind: each is told so, and nobody else
-//! notices.
+//! Clients of other protocols that connect to the screen: each gets an explanation, and other
+//! viewers are not affected.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,14 +12,14 @@ use crate::machine::{Machine, until};
 use crate::picture::Near;
 use crate::{CERTIFICATE, KEY, PATTERN, can, text_file};
 
-/// A viewer that knows Raw, and says what the protocol lets it say.
-struct Plain {
+/// A viewer that knows only Raw, and follows the protocol.
+struct RawViewer {
     line: TcpStream,
     size: (u16, u16),
 }
 
-impl Plain {
-    /// Comes in where nobody is asked for anything.
+impl RawViewer {
+    /// Connects to a machine without a password.
     fn open(machine: &Machine) -> Result<Self> {
         let mut line = connect(machine)?;
         ensure!(take::<12>(&mut line)? == *b"RFB 003.008\n");
@@ -42,7 +42,7 @@ impl Plain {
         Ok(self.line.write_all(&out)?)
     }
 
-    /// All of the picture.
+    /// Requests and reads the whole picture.
     fn look(&mut self) -> Result<Picture> {
         let (width, height) = self.size;
         let mut out = vec![3, 0, 0, 0, 0, 0];
@@ -82,18 +82,18 @@ fn take<const N: usize>(line: &mut TcpStream) -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// What comes back until the other side has had enough.
+/// Sends `said`; returns all that the machine sends until it closes the connection.
 fn answer(machine: &Machine, said: &[u8]) -> Result<String> {
     let mut line = connect(machine)?;
     line.write_all(said)?;
     let mut heard = Vec::new();
-    // It may close the line with something of ours unread.
+    // The machine may close the connection without reading everything.
     line.read_to_end(&mut heard).ok();
     Ok(String::from_utf8_lossy(&heard).into_owned())
 }
 
-/// Waits until the machine has said this, in one line.
-fn told(machine: &Machine, words: &str) -> Result<()> {
+/// Waits until a line of the machine's log contains these words.
+fn logs(machine: &Machine, words: &str) -> Result<()> {
     until(words, || {
         let line = machine.log().lines().find(|line| line.contains(words)).map(|_| ());
         Ok(line)
@@ -101,7 +101,7 @@ fn told(machine: &Machine, words: &str) -> Result<()> {
     .with_context(|| machine.log())
 }
 
-/// What strangers say to the port of viewers, part of what they hear, and what is told of them.
+/// Bytes sent to the VNC port, a part of the answer, and a part of the log line.
 const STRANGERS: [(&[u8], &str, &str); 6] = [
     (
         b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a browser\r\n\r\n",
@@ -125,13 +125,13 @@ fn strangers_are_told_so_and_the_rest_goes_on() -> Result<()> {
         return Ok(());
     }
     let mut machine = Machine::at_a_port(PATTERN, "800x600", "")?;
-    let mut viewer = Plain::open(&machine)?;
+    let mut viewer = RawViewer::open(&machine)?;
     viewer.encodings(&[0])?;
     viewer.sees(&mut machine)?;
     for (said, heard, log) in STRANGERS {
         let back = answer(&machine, said)?;
         ensure!(back.contains(heard), "{}: {back}", said.escape_ascii());
-        told(&machine, log)?;
+        logs(&machine, log)?;
         viewer.sees(&mut machine)?;
     }
     let peers = machine.viewer()?;
@@ -146,10 +146,10 @@ fn encodings_that_nobody_knows_are_no_reason_to_see_nothing() -> Result<()> {
     }
     let mut machine = Machine::at_a_port(PATTERN, "800x600", "")?;
     let many: Vec<i32> = (20_000..80_000).collect();
-    // Ultra, ZYWRLE, H.264, and what was never one; and Raw behind some, or not.
+    // Ultra, ZYWRLE, H.264, and unknown numbers; with Raw among them, and without.
     let lists = [&[9, 17, 50, i32::MIN, i32::MAX, -1, 0x7fff][..], &[1000, 0, 1001], &[], &many];
     for numbers in lists {
-        let mut viewer = Plain::open(&machine)?;
+        let mut viewer = RawViewer::open(&machine)?;
         viewer.encodings(numbers)?;
         viewer.sees(&mut machine)?;
         let status = machine.viewer()?;
@@ -185,7 +185,7 @@ fn the_page_s_port_tells_those_who_speak_something_else() -> Result<()> {
         let machine = Machine::for_browsers(PATTERN, "800x600", words)?;
         let back = answer(&machine, said)?;
         ensure!(back.contains(heard), "{}: {back}", said.escape_ascii());
-        // The rest goes on: a second one is answered.
+        // The server still works: a second client gets the same answer.
         let back = answer(&machine, said)?;
         ensure!(back.contains(heard), "{}: {back}", said.escape_ascii());
     }

@@ -1,5 +1,5 @@
-//! TigerVNC's viewer as people start it: each encoding and each number of colours, its hands, and
-//! the kinds of security that it and we have.
+//! TigerVNC's viewer as users start it: each encoding and number of colors, keyboard and mouse, and
+//! the security types that both sides have.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::{CERTIFICATE, JPEG, KEY, PAGE, PATTERN, can, text_file};
 
 const ENCODINGS: [&str; 4] = ["Raw", "Hextile", "ZRLE", "Tight"];
 
-/// Its numbers of colours: all, 256, 64 and 8.
+/// Its numbers of colors: all, 256, 64 and 8.
 const COLOURS: [(&str, Near); 4] = [
     ("-FullColor=1", Near::Same),
     ("-LowColorLevel=2", Near::Levels([7, 7, 3])),
@@ -28,14 +28,14 @@ fn found(test: &str) -> bool {
     can(test, "tigervnc-viewer, xvfb or xdotool is missing", is_here)
 }
 
-/// A viewer that takes what it is told, and lets the guest's size be the guest's.
+/// A viewer with fixed settings that does not change the guest's size.
 fn open(xvfb: &Rc<Xvfb>, machine: &Machine, words: &[&str]) -> Result<Viewer> {
     let words = [&["-AutoSelect=0", "-RemoteResize=0"], words].concat();
     Viewer::open(xvfb, &mut xvfb.viewer(&machine.address, &words))
 }
 
 fn picture(viewer: &mut Viewer) -> Result<Picture> {
-    let inside = until("the window is where it belongs", || viewer.inside());
+    let inside = until("the viewer's window in its place", || viewer.inside());
     let (size, pixels) = inside.with_context(|| viewer.said())?;
     Ok(Picture { width: size.width.try_into()?, pixels })
 }
@@ -54,7 +54,7 @@ impl Client for Viewer {
             }
             Hand::Pointer(x, y, buttons) => {
                 let (x, y) = (x.to_string(), y.to_string());
-                // A pointer that comes into the window tells nobody until a button does.
+                // The viewer sends the pointer's entry into the window only with a click.
                 let way: &[_] = match buttons {
                     0 => &["mouseup", "1", "click", "2"],
                     _ => &["mousedown", "1"],
@@ -65,7 +65,7 @@ impl Client for Viewer {
         .map(drop)
     }
 
-    /// As a person does it, by its window.
+    /// Resizes its window, as a user does.
     fn ask_for(&mut self, width: u16, height: u16) -> Result<()> {
         self.resize(width, height)
     }
@@ -147,7 +147,7 @@ fn tigervnc_comes_in_by_all_kinds_of_security() -> Result<()> {
             machine.is_left()?;
         }
         let mut viewer = Viewer::open(&xvfb, command.env("VNC_PASSWORD", "secret"))?;
-        // It may choose what is lossy.
+        // The viewer may choose a lossy encoding.
         settle(&mut machine, Near::Decibels(JPEG[0].1[8]), |_| picture(&mut viewer))
             .with_context(|| viewer.said())?;
         let status = machine.viewer()?;

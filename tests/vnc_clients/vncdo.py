@@ -1,11 +1,12 @@
-"""vncdotool for the tests, as a program of its users would: requests are lines of standard input.
+"""A program that uses vncdotool as its users do, for the tests: each line of standard input is a
+request.
 
-Words: ADDRESS ENCODING, whose number it is. Name and password are in the environment: VNC_USER,
-VNC_PASSWORD. Requests:
+Arguments: ADDRESS ENCODING, the encoding as a number. Name and password are in the environment:
+VNC_USER, VNC_PASSWORD. Requests:
 
-  picture PATH    asks for the whole picture, and writes it there (PPM)
-  type TEXT       types it
-  press KEY       presses a key, as vncdotool calls it
+  picture PATH    requests the whole picture, and writes it there (PPM)
+  type TEXT       types a text
+  press KEY       presses a key, by vncdotool's name
   move X Y
   down BUTTON, up BUTTON
 """
@@ -23,7 +24,7 @@ if not address.startswith("/"):
     address = address.replace(":", "::")
 options = {"username": os.environ.get("VNC_USER"), "timeout": 100}
 with api.connect(address, os.environ.get("VNC_PASSWORD"), **options) as client:
-    # Whoever is not let in is told here.
+    # A refused client ends here.
     client.pause(0)
     print("connected", flush=True)
     for line in sys.stdin:

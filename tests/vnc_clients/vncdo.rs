@@ -1,4 +1,4 @@
-//! vncdotool, which is fetched as the list beside it says, and `vncsnapshot`.
+//! vncdotool, in the version of `requirements.txt`, and `vncsnapshot`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use crate::machine::Machine;
 use crate::picture::{Near, ppm};
 use crate::{PAGE, PATTERN, can, text_file};
 
-/// The numbers of the encodings that it has, and what we call them.
+/// Its encodings: the number, and our name.
 const ENCODINGS: [(i32, &str); 5] =
     [(0, "raw"), (2, "rre"), (4, "corre"), (5, "hextile"), (16, "zrle")];
 
-/// It takes pixels apart in Python, one by one, so they are few.
+/// A small display, because vncdotool decodes each pixel in Python.
 const SIZE: &str = "640x480";
 
-/// Where its module is; nothing where it cannot be had.
+/// The folder of its Python module; `None` where the module cannot be installed.
 fn module() -> Option<&'static Path> {
     static MODULE: OnceLock<Option<PathBuf>> = OnceLock::new();
     let make = || {
@@ -50,11 +50,11 @@ fn look(module: &Path, address: &str, encoding: i32) -> Command {
     command
 }
 
-/// A program of its users'.
+/// A program that uses vncdotool.
 struct Script(Eye);
 
 impl Client for Script {
-    /// All of the picture, asked for anew.
+    /// Requests the whole picture.
     fn picture(&mut self, machine: &Machine) -> Result<Picture> {
         let path = machine.path("seen");
         self.0.ask(&format!("picture {}", path.display()))?;
@@ -76,7 +76,7 @@ impl Client for Script {
     }
 
     fn ask_for(&mut self, _: u16, _: u16) -> Result<()> {
-        bail!("vncdotool has no word for that")
+        bail!("vncdotool cannot request a size")
     }
 }
 
@@ -101,11 +101,11 @@ fn vncdotool_types_and_points_and_follows_what_is_drawn() -> Result<()> {
     let Some(module) = found("vncdotool_types_and_points_and_follows_what_is_drawn") else {
         return Ok(());
     };
-    // Of CoRRE it cannot read a rectangle with others in it, which this picture has.
+    // It cannot read CoRRE rectangles with subrectangles, which this picture has.
     for (number, ours) in ENCODINGS.into_iter().filter(|it| it.1 != "corre") {
         let mut machine = Machine::at_a_path(PAGE, SIZE)?;
         let mut script = Script(Eye::open(&mut look(module, &machine.address, number))?);
-        // Of another size than the first it asks for the old one's part alone.
+        // No change of size: vncdotool would still request only the old size's part.
         follows(&mut script, &mut machine, Near::Same, None).context(ours)?;
     }
     Ok(())
@@ -138,11 +138,11 @@ fn vncsnapshot_writes_nearly_the_same_picture() -> Result<()> {
     }
     let mut machine = Machine::at_a_port(PAGE, "1366x770", "")?;
     let place = format!("localhost::{}", machine.port()?);
-    // With Tight it says that it knows LastRect, and then waits for more behind it.
+    // Not with Tight: it claims to know LastRect, but then waits for more data after it.
     for encoding in ["raw", "corre", "hextile", "zlib"] {
         let (jpeg, plain) = (machine.path("seen.jpg"), machine.path("seen.ppm"));
         let mut snapshot = Command::new("vncsnapshot");
-        // The file that it writes is JPEG as well.
+        // The file is always JPEG; `-nojpeg` only affects the transfer.
         snapshot.args(["-encodings", encoding, "-quality", "100", "-nojpeg", &place]).arg(&jpeg);
         let ended = finish(&mut snapshot)?;
         ensure!(ended.status == 0, "{encoding}: {ended:?}");

@@ -1,4 +1,4 @@
-//! The guest with Windows' drivers in it, which is built where their sources are.
+//! Builds the guest with Windows' drivers, if their sources are available.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const SUITE: &str = "the suite of Windows' drivers";
 const VARIABLE: &str = "TRANSOM_VIRTIO_WIN";
 const COMPILER: &str = "x86_64-w64-mingw32-gcc";
 
-/// The image; nothing, which is said once, where it cannot be built or run.
+/// The image, built once; `None` where it cannot be built or run, which is reported once.
 pub(crate) fn image() -> Result<Option<&'static Path>> {
     static IMAGE: OnceLock<Result<Option<PathBuf>>> = OnceLock::new();
     match IMAGE.get_or_init(build) {

@@ -1,8 +1,8 @@
-//! The guest's report: a line for each check, and a line that counts them.
+//! The guest's report: one line for each check, and a line with their numbers.
 
 use anyhow::{Result, ensure};
 
-/// What a run of the guest reported.
+/// The report of one run of the guest.
 #[derive(Debug)]
 pub(crate) struct Report {
     passed: usize,
@@ -16,7 +16,7 @@ impl Report {
         let failures = output.lines().filter(|line| line.starts_with("fail "));
         let failures: Vec<_> = failures.map(str::to_owned).collect();
         let counted = format!("windrv: {passed} passed, {} failed", failures.len());
-        // A run that gives up counts nothing, but has failed.
+        // A run that gives up has no line with numbers, but has a failed check.
         ensure!(
             !failures.is_empty() || output.lines().any(|line| line == counted),
             "the guest did not end with `{counted}`"
@@ -24,7 +24,9 @@ impl Report {
         Ok(Self { passed, failures })
     }
 
-    /// An error with all failed checks, or if fewer checks passed than `least`.
+    /// # Errors
+    ///
+    /// If checks failed (the error lists all), or if fewer than `least` checks passed.
     pub(crate) fn judge(&self, least: usize) -> Result<()> {
         let Self { passed, failures } = self;
         ensure!(failures.is_empty(), "{} checks failed:\n{}", failures.len(), failures.join("\n"));

@@ -1,5 +1,5 @@
-/* Compiled into each driver, between it and its VirtIO library: reports what is put into the rings
- * and what comes back, because the drivers do not look at the length of a used element. */
+/* Compiled into each driver, between it and its VirtIO library: reports the chains that enter the
+ * rings and the used elements that come back, whose lengths the drivers ignore. */
 #include <stddef.h>
 #include "osdep.h"
 #include "virtio_pci.h"
@@ -7,12 +7,12 @@
 #include "virtio_ring.h"
 #include "windows/virtio_ring_allocation.h"
 
-/* used.c of the port driver. */
+/* In used.c of the port driver. */
 void used_offered(void *queue, void *opaque, ULONG writable);
 void used_returned(void *queue, void *opaque, ULONG length);
 void used_renewed(void *queue);
 
-/* The library's own, which `build` renames. */
+/* The library's function, which `build` renames. */
 struct virtqueue *library_vring_new_virtqueue_split(unsigned int index, unsigned int num,
                                                     unsigned int vring_align, VirtIODevice *vdev,
                                                     void *pages, void (*notify)(struct virtqueue *),

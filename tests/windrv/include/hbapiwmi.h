@@ -1,4 +1,4 @@
-/* WMI classes of storage adapters: the types that vioscsi names. No check asks for them. */
+/* WMI classes of storage adapters: the types that vioscsi names. No check uses them. */
 #ifndef WINDRV_HBAPIWMI_H
 #define WINDRV_HBAPIWMI_H
 #define MS_SM_AdapterInformationQueryGuid                                                          \

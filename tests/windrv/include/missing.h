@@ -1,4 +1,4 @@
-/* Names of Windows' SCSI headers that the drivers use and mingw-w64's headers lack. */
+/* Names of Windows' SCSI headers that the drivers use and that mingw-w64's headers lack. */
 #ifndef WINDRV_MISSING_H
 #define WINDRV_MISSING_H
 
@@ -90,6 +90,6 @@ typedef struct _STORAGE_FIRMWARE_ACTIVATE {
     ULONG Version, Size;
 } STORAGE_FIRMWARE_ACTIVATE, *PSTORAGE_FIRMWARE_ACTIVATE;
 
-/* Prints the drivers' debug messages of the levels 0 to 2. */
+/* Prints the drivers' debug messages of levels 0 to 2. */
 void windrv_debug(int level, const char *format, ...);
 #endif

@@ -1,1 +1,1 @@
-/* Safe strings: the drivers use them for trace messages alone, which are left out. */
+/* Safe strings: the drivers use them only for trace messages, which are left out. */

@@ -1,4 +1,4 @@
-/* WMI's library for miniports: vioscsi needs its declarations. No check asks for WMI. */
+/* WMI's library for miniports: vioscsi needs its declarations. No check uses WMI. */
 #ifndef WINDRV_SCSIWMI_H
 #define WINDRV_SCSIWMI_H
 typedef struct {

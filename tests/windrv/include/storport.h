@@ -1,6 +1,6 @@
 /* The part of the StorPort interface (Windows 10 and later) that viostor and vioscsi use. SCSI's
- * own names come from mingw-w64's scsi.h; its srb.h and storport.h are those of Windows XP, and
- * not included. Names and meanings are those of Microsoft's documentation. */
+ * own names come from mingw-w64's scsi.h; its srb.h and storport.h date from Windows XP and
+ * are not included. Names and meanings follow Microsoft's documentation. */
 #ifndef WINDRV_STORPORT_H
 #define WINDRV_STORPORT_H
 
@@ -366,7 +366,7 @@ typedef enum _SCSI_NOTIFICATION_TYPE {
     WMIReregister
 } SCSI_NOTIFICATION_TYPE;
 
-/* DPCs and locks. Their contents are the port driver's: a miniport only hands them back. */
+/* DPCs and locks. Their contents belong to the port driver: a miniport only passes them back. */
 struct _STOR_DPC;
 typedef VOID HW_DPC_ROUTINE(struct _STOR_DPC *Dpc, PVOID HwDeviceExtension, PVOID Argument1,
                             PVOID Argument2);
@@ -446,7 +446,7 @@ typedef struct _STOR_LOG_EVENT_DETAILS {
 
 #define MINIPORT_REG_DWORD 4
 
-/* What storport.sys exports. */
+/* The exports of storport.sys. */
 ULONG StorPortInitialize(PVOID, PVOID, PHW_INITIALIZATION_DATA, PVOID);
 ULONG StorPortGetBusData(PVOID, ULONG Type, ULONG Bus, ULONG Slot, PVOID Buffer, ULONG Length);
 PVOID StorPortGetDeviceBase(PVOID, INTERFACE_TYPE, ULONG Bus, STOR_PHYSICAL_ADDRESS, ULONG Length,

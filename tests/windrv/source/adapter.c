@@ -4,7 +4,7 @@
 enum { VIRTIO_VENDOR = 0x1af4, QEMU_SUBSYSTEM = 0x1100, MODERN_REVISION = 1 };
 
 u32 active_processors = 1;
-/* What DriverEntry gave to StorPortInitialize. */
+/* The argument of StorPortInitialize in DriverEntry. */
 HW_INITIALIZATION_DATA announced;
 static Adapter *adapters[MAX_ADAPTERS];
 
@@ -13,13 +13,13 @@ Adapter *adapter_of(PVOID extension)
     for (int i = 0; i < MAX_ADAPTERS; i++)
         if (adapters[i] && adapters[i]->extension == extension)
             return adapters[i];
-    print("fail port: a driver names an extension that no adapter has\n");
+    print("fail port: a driver passes an extension of no adapter\n");
     machine_end();
     return NULL;
 }
 
-/* There is one processor, and handlers run when the checks wait: a lock that is taken twice would
- * be a deadlock in Windows, and is counted here. */
+/* There is one processor, and handlers run only while the checks wait. Taking a lock twice, which
+ * is a deadlock in Windows, is counted here. */
 void lock(Adapter *adapter, int *which)
 {
     adapter->calls.lock_errors += *which != 0;
@@ -114,7 +114,7 @@ const char *adapter_start(Adapter *adapter, PciAddress where, DriverEntry *entry
     adapter->mode = mode;
     adapter->pci = where;
     active_processors = mode.processors;
-    /* A driver that is to write a dump gets no path. */
+    /* Windows passes no registry path to the driver that writes a dump. */
     if (entry(adapter, mode.polled ? NULL : registry_path) || !announced.HwFindAdapter)
         return "DriverEntry";
     adapter->hw = announced;

@@ -1,4 +1,4 @@
-/* Commands that move no blocks, and functions of SRBs that are no commands. */
+/* Commands other than reads and writes, and other functions of SRBs. */
 #include "disk.h"
 
 enum { KEY_UNIT_ATTENTION = 6, MAX_ATTEMPTS = 4 };
@@ -39,7 +39,7 @@ static void prepare(Request *request, u32 function, u32 direction, u32 length)
     }
 }
 
-/* Sends the prepared request, and takes its answer. */
+/* Sends the prepared request, and stores its result in `answer`. */
 static void send_and_wait(Request *request)
 {
     submit(disk.adapter, request);
@@ -58,7 +58,7 @@ static void send_and_wait(Request *request)
 static int succeeded(void)
 {
     u8 status = SRB_STATUS(answer.status);
-    /* An answer that is shorter than the buffer. */
+    /* An underrun is fine: the answer is shorter than the buffer. */
     int underrun = status == SRB_STATUS_DATA_OVERRUN;
     return answer.complete && (status == SRB_STATUS_SUCCESS || underrun);
 }

@@ -1,7 +1,7 @@
-/* Data: what blocks must contain, and the scattered pages that transfers use. */
+/* Data: the expected contents of blocks, and the scattered pages of transfers. */
 #include "disk.h"
 
-/* A page that a transfer may use is filled with this byte; this many beside a piece are checked. */
+/* Pages are filled with GUARD before a transfer. Up to GUARD_BYTES beside a piece are checked. */
 enum { GUARD = 0xee, GUARD_BYTES = 32 };
 
 u64 data_seed;
@@ -41,7 +41,7 @@ void pages_start(void)
         pages[free_pages] = memory + (u64)free_pages * PAGE;
 }
 
-/* Pages come in random order, so that none follows another by chance. */
+/* Returns pages in random order, so that transfers are scattered. */
 static u8 *page_take(void)
 {
     if (!free_pages) {
@@ -62,8 +62,8 @@ void pieces_free(Request *request)
     list->NumberOfElements = 0;
 }
 
-/* The length of the next of `rest` small pieces that share `left` bytes: at random around its
- * share, at least 4 bytes and at most a page. */
+/* The length of the next of `rest` small pieces that share `left` bytes: random, near the average,
+ * at least 4 bytes and at most a page. */
 static u32 small_piece(u32 left, u32 rest)
 {
     if (rest <= 1)
@@ -132,7 +132,7 @@ void fill(Request *request)
     }
 }
 
-/* Reads a block from the list; whether it is as it was written, or zeroed as it may be. */
+/* Whether the next block of the list has the expected content, or zeros if it was unmapped. */
 static int block_is_right(Cursor *cursor, u64 block)
 {
     u32 generation = block < disk.region ? disk.generation[block] : ORIGINAL;
@@ -147,7 +147,7 @@ static int block_is_right(Cursor *cursor, u64 block)
     return generation == UNKNOWN || same || (zero && block < disk.region && disk.zeroed[block]);
 }
 
-/* Whether the bytes beside a piece are as they were. */
+/* Whether the bytes beside a piece are unchanged. */
 static int guards_are_whole(STOR_SCATTER_GATHER_ELEMENT *piece)
 {
     u64 from = piece->PhysicalAddress.QuadPart, to = from + piece->Length;

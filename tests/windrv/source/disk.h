@@ -1,46 +1,46 @@
-/* The disk under test, and how the checks read, write and judge. */
+/* The disk under test, and the functions with which checks read, write and judge. */
 #ifndef WINDRV_DISK_H
 #define WINDRV_DISK_H
 #include "port.h"
 
 enum { PAGE = 4096, PAGES = 12288, MAX_REQUESTS = 420 };
-/* The part of a disk that the checks write, in bytes. The rest stays as the host made it. */
+/* The part of a disk that the checks write, in bytes. The rest keeps the host's content. */
 enum { REGION = 48 << 20 };
 enum { SCRATCH = 65536 };
 enum { FROM_DISK = SRB_FLAGS_DATA_IN, TO_DISK = SRB_FLAGS_DATA_OUT };
 
-/* What the drivers say of the disk, and what it should hold. */
+/* The properties that the drivers report, and the expected content. */
 typedef struct {
     Adapter *adapter;
     int scsi, read_only;
-    int discard; /* UNMAP is offered, with so many ranges at once: */
-    u32 unmap_ranges;
-    u32 block; /* bytes of a block */
+    int discard;      /* the disk offers UNMAP */
+    u32 unmap_ranges; /* the maximum in one UNMAP */
+    u32 block;        /* bytes of a block */
     u64 blocks;
     u32 longest;     /* bytes of the longest transfer */
-    u32 max_pieces;  /* of one transfer */
+    u32 max_pieces;  /* the maximum of one transfer */
     u32 region;      /* blocks of REGION */
     u32 *generation; /* of each of these blocks: see data.c */
-    u8 *zeroed;      /* UNMAP was sent for it: it may read as zeros */
-    u32 seconds;     /* that an answer may take */
+    u8 *zeroed;      /* unmapped blocks: they may read as zeros */
+    u32 seconds;     /* the time limit for an answer */
     u32 attentions;  /* unit attentions so far */
     u32 resetting;   /* the last reset may still meet a request */
 } Disk;
 extern Disk disk;
 extern Request *requests[MAX_REQUESTS];
-/* Data of `command`. */
+/* The data buffer of `command`. */
 extern u8 *scratch;
 
 /* data.c: contents of blocks, and the memory of transfers. */
 
-/* Whole pages; whole pages after a first one that begins anywhere; pieces of any length. */
+/* Whole pages; whole pages after a shorter first piece; pieces of any length. */
 typedef enum { WHOLE, SHIFTED, SMALL, SHAPES } Shape;
-/* A block's content is a function of seed, block and generation, a number for each write. ORIGINAL
- * is how the host made it: each 8 bytes are their offset on the disk. FINAL is how the guest leaves
- * blocks for the host to look at: the complement of that. */
+/* The content of a block is a function of seed, block and generation, which counts writes. ORIGINAL
+ * is the host's content: each 8 bytes are their offset on the disk. FINAL is its complement, which
+ * the guest leaves for the host to check. */
 enum { ORIGINAL = 0, FINAL = 0xfffffffe, UNKNOWN = 0xffffffff };
 extern u64 data_seed;
-/* Wrong blocks, pages that were written beside what was to be read, wrong lengths in the rings. */
+/* Wrong blocks, pages with changed bytes beside a read's pieces, wrong lengths in the rings. */
 extern struct Wrong {
     u32 blocks, first, stray_pages, used_lengths;
 } wrong;
@@ -60,7 +60,7 @@ typedef struct {
     int cdb_length; /* 6, 10, 12 or 16; 0 is 10 */
     int fua;
 } Transfer;
-/* What became of the requests since `io_clear`. */
+/* Results of the requests since `io_clear`. */
 extern struct Outcome {
     u32 done, failed, lost, twice, short_ones, last_status, last_sense;
 } io;
@@ -69,7 +69,7 @@ int io_good(void);
 /* A check that passes if all requests since `io_clear` were good. */
 void io_check(const char *name);
 void transfer(Request *, Transfer);
-/* Judges a completed request; 0 if it was sent again after a unit attention. */
+/* Judges a completed request; 0 if it was repeated after a unit attention. */
 int judge(Request *);
 /* Waits for the first `count` requests, and judges them. */
 void wait_all(u32 count);
@@ -80,9 +80,9 @@ void give_up(const char *name);
 u32 sense_of(const Request *);
 
 /* used.c: lengths of used elements. */
-/* From now on nothing is expected of the chains that are in the rings. */
+/* Forgets the chains that are in the rings. */
 void used_forget(void);
-/* Chains that the device has not given back. */
+/* The number of chains that the device has not returned. */
 u32 used_pending(void);
 
 /* command.c: other commands and functions, one at a time. */
@@ -91,9 +91,9 @@ extern struct Answer {
     u8 status;    /* SrbStatus */
     u32 length, sense;
 } answer;
-/* Where `command` sends: 0 and 0 if nothing else is set. */
+/* The target of `command`; both are 0 by default. */
 extern u8 address_target, address_lun;
-/* Sends a CDB of these bytes with `length` bytes of data in `scratch`; whether it succeeded. */
+/* Sends a CDB of these bytes with `length` bytes of data in `scratch`; returns success. */
 int command(u32 direction, u32 length, int cdb_length, ...);
 /* Sends another function of an SRB, such as a reset. */
 int srb_function(u32 function);

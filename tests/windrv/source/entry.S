@@ -27,8 +27,8 @@ page_directory_pointers:
     .quad page_directories + 0x2007
     .quad page_directories + 0x3007
     .fill 508, 8, 0
-# The first 4 GiB are mapped to their own addresses in pages of 2 MiB. The last GiB is uncached: it
-# has the devices.
+# The first 4 GiB are mapped at their own addresses in pages of 2 MiB. The last GiB is uncached,
+# because the devices are there.
 page_directories:
     .set page, 0
     .rept 1536
@@ -141,7 +141,7 @@ ring3_entry:
     ud2
 
 # Exceptions: ring 3 reports the first one (windrv_fault), a second one ends the machine. The mask
-# has a bit for each vector with an error code.
+# has a bit for each vector that pushes an error code.
     .balign 16
     .globl exception_stubs
 exception_stubs:

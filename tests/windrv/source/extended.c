@@ -1,7 +1,7 @@
 /* StorPortExtendedFunction: one function for each code that the drivers use. */
 #include "port.h"
 
-/* A DPC that was initialized has this mark. */
+/* The mark of an initialized DPC. */
 enum { DPC_MARK = 0x435044 };
 
 typedef ULONG Extended(Adapter *, va_list *);
@@ -14,7 +14,7 @@ static ULONG allocate_pool(Adapter *, va_list *list)
     return STOR_STATUS_SUCCESS;
 }
 
-/* Pool, and attributes of units: nothing is to be done. */
+/* Pool memory and attributes of units need no work. */
 static ULONG succeed(Adapter *, va_list *)
 {
     return STOR_STATUS_SUCCESS;
@@ -135,7 +135,7 @@ static ULONG initialize_dpc(Adapter *, va_list *list)
     return STOR_STATUS_SUCCESS;
 }
 
-/* FALSE for a DPC that is queued already, as in Windows. */
+/* Returns FALSE for a DPC that is already queued, as in Windows. */
 static ULONG issue_dpc(Adapter *adapter, va_list *list)
 {
     PSTOR_DPC dpc = va_arg(*list, PSTOR_DPC);

@@ -1,4 +1,4 @@
-/* Checks: what the class driver asks a disk when it starts, and what it may ask besides. */
+/* Checks: the commands with which the class driver identifies a disk, and optional ones. */
 #include "disk.h"
 
 enum { PAGE_LENGTH = 255, VENDOR_OPCODE = 0xc1, ABSENT_PAGE = 0xc5, NO_LUN_TYPE = 0x7f };
@@ -42,7 +42,7 @@ static void vital_product_data(u8 page)
     name[4] = "0123456789abcdef"[page >> 4];
     name[5] = "0123456789abcdef"[page & 15];
     int good = read_page(page);
-    /* Viostor leaves out the code of these two. */
+    /* viostor leaves out the page code of these two. */
     good = good && (scratch[1] == page || (!disk.scsi && (page == 0xb0 || page == 0xb2)));
     if (page == VPD_SERIAL_NUMBER)
         page_serial(good, name);
@@ -113,7 +113,7 @@ void class_commands(void)
     check(good, "request_sense", "status=%02x key=%u", answer.status, scratch[2] & 15);
 }
 
-/* An optional command must be answered, once, whatever the answer is. */
+/* An optional command must complete exactly once, with any result. */
 static void check_answered(const char *name)
 {
     check(answer.complete, name, "status=%02x sense=%06x length=%u", answer.status, answer.sense,

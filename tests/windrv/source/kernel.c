@@ -1,8 +1,8 @@
-/* What the drivers import from the kernel and from WMI's library: the little that they call. */
+/* The functions that the drivers import from the kernel and from WMI's library. */
 #include "port.h"
 
-/* The headers declare these as imported from another image. Here they are defined, which the
- * compiler warns of, and calls go through the pointers that `IMPORT` makes. */
+/* The headers declare these functions as imported from another image, so that the compiler warns of
+ * the definitions here, and calls go through the pointers that `IMPORT` makes. */
 #pragma GCC diagnostic ignored "-Wattributes"
 
 ULONG KeQueryActiveProcessorCountEx(USHORT)
@@ -28,7 +28,7 @@ VOID KeBugCheck(ULONG code)
     KeBugCheckEx(code, 0, 0, 0, 0);
 }
 
-/* Memory is mapped to the addresses that it has. */
+/* Virtual and physical addresses are equal. */
 PHYSICAL_ADDRESS MmGetPhysicalAddress(PVOID at)
 {
     PHYSICAL_ADDRESS address = {.QuadPart = (LONGLONG)at};

@@ -6,7 +6,7 @@ static u32 at_most(u32 value, u32 limit)
     return value < limit ? value : limit;
 }
 
-/* The host's own pattern, at both ends of the disk and in between. */
+/* Checks the host's pattern at both ends of the disk and in between. */
 void original(void)
 {
     io_clear();
@@ -19,7 +19,7 @@ void original(void)
     io_check("original");
 }
 
-/* Blocks that the host finds after the end: the first ones beyond the region. */
+/* Writes the first blocks beyond the region, which the host checks afterwards. */
 void final(void)
 {
     io_clear();
@@ -58,7 +58,7 @@ void sizes(void)
     io_check("sizes");
 }
 
-/* The longest transfer that StorPort may ask for, in as many pieces as it may have. */
+/* The longest transfer that StorPort may request, in the maximum number of pieces. */
 void longest(void)
 {
     u32 most = disk.longest / disk.block, pieces = 0;
@@ -108,12 +108,12 @@ void synchronize(void)
     check(good, "synchronize", "status=%02x sense=%06x", answer.status, answer.sense);
     good =
         command(0, 0, 16, SCSIOP_SYNCHRONIZE_CACHE16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-    /* QEMU's disks know the short one alone. */
+    /* QEMU's disks know only the short command. */
     check(good || answer.sense == 0x052000, "synchronize16", "status=%02x sense=%06x",
           answer.status, answer.sense);
 }
 
-/* Viostor takes neither of them. */
+/* viostor accepts neither of them. */
 void other_cdbs(void)
 {
     if (!disk.scsi)
@@ -130,7 +130,7 @@ void other_cdbs(void)
     io_check("cdb6_12");
 }
 
-/* Starts a random request in its slice of the region: no two requests touch the same blocks. */
+/* Starts a random request in its own slice of the region, so that requests do not overlap. */
 static void start_random(u32 number, u32 slice, u32 max_blocks)
 {
     Transfer it = {.write = random_number() & 1, .shape = random_number() % SHAPES};
@@ -161,7 +161,7 @@ static void wait_for_any(const char *name, u32 depth)
     }
 }
 
-/* Keeps `depth` requests in flight until `total` were started. */
+/* Keeps `depth` requests in flight until `total` have been started. */
 static void mixed(const char *name, u32 depth, u32 total, u32 max_bytes)
 {
     Adapter *adapter = disk.adapter;
@@ -240,7 +240,7 @@ void flood(void)
         io_check("flood");
 }
 
-/* Everything that was written is still there, and everything else as it was. */
+/* All written blocks have their last content, and all others the original one. */
 void everything(void)
 {
     u32 step = at_most(disk.longest, 131072) / disk.block, count = 0;

@@ -3,11 +3,11 @@
 
 extern u8 exception_stubs[], interrupt_stubs[], gate_stub[];
 extern u64 idt[128][2];
-/* Of the first exception: vector, error code, RIP, RAX, CR2, RSP. */
+/* The first exception: vector, error code, RIP, RAX, CR2, RSP. */
 extern u64 fault_record[6];
 
 enum { EXCEPTIONS = 32, BREAKPOINT = 3, STUB_BYTES = 16 };
-/* `build` links the image there; its code is at its beginning. */
+/* `build` links the image at IMAGE_START; its code comes first. */
 enum { IMAGE_START = 1 << 20, IMAGE_CODE_END = IMAGE_START + 0x20000, IMAGE_END = 16 << 20 };
 enum { GATE_WAIT, GATE_ALLOW, GATE_TRIPLE_FAULT };
 enum { COM1_INTERRUPTS = 0x3f9, COM1_FIFO = 0x3fa, COM1_LINE = 0x3fb };
@@ -41,7 +41,7 @@ static u64 cycles(void)
     return (u64)high << 32 | low;
 }
 
-/* Asks entry.S for what ring 3 may not do. */
+/* Calls entry.S for operations that ring 3 may not do. */
 static void gate(u64 function)
 {
     __asm__ volatile("int3" : "+a"(function)::"rcx", "rdx", "memory");
@@ -99,14 +99,14 @@ static void interrupts_start(void)
     APIC(APIC_SPURIOUS) = 0x17f;
     APIC(APIC_TIMER_DIVIDE) = TIMER_BY_16;
     APIC(APIC_LVT_TIMER) = TIMER_PERIODIC | TIMER_VECTOR;
-    /* INTx of the slots is at the I/O APIC's pins 16 to 23. */
+    /* INTx of the slots uses pins 16 to 23 of the I/O APIC. */
     for (u32 pin = 0; pin < INTX_PINS; pin++) {
         ioapic_write(0x11 + 2 * (16 + pin), APIC(APIC_ID));
         ioapic_write(0x10 + 2 * (16 + pin), LEVEL_TRIGGERED | (INTX_VECTOR + pin));
     }
 }
 
-/* Firmware sets the base of the power management registers; without it we do. */
+/* Without firmware, nothing has set the base of the power management registers. */
 static void power_management_start(void)
 {
     PciAddress lpc = {31, 0};
@@ -119,8 +119,8 @@ static void power_management_start(void)
 }
 
 /* Measures the time stamp counter and the APIC's timer for 20 ms of the ACPI timer, which has a
- * known frequency and 24 bits. The APIC's timer then ticks 200 times a second: it ends waits for
- * interrupts that never come. */
+ * known frequency and 24 bits. The APIC's timer then ticks 200 times a second, so that a wait for a
+ * missing interrupt ends. */
 static void clock_start(void)
 {
     u32 from = in32(pmbase + PM_TMR), passed = 0;
@@ -158,7 +158,7 @@ void machine_start(u32 start_info)
 
 void machine_end(void)
 {
-    /* Sleep type 0 is S5 on this chip. The delay is for a machine that powers off late. */
+    /* Sleep type 0 is S5 on this chip. The delay allows a machine to power off late. */
     out16(pmbase + PM1_CNT, PM1_SLEEP_ENABLE);
     for (int i = 0; i < 1000; i++)
         in8(0x80);
@@ -166,7 +166,7 @@ void machine_end(void)
         gate(GATE_TRIPLE_FAULT);
 }
 
-/* Called by entry.S after the first exception. Return addresses on the stack say how it came. */
+/* Called by entry.S after the first exception. Prints the return addresses on the stack. */
 void windrv_fault(void)
 {
     print("\nfail exception: vector %u error %llx at %llx cr2 %llx rax %llx\n# on the stack:",

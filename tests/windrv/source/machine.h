@@ -10,8 +10,7 @@ typedef unsigned long long u64;
 
 /* machine.c: start, interrupts, clock, end. */
 
-/* Vectors of INTx (one for each pin), the timer and messages. Stubs in entry.S count each of them.
- */
+/* Vectors of INTx (one for each pin), the timer and messages. Stubs in entry.S count them. */
 enum { INTX_VECTOR = 0x30, TIMER_VECTOR = 0x40, MESSAGE_VECTOR = 0x48, LAST_VECTOR = 0x7e };
 enum { INTX_PINS = 8 };
 extern u32 interrupt_counts[128];
@@ -22,13 +21,13 @@ void machine_start(u32 start_info);
 void machine_end(void);
 /* Microseconds since the clock was started. */
 u64 microseconds(void);
-/* Halts until an interrupt was counted. */
+/* Halts until an interrupt has been counted. */
 void wait_for_interrupt(void);
-/* Lets pending interrupts be counted, without waiting for one. */
+/* Counts pending interrupts without waiting for one. */
 void allow_interrupts(void);
 /* The destination of messages: this processor's local APIC. */
 u32 message_address(void);
-/* Whether the local APIC still has this vector in service, as it must until the end of INTx. */
+/* Whether the local APIC has this vector in service, as it must until `end_of_interrupt_intx`. */
 int is_in_service(u32 vector);
 void end_of_interrupt_intx(void);
 
@@ -36,7 +35,7 @@ void end_of_interrupt_intx(void);
 void print(const char *format, ...);
 void print_list(const char *format, va_list list);
 
-/* memory.c: a heap that is given back as a whole. */
+/* memory.c: a heap that is released as a whole. */
 void *allocate(u64 length, u64 alignment);
 u64 allocated(void);
 void release_to(u64 mark);
@@ -65,11 +64,11 @@ enum { COMMAND_IO = 1, COMMAND_MEMORY = 2, COMMAND_MASTER = 4, COMMAND_NO_INTX =
 enum { COMMAND_ON = COMMAND_IO | COMMAND_MEMORY | COMMAND_MASTER };
 u32 pci_read(PciAddress, u32 at);
 void pci_write(PciAddress, u32 at, u32 value);
-/* The address of a BAR and its length, which is 0 without such a BAR. Decoding must be off. */
+/* The address and length of a BAR; the length is 0 if there is none. Decoding must be off. */
 u64 pci_bar(PciAddress, int number, u64 *length);
-/* Where the first capability of this kind is; 0 without one. */
+/* The offset of the first capability with this ID; 0 if there is none. */
 u8 pci_capability(PciAddress, u8 id);
-/* Maps device memory to the address that it has. */
+/* Maps device memory at its physical address. */
 void *map_device(u64 address, u64 length);
 
 /* Ports and the time stamp counter; ring 3 may use all of them. */

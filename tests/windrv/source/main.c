@@ -34,7 +34,7 @@ static const struct NamedMode {
     {"dump", {0, 1, 1, 0}},
 };
 
-/* A check runs where all of its flags are true of the run. */
+/* A check runs if all of its flags hold for the run. */
 enum { ALWAYS = 0, READ_ONLY = 1, WRITABLE = 2, POLLED = 4, INTERRUPTS = 8 };
 static const struct {
     void (*run)(void);
@@ -91,7 +91,7 @@ static void set_prefix(const char *driver, const char *mode)
     prefix[length] = 0;
 }
 
-/* Starts the driver; whether it runs. */
+/* Starts the driver; returns success. */
 static int start(const struct Driver *driver, PciAddress where, int found, Mode mode)
 {
     const char *step = adapter_start(&adapter, where, driver->entry, mode);
@@ -105,7 +105,7 @@ static int start(const struct Driver *driver, PciAddress where, int found, Mode 
     return !step;
 }
 
-/* Memory for the checks, and what the driver allows. */
+/* Allocates memory for the checks, and reads the driver's limits. */
 static void prepare(const struct Driver *driver)
 {
     static int written[2];
@@ -124,7 +124,7 @@ static void prepare(const struct Driver *driver)
         disk.max_pieces = MAX_ELEMENTS;
     disk.generation = allocate(REGION / 512 * sizeof *disk.generation, 16);
     disk.zeroed = allocate(REGION / 512, 16);
-    /* Another mode of the same boot has written to this disk. */
+    /* An earlier mode of the same boot has written to this disk. */
     if (written[driver->scsi]++)
         memset(disk.generation, 0xff, REGION / 512 * sizeof *disk.generation);
     scratch = allocate(SCRATCH, PAGE);
@@ -136,7 +136,7 @@ static void prepare(const struct Driver *driver)
 static void run_checks(void)
 {
     for (u32 i = 0; i < sizeof CHECKS / sizeof *CHECKS; i++) {
-        /* Mode pages, which are read early, say whether the disk is read-only. */
+        /* The early check of mode pages finds out whether the disk is read-only. */
         u32 here = disk.read_only ? READ_ONLY : WRITABLE;
         here |= adapter.mode.polled ? POLLED : INTERRUPTS;
         if ((CHECKS[i].where & here) == CHECKS[i].where)
@@ -144,18 +144,18 @@ static void run_checks(void)
     }
 }
 
-/* Interrupts came as the mode has them. */
+/* Interrupts arrived as the mode requires. */
 static void check_interrupts(void)
 {
     Interrupts *it = &adapter.interrupts;
     u32 fired = 0;
-    print("# %s: messages that came:", prefix);
+    print("# %s: messages received:", prefix);
     for (u32 i = 0; i < it->messages; i++) {
         fired += it->fired[i] != 0;
         print(" %u", it->fired[i]);
     }
     print("; INTx %u\n", it->intx_fired);
-    /* Vioscsi has two queues, for control and events, that carry no reads and writes. */
+    /* Two queues of vioscsi, for control and events, carry no reads and writes. */
     u32 other_messages = disk.scsi ? 3 : 1;
     int spread = it->messages > other_messages && adapter.mode.processors > 1;
     int expected = it->intx_fired > 0;
@@ -163,8 +163,8 @@ static void check_interrupts(void)
         expected = 1;
     else if (adapter.mode.messages)
         expected = fired >= (spread && adapter.performance.flags ? 2u : 1u);
-    /* A reset withdraws INTx, so that a handler may find nothing. An interrupt controller that ends
-     * interrupts before the processor does makes each of them come twice: not the disk's fault. */
+    /* A reset withdraws INTx, so that a handler may find nothing. If the interrupt controller ends
+     * interrupts before the processor does, each arrives twice, which is not the disk's fault. */
     check(expected && it->intx_unclaimed < 10 + it->intx_ended_early, "interrupts",
           "messages=%u channels=%u range=%u-%u intx=%u unclaimed=%u ended_early=%u", fired,
           adapter.performance.channels, adapter.performance.first_message,
@@ -172,7 +172,7 @@ static void check_interrupts(void)
           it->intx_ended_early);
 }
 
-/* The driver used the port driver as it must. */
+/* The driver used the port driver correctly. */
 static void check_port(void)
 {
     Calls *it = &adapter.calls;
@@ -207,7 +207,7 @@ static void run(const struct Driver *driver, const struct NamedMode *mode)
     release_to(mark);
 }
 
-/* Whether the command line has no such word, or has it with this value. */
+/* Whether the command line selects this value, or sets no `name` at all. */
 static int wanted(const char *name, const char *value)
 {
     const char *only = option(name);

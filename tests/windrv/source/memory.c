@@ -1,7 +1,7 @@
-/* Memory: the functions that compilers call by themselves, the heap, random numbers. */
+/* Memory: the functions that compilers call implicitly, the heap, random numbers. */
 #include "machine.h"
 
-/* The image is below the heap. Its end leaves room for a machine of 256 MiB. */
+/* The heap is above the image, and fits into a machine of 256 MiB. */
 enum { HEAP_START = 16 << 20, HEAP_END = 240 << 20 };
 static u64 heap = HEAP_START;
 static u64 random_state;
@@ -56,7 +56,7 @@ size_t wcslen(const wchar_t *text)
     return length;
 }
 
-/* Zeroed memory from a mark that only moves on; `release_to` moves it back after a run. */
+/* Returns zeroed memory from a mark that only moves up; `release_to` moves it back after a run. */
 void *allocate(u64 length, u64 alignment)
 {
     heap = (heap + alignment - 1) & ~(alignment - 1);
@@ -85,7 +85,7 @@ void seed_random(u64 seed)
     random_state = seed * 2862933555777941757ull + 3037000493ull;
 }
 
-/* A linear congruential generator with the constants of MMIX: runs of one seed are alike. */
+/* A linear congruential generator with the constants of MMIX: a seed determines the run. */
 u32 random_number(void)
 {
     random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;

@@ -1,11 +1,11 @@
-/* MSI-X: the table as Windows' PCI driver fills it. */
+/* MSI-X: fills the table as Windows' PCI driver does. */
 #include "port.h"
 
 enum { MSIX_ENABLE = 1u << 31, MSIX_MASK_ALL = 1u << 30 };
 enum { TABLE_ADDRESS, TABLE_ADDRESS_HIGH, TABLE_DATA, TABLE_CONTROL, TABLE_WORDS };
 enum { ENTRY_MASKED = 1 };
 
-/* Drivers take turns with the vectors, so that a late message of one is not another's. */
+/* Each start uses the next vectors, so that a late message is not counted for another driver. */
 static u32 next_vector;
 
 static u32 take_vectors(u32 count)

@@ -1,4 +1,4 @@
-/* Checks: mode pages, and the switch of the write cache. */
+/* Checks: mode pages, and switching the write cache. */
 #include "disk.h"
 
 enum { MODE_LENGTH = 192, DISABLE_BLOCK_DESCRIPTORS = 8, PAGE_FORMAT = 0x10 };
@@ -10,7 +10,7 @@ static int sense(u8 page)
                    MODE_LENGTH, 0);
 }
 
-/* The page of the last answer, behind its header and block descriptors. */
+/* The page in the last answer, after the header and the block descriptors. */
 static u8 *page_of_answer(void)
 {
     return scratch + HEADER + scratch[3];
@@ -48,7 +48,7 @@ static void select_cache(const char *name, int on)
           status, reason, cache_bit(), on);
 }
 
-/* Changes it and changes it back, as the page of the device manager does. */
+/* Switches the write cache and switches it back, as Windows' device manager does. */
 void write_cache(void)
 {
     sense(MODE_PAGE_CACHING);

@@ -24,7 +24,7 @@ void pci_write(PciAddress where, u32 at, u32 value)
     out32(CONFIG_DATA, value);
 }
 
-/* The bits of a register that can be written: it is filled with ones, and put back. */
+/* The writable bits of a register, found by writing ones; the old value is restored. */
 static u32 writable_bits(PciAddress where, u32 at)
 {
     u32 before = pci_read(where, at);
@@ -54,7 +54,7 @@ u64 pci_bar(PciAddress where, int number, u64 *length)
 u8 pci_capability(PciAddress where, u8 id)
 {
     u8 at = pci_read(where, PCI_CAPABILITIES);
-    /* No list is longer than the 48 capabilities for which there is room. */
+    /* At most 48 capabilities fit into configuration space: a longer list is a loop. */
     for (int i = 0; at && i < 48; i++) {
         u32 header = pci_read(where, at);
         if ((header & 0xff) == id)
@@ -64,7 +64,7 @@ u8 pci_capability(PciAddress where, u8 id)
     return 0;
 }
 
-/* Entry.S maps the first 4 GiB. Above, a large page is added for each 2 MiB, and never removed. */
+/* entry.S maps the first 4 GiB. Above, this adds a page of 2 MiB where needed; none is removed. */
 void *map_device(u64 address, u64 length)
 {
     static u64 tables[16][512] __attribute__((aligned(4096)));

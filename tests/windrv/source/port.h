@@ -1,4 +1,4 @@
-/* The port driver: what StorPort is to the miniports, as far as they and the checks see it. */
+/* The port driver: the part of StorPort that the miniports and the checks use. */
 #ifndef WINDRV_PORT_H
 #define WINDRV_PORT_H
 #include "machine.h"
@@ -12,7 +12,7 @@ enum { MAX_MESSAGES = 32, MAX_ADAPTERS = 4, MAX_ELEMENTS = 600 };
 typedef struct Adapter Adapter;
 typedef enum { IDLE, QUEUED, STARTED, DONE } RequestState;
 
-/* A STORAGE_REQUEST_BLOCK with its parts, and what the checks remember of it. */
+/* A STORAGE_REQUEST_BLOCK with its parts, and the state that the checks keep. */
 typedef struct Request {
     STORAGE_REQUEST_BLOCK *srb;
     SRBEX_DATA_SCSI_CDB16 *command;
@@ -22,11 +22,11 @@ typedef struct Request {
     Adapter *adapter;
     RequestState state;
     u32 completions;
-    u32 processor; /* of those that the driver sees: where StartIo ran */
-    u32 length;    /* bytes asked for */
+    u32 processor; /* where StartIo ran, as reported to the driver */
+    u32 length;    /* requested bytes */
     u8 status;     /* SrbStatus without its flags */
     u8 sense[96];
-    /* A read or a write: see transfer.c. */
+    /* Only for reads and writes: see transfer.c. */
     int write;
     u64 block;
     u32 blocks, generation;
@@ -34,22 +34,22 @@ typedef struct Request {
 
 /* How a driver is started. */
 typedef struct {
-    u32 messages;      /* MSI-X messages at most; 0: INTx */
-    u32 processors;    /* that the driver sees */
-    int polled;        /* no interrupts: as when a crash dump is written */
+    u32 messages;      /* the maximum of MSI-X messages; 0: INTx */
+    u32 processors;    /* the number that the driver sees */
+    int polled;        /* no interrupts, as while Windows writes a crash dump */
     u32 withheld_perf; /* STOR_PERF_* flags that this port driver does not offer */
 } Mode;
 
 typedef struct {
-    u8 capability; /* MSI-X: its place in configuration space */
+    u8 capability; /* the offset of the MSI-X capability */
     volatile u32 *table;
     u32 table_size, messages, first_vector;
     u32 seen[MAX_MESSAGES], fired[MAX_MESSAGES], unclaimed_messages;
     u32 intx_fired, intx_unclaimed;
-    u32 intx_ended_early; /* the interrupt controller had ended it before the driver was called */
+    u32 intx_ended_early; /* the interrupt controller ended it before the driver's handler */
 } Interrupts;
 
-/* Requests that wait, and why. */
+/* Queued requests, and the reasons why they wait. */
 typedef struct {
     Request *first, *last;
     u32 outstanding, most_outstanding, started;
@@ -58,7 +58,7 @@ typedef struct {
     u32 busy_until;   /* completions until the driver wants the next request */
 } Queue;
 
-/* What the driver did. */
+/* Counts of the driver's calls and mistakes. */
 typedef struct {
     u32 busy_calls, busy_retries, pauses, pauses_over, resumes, bus_changes, state_changes;
     u32 errors_logged, completed_unknown, completed_twice, lock_errors, unsupported;
@@ -92,7 +92,7 @@ typedef ULONG DriverEntry(PVOID, PVOID);
 /* adapter.c: finds, starts and stops adapters. */
 extern HW_INITIALIZATION_DATA announced;
 extern u32 active_processors;
-/* 0: there is none; 1: its subsystem or revision is not that of the INF; 2: as the INF has it. */
+/* 0: no such device; 1: subsystem or revision differ from the driver's INF; 2: they match. */
 int adapter_find(u16 device, PciAddress *where);
 /* NULL, or the step that failed. */
 const char *adapter_start(Adapter *, PciAddress, DriverEntry *, Mode);
@@ -101,16 +101,16 @@ Adapter *adapter_of(PVOID extension);
 void lock(Adapter *, int *which);
 void unlock(Adapter *, int *which);
 
-/* messages.c: MSI-X as Windows' PCI driver sets it up. */
+/* messages.c: sets up MSI-X as Windows' PCI driver does. */
 void messages_start(Adapter *);
 
 /* queue.c: requests from their start to their completion. */
 Request *request_new(Adapter *);
 void request_clear(Request *);
 void submit(Adapter *, Request *);
-/* Calls the handlers of interrupts that came, and the DPCs. Whether there was anything to do. */
+/* Calls the handlers of counted interrupts, and the DPCs; whether there was anything to do. */
 int poll_adapter(Adapter *);
-/* Waits until no request is pending; 0 after this time. */
+/* Waits until no request is pending; returns 0 at the time limit. */
 int wait_until_idle(Adapter *, u32 seconds);
 void complete(Adapter *, PSTORAGE_REQUEST_BLOCK);
 

@@ -1,4 +1,4 @@
-/* Requests: how they are made, started when the driver takes them, and completed. */
+/* Requests: made, started when the driver accepts them, and completed. */
 #include "port.h"
 
 Request *request_new(Adapter *adapter)
@@ -17,7 +17,7 @@ Request *request_new(Adapter *adapter)
     return request;
 }
 
-/* As new. What the driver left in the SRB extension stays there, as in Windows. */
+/* Resets a request. The SRB extension keeps the driver's old content, as in Windows. */
 void request_clear(Request *request)
 {
     STORAGE_REQUEST_BLOCK *srb = request->srb;
@@ -84,7 +84,7 @@ void submit(Adapter *adapter, Request *request)
     start_requests(adapter);
 }
 
-/* StorPort starts a request that was refused as busy again, before all others. */
+/* StorPort starts a request that the driver refused as busy again, before all others. */
 static void start_again(Adapter *adapter, Request *request)
 {
     Queue *queue = &adapter->queue;
@@ -191,7 +191,7 @@ int poll_adapter(Adapter *adapter)
     return any;
 }
 
-/* Says whether it is the interrupt that is missing, or the answer: calls all handlers and looks. */
+/* Prints whether the interrupt or the answer is missing: calls all handlers and looks. */
 static void explain_wait(Adapter *adapter)
 {
     Queue *queue = &adapter->queue;

@@ -3,7 +3,7 @@
 
 enum { LONG_BLOCKS = 64, KEY_UNIT_ATTENTION = 6 };
 
-/* How requests ended that were in flight when the reset came. */
+/* Results of the requests that were in flight at the reset. */
 typedef struct {
     u32 reset, done, other, status;
 } Ends;
@@ -40,7 +40,7 @@ static void count_end(Request *request, Ends *ends)
         ends->other++;
         ends->status = request->srb->SrbStatus;
     }
-    /* A write that was reset may have reached the disk, or not. */
+    /* A write that was reset may or may not have reached the disk. */
     if (request->write && request->status != SRB_STATUS_SUCCESS)
         for (u32 i = 0; i < request->blocks; i++)
             disk.generation[request->block + i] = UNKNOWN;
@@ -48,8 +48,8 @@ static void count_end(Request *request, Ends *ends)
     request->state = IDLE;
 }
 
-/* The driver ends requests before the device gives them up, and until then the device may write to
- * their memory. 0 if the device still has more than `before` chains in the end. */
+/* The driver completes requests before the device has returned them, and until then the device may
+ * write to their memory. 0 if the device has not returned all but `before` chains in time. */
 static int let_device_finish(Adapter *adapter, u32 before)
 {
     u64 until = microseconds() + disk.seconds * 1000000ull;
@@ -61,7 +61,7 @@ static int let_device_finish(Adapter *adapter, u32 before)
     return used_pending() <= left;
 }
 
-/* All requests must end exactly once, as done or as reset, and the disk must go on. */
+/* All requests must complete exactly once, as done or as reset, and the disk must still work. */
 static void reset(const char *name, int (*act)(void), u32 depth)
 {
     Adapter *adapter = disk.adapter;
@@ -79,7 +79,7 @@ static void reset(const char *name, int (*act)(void), u32 depth)
             ends.other++;
     if (!ended)
         give_up(name);
-    /* Answers of what was reset are shorter. */
+    /* The used elements of reset requests are shorter. */
     wrong.used_lengths = 0;
     disk.resetting = 1;
     for (u32 i = 1; i <= 4; i++) {
@@ -114,7 +114,7 @@ static int reset_bus(void)
     return srb_function(SRB_FUNCTION_RESET_BUS);
 }
 
-/* The other way to reset a bus; vioscsi lets the device end what is in flight. */
+/* The other way to reset a bus; here vioscsi lets the device complete requests in flight. */
 static int call_reset_bus(void)
 {
     return disk.adapter->hw.HwResetBus(disk.adapter->extension, 0);
@@ -132,7 +132,7 @@ void resets(void)
 void restart(void)
 {
     for (int turn = 0; turn < 3; turn++) {
-        /* Vioscsi has no such function. */
+        /* vioscsi lacks this function. */
         int flushed = srb_function(SRB_FUNCTION_SHUTDOWN) || disk.scsi;
         u8 status = answer.status;
         int stopped = adapter_control(ScsiStopAdapter);

@@ -1,8 +1,8 @@
-/* What storport.sys exports, except StorPortExtendedFunction. Meanings are those of Microsoft's
- * documentation; parameters without a name do not matter here. */
+/* The exports of storport.sys, except StorPortExtendedFunction, as Microsoft's documentation
+ * describes them. Unnamed parameters are ignored. */
 #include "port.h"
 
-/* Some pauses of the drivers end only by their time, which is shorter here. */
+/* Some pauses of the drivers end only by timeout, which is shorter here. */
 enum { MAX_PAUSE_SECONDS = 3 };
 
 ULONG StorPortInitialize(PVOID, PVOID, PHW_INITIALIZATION_DATA data, PVOID)
@@ -81,7 +81,7 @@ VOID StorPortMoveMemory(PVOID to, const VOID *from, ULONG_PTR length)
     memmove(to, from, length);
 }
 
-/* The registry has none of the values that the INF leaves out. */
+/* The registry has none of the optional values, which the INF does not set. */
 
 PUCHAR StorPortAllocateRegistryBuffer(PVOID, PULONG)
 {
@@ -99,7 +99,7 @@ BOOLEAN StorPortRegistryRead(PVOID, PUCHAR, ULONG, ULONG, PUCHAR, PULONG length)
     return FALSE;
 }
 
-/* Flow. */
+/* Flow control. */
 
 VOID StorPortStallExecution(ULONG time)
 {

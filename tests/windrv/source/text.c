@@ -2,7 +2,7 @@
 #include "machine.h"
 
 enum { COM1 = 0x3f8, COM1_LINE_STATUS = 0x3fd, TRANSMITTER_EMPTY = 0x20 };
-/* Longer lines are cut. */
+/* The maximum length of a line; the rest is cut off. */
 enum { MAX_TEXT = 400 };
 
 typedef struct {
@@ -10,7 +10,7 @@ typedef struct {
     int length;
 } Text;
 
-/* A conversion: `%08llx` is wide, has the width 8, and is filled with zeros. */
+/* A conversion. `%08llx` is long long, has the width 8, and is padded with zeros. */
 typedef struct {
     int wide, width;
     char fill, kind;
@@ -49,7 +49,7 @@ static void put_signed(Text *text, long long value, Conversion how)
     put_number(text, value < 0 ? -(u64)value : (u64)value, 10, how);
 }
 
-/* Reads a conversion; `*format` is behind the percent sign, and then at the letter of its kind. */
+/* Parses a conversion. Moves `*format` from the character after the percent sign to the letter. */
 static Conversion read_conversion(const char **format)
 {
     Conversion how = {.fill = **format == '0' ? '0' : ' '};
@@ -121,7 +121,7 @@ void print(const char *format, ...)
     va_end(list);
 }
 
-/* The drivers' own debug messages (see missing.h); those above level 2 come with every request. */
+/* The drivers' debug messages (see missing.h). Levels above 2 print at every request. */
 void windrv_debug(int level, const char *format, ...)
 {
     if (level > 2)

@@ -1,11 +1,11 @@
-/* Reads and writes: their CDBs, and what their ends must be like. */
+/* Reads and writes: their CDBs, and the check of their results. */
 #include "disk.h"
 
 enum { KEY_UNIT_ATTENTION = 6, KEY_MASK = 15, CDB_FUA = 8 };
 
 struct Outcome io;
 
-/* QEMU reports the length of a write as if it were a read's: `used=any` is for it. */
+/* QEMU reports a write's length as if it were a read: `used=any` accepts that. */
 static int used_lengths_matter(void)
 {
     const char *word = option("used");
@@ -69,7 +69,7 @@ static void build_cdb(u8 *cdb, Transfer it)
         cdb[1] |= CDB_FUA;
 }
 
-/* Blocks beyond the region are written once, as the host wants to find them. */
+/* Blocks beyond the region are written once, with the content that the host expects. */
 static u32 generation_new(u64 block, u32 blocks)
 {
     static u32 last;
@@ -97,7 +97,7 @@ void transfer(Request *request, Transfer it)
     request->srb->SrbFunction = SRB_FUNCTION_EXECUTE_SCSI;
     request->srb->SrbFlags = (it.write ? TO_DISK : FROM_DISK) | SRB_FLAGS_QUEUE_ACTION_ENABLE;
     request->srb->DataTransferLength = it.blocks * disk.block;
-    /* Not mapped: the drivers must use the list. */
+    /* An unmapped address: the drivers must use the list. */
     request->srb->DataBuffer = (PVOID)0xffff900000000000ull;
     if (it.write) {
         request->generation = generation_new(it.block, it.blocks);
@@ -113,8 +113,8 @@ static int is_attention(const Request *request)
            sense_of(request) >> 16 == KEY_UNIT_ATTENTION;
 }
 
-/* As the class driver does after a reset. Vioscsi does not wait until the device has carried it
- * out, so that it may still meet a request that comes after it. */
+/* Repeats a request, as the class driver does after a reset. vioscsi does not wait for the end of
+ * the device's reset, which may thus still hit a later request. */
 static int sent_again(Request *request)
 {
     if (is_attention(request))
@@ -123,7 +123,7 @@ static int sent_again(Request *request)
         disk.resetting = 0;
     else
         return 0;
-    /* An answer without data is shorter. */
+    /* The used element of an answer without data is shorter. */
     wrong.used_lengths = 0;
     request->srb->SrbStatus = 0;
     request->srb->DataTransferLength = request->length;
@@ -162,7 +162,7 @@ void wait_all(u32 count)
 {
     for (int again = 1; again;) {
         again = 0;
-        /* Late is lost: what ends now was found without its interrupt. */
+        /* A late request counts as lost: it was found without its interrupt. */
         io.lost += !wait_until_idle(disk.adapter, disk.seconds);
         for (u32 i = 0; i < count; i++)
             if (requests[i]->state == DONE)

@@ -1,9 +1,9 @@
-/* Checks: UNMAP. What it names may read as zeros from then on; its neighbours stay as they are. */
+/* Checks: UNMAP. Unmapped blocks may read as zeros; their neighbors keep their content. */
 #include "disk.h"
 
 enum { STRIPES = 6, LIST_HEADER = 8, DESCRIPTOR = 16, MARGIN = 16 };
 
-/* Blocks of the stripes that are written, and where they begin: a multiple of 64 blocks. */
+/* Length of a written stripe in blocks. Stripes begin at a multiple of 64 blocks. */
 static u32 stripe_blocks(void)
 {
     return (256 << 10) / disk.block;
@@ -15,7 +15,7 @@ static u64 stripe(u32 number)
     return start + number * stripe_blocks();
 }
 
-/* Unmaps `ranges` stripes from `first` on, without a margin at both of their ends. */
+/* Unmaps `ranges` stripes from `first` on, except for a margin at both ends of each. */
 static int send_unmap(u32 first, u32 ranges)
 {
     u32 length = LIST_HEADER + DESCRIPTOR * ranges;

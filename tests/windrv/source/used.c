@@ -1,10 +1,10 @@
-/* Lengths of used elements: a device must report as many bytes as it wrote. A read or write that
- * succeeds fills all that the driver offered: data, and status or response (VIRTIO 1.3, 2.7.8). */
+/* Lengths of used elements: a device must report the number of bytes that it wrote. A successful
+ * read or write fills the whole buffer: data, and status or response (VIRTIO 1.3, 2.7.8). */
 #include "disk.h"
 
 enum { MAX_OFFERED = 1024 };
 
-/* Chains in the rings; the driver's number or pointer identifies each in its queue. */
+/* Chains in the rings. The driver's number or pointer (`opaque`) identifies a chain in its queue. */
 static struct Offered {
     void *queue, *opaque;
     u32 writable;
@@ -24,7 +24,7 @@ void used_forget(void)
     count = 0;
 }
 
-/* Called by driver/ring.c. What was in the ring went with the reset of the device. */
+/* Called by driver/ring.c for a new ring. The device's reset has discarded the old chains. */
 void used_renewed(void *queue)
 {
     for (u32 i = 0; i < count;)
