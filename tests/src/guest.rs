@@ -78,8 +78,8 @@ impl Guest {
         self
     }
 
-    /// Gives our machine a display: `1920x1080`. The default is none, because firmware that writes
-    /// to two screens is slow on an emulated processor.
+    /// Gives our machine a display: `1920x1080`. It has no display by default, because firmware
+    /// that writes to two screens is slow on an emulated processor.
     pub fn display(mut self, display: &str) -> Self {
         self.display = display.into();
         self

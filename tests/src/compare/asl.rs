@@ -26,7 +26,7 @@ impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |terms: &[Self]| terms.iter().map(Self::to_string).collect::<Vec<_>>().join(",");
         f.write_str(&self.word)?;
-        // Arguments that were left out at the end are empty words.
+        // Arguments that were left out at the end are empty terms.
         let filled = self.arguments.iter().rposition(|it| *it != Self::default());
         if let Some(last) = filled {
             write!(f, "({})", list(&self.arguments[..=last]))?;
