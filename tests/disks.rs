@@ -385,13 +385,13 @@ fn work(booted: &mut Booted, disk: &Disk, device: &str) -> anyhow::Result<()> {
     let empty = blocks(&disk.file)?;
     let name = &disk.name;
     say!("{name}: {full} KiB on the host, {trimmed} after fstrim, {empty} after blkdiscard");
-    ensure!(full > FILE_KIB, "{full} KiB are not what was written");
-    ensure!(trimmed < full - FILE_KIB * 9 / 10, "{trimmed} KiB are left of {full}");
-    ensure!(empty < 1024, "{empty} KiB are left");
+    ensure!(full > FILE_KIB, "only {full} KiB on the host after writing {FILE_KIB}");
+    ensure!(trimmed < full - FILE_KIB * 9 / 10, "fstrim left {trimmed} of {full} KiB");
+    ensure!(empty < 1024, "blkdiscard left {empty} KiB");
     Ok(())
 }
 
-/// KiB that a file takes.
+/// The space that a file uses, in KiB.
 fn blocks(file: &Path) -> anyhow::Result<u64> {
     let found = fs::metadata(file).with_context(|| file.display().to_string())?;
     Ok(found.blocks() / 2)

@@ -108,7 +108,7 @@ fn boots_from(kind: &str, stock: &Stock) -> anyhow::Result<()> {
         running.expect(words, BOOT)?;
         if words.starts_with("starting") {
             let entry = running.expect("\n", BOOT)?;
-            ensure!(entry.contains("the entry of the test"), "it starts{entry}");
+            ensure!(entry.contains("the entry of the test"), "it started{entry}");
             running.expect("started from the disk", BOOT)?;
         }
         running.ends_with(0, BOOT)?;

@@ -32,7 +32,7 @@ const ABSOLUTE: u16 = 3;
 /// # Errors
 ///
 /// When it does not succeed in time.
-pub fn comes_true(booted: &mut Booted, command: &str) -> anyhow::Result<()> {
+pub fn wait_until(booted: &mut Booted, command: &str) -> anyhow::Result<()> {
     let start = Instant::now();
     loop {
         let answer = booted.try_run(command, SOON)?;
@@ -45,12 +45,12 @@ pub fn comes_true(booted: &mut Booted, command: &str) -> anyhow::Result<()> {
 }
 
 /// An input device whose events are recorded.
-pub struct Ear {
+pub struct EventRecorder {
     /// The device's name in `/dev/input`: `event2`.
     handler: String,
 }
 
-impl Ear {
+impl EventRecorder {
     /// Records the events of the input device with this name from now on.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl Ear {
     /// When there is no such device.
     pub fn new(booted: &mut Booted, name: &str) -> anyhow::Result<Self> {
         let name = format!("N: Name=\"{name}\"");
-        comes_true(booted, &format!("grep -qF '{name}' /proc/bus/input/devices"))?;
+        wait_until(booted, &format!("grep -qF '{name}' /proc/bus/input/devices"))?;
         let find = format!("grep -A 5 -F '{name}' /proc/bus/input/devices | grep Handlers");
         let words = booted.run(&find, SOON)?;
         let mut words = words.split(['=', ' ']).map(str::trim);
@@ -73,7 +73,7 @@ impl Ear {
             SOON,
         )?;
         // The driver polls the device once a program has it open.
-        comes_true(booted, &format!("ls -l /proc/$(cat /{handler}.pid)/fd | grep -q {device}"))?;
+        wait_until(booted, &format!("ls -l /proc/$(cat /{handler}.pid)/fd | grep -q {device}"))?;
         Ok(Self { handler })
     }
 
@@ -83,9 +83,9 @@ impl Ear {
     /// # Errors
     ///
     /// When no event matches in time.
-    pub fn hears(&self, booted: &mut Booted, event: &str) -> anyhow::Result<()> {
+    pub fn wait_for(&self, booted: &mut Booted, event: &str) -> anyhow::Result<()> {
         let handler = &self.handler;
-        comes_true(booted, &format!("grep '^Event: time' /{handler} | grep -q '{event}'"))
+        wait_until(booted, &format!("grep '^Event: time' /{handler} | grep -q '{event}'"))
     }
 
     /// Returns all events up to the first that matches a pattern.
@@ -93,22 +93,22 @@ impl Ear {
     /// # Errors
     ///
     /// When no event matches, or Linux dropped some.
-    pub fn heard(self, booted: &mut Booted, last: &str) -> anyhow::Result<Vec<Event>> {
-        self.hears(booted, last)?;
+    pub fn finish(self, booted: &mut Booted, last: &str) -> anyhow::Result<Vec<Event>> {
+        self.wait_for(booted, last)?;
         let Self { handler } = self;
         let mut events = Vec::new();
         let short = r"s/.*type \([0-9]*\) .*code \([0-9]*\) .*value \(-*[0-9]*\)$/\1 \2 \3/p";
         let end = "s/.*SYN_REPORT.*/0 0 0/p";
         let command = format!("kill $(cat /{handler}.pid); sed -n '{short}; {end}' /{handler}");
-        let heard = booted.run(&command, SOON)?;
+        let output = booted.run(&command, SOON)?;
         ensure!(
             booted
                 .run(&format!("grep -c '^Event: time.*SYN_DROPPED' /{handler} || true"), SOON)?
                 .trim()
                 == "0",
-            "Linux dropped events: {heard}"
+            "Linux dropped events: {output}"
         );
-        for line in heard.lines() {
+        for line in output.lines() {
             let fields: Vec<_> = line.split_whitespace().collect();
             let [kind, code, value] = fields[..] else { continue };
             events.push((kind.parse()?, code.parse()?, value.parse()?));
@@ -123,10 +123,10 @@ const WHEEL: u16 = 8;
 
 /// The states that a tablet reported (its position, and a bit for each button that was down), and
 /// the turns of the wheel.
-pub fn states(heard: Vec<Event>) -> (Vec<(i32, i32, u8)>, Vec<i32>) {
+pub fn states(events: Vec<Event>) -> (Vec<(i32, i32, u8)>, Vec<i32>) {
     let mut state: BTreeMap<(u16, u16), i32> = BTreeMap::new();
     let (mut seen, mut notches) = (Vec::new(), Vec::new());
-    for (kind, code, value) in heard {
+    for (kind, code, value) in events {
         match kind {
             SYNCHRONIZE => {
                 let of = |kind, code| state.get(&(kind, code)).copied().unwrap_or(0);

@@ -126,7 +126,7 @@ pub struct Font {
 }
 
 impl Font {
-    /// The font of UEFI's consoles: what the grid leaves over is at both edges.
+    /// The font of UEFI's consoles. The grid is centered on the screen.
     pub fn of_firmware() -> Self {
         Self { height: 19, centred: true, letters: HashMap::new() }
     }
