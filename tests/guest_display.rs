@@ -74,7 +74,7 @@ fn settled(running: &Running, name: &str) -> anyhow::Result<(Picture, Vec<u8>)> 
 }
 
 /// The blue, green and red of each pixel.
-fn colours(pixels: &[u8]) -> impl Iterator<Item = [u8; 3]> {
+fn colors(pixels: &[u8]) -> impl Iterator<Item = [u8; 3]> {
     let (pixels, _) = pixels.as_chunks::<4>();
     pixels.iter().map(|[blue, green, red, _]| [*blue, *green, *red])
 }
@@ -113,17 +113,17 @@ fn is_used_in(shell: &mut Shell, release: &str, size: &str) -> anyhow::Result<()
     let (first, before) = settled(&shell.running, &name)?;
     ensure!(format!("{}x{}", first.width, first.height) == size, "{size}: {first:?}");
     // Letters on black cover a small part of the screen.
-    let lit = colours(&before).filter(|it| *it != [0; 3]).count();
+    let lit = colors(&before).filter(|it| *it != [0; 3]).count();
     let all = before.len() / 4;
     ensure!((all / 4000..all / 3).contains(&lit), "{lit} of {all} pixels are lit");
-    let used: BTreeSet<_> = colours(&before).collect();
+    let used: BTreeSet<_> = colors(&before).collect();
     ensure!(used.len() > 2, "more than two colors expected, not {used:?}");
     shell.run("echo seen on the screen", SOON)?;
     let (_, after) = settled(&shell.running, &name)?;
     ensure!(before != after, "the typed text is not on the screen");
     shell.run("cls", SOON)?;
     let (_, clear) = settled(&shell.running, &name)?;
-    let left = colours(&clear).filter(|it| *it != [0; 3]).count();
+    let left = colors(&clear).filter(|it| *it != [0; 3]).count();
     ensure!(left < lit, "`cls` left {left} of {lit} pixels");
     say!("{size}: {lit} of {all} pixels lit, {} colors; {left} after `cls`", used.len());
     shell.running.send("reset -s")?;
@@ -153,9 +153,9 @@ fn linux_draws() -> anyhow::Result<()> {
     booted.run("cat /bin/busybox > /dev/fb0", SOON)?;
     let (_, pixels) = settled(&booted.running, "linux-fb0")?;
     let program = fs::read(lab::asset("BUSYBOX")?)?;
-    let wanted: Vec<_> = colours(&program).collect();
+    let wanted: Vec<_> = colors(&program).collect();
     ensure!(wanted.len() > 100_000, "too short: {}", wanted.len());
-    let differ = colours(&pixels).zip(&wanted).filter(|(is, wanted)| is != *wanted).count();
+    let differ = colors(&pixels).zip(&wanted).filter(|(is, wanted)| is != *wanted).count();
     ensure!(differ == 0, "{differ} of {} pixels differ", wanted.len());
     say!("{} pixels match the guest's data", wanted.len());
     changes_mode(&mut booted)?;
@@ -196,7 +196,7 @@ fn changes_mode(booted: &mut Booted) -> anyhow::Result<()> {
         shows(booted, mode)?;
         let (_, pixels) = settled(&booted.running, &format!("linux-{mode}"))?;
         // The first color bar of the test picture is gray, the last one is blue.
-        let line: Vec<_> = colours(&pixels).take(width(mode)?).collect();
+        let line: Vec<_> = colors(&pixels).take(width(mode)?).collect();
         let bars = line.chunk_by(|one, other| one == other).count();
         ensure!(bars == 7 && line[0] == [192; 3], "{bars} bars in {mode}: {:?}", line[0]);
         ensure!(line.last() == Some(&[192, 0, 0]), "{:?} at the end of {mode}", line.last());

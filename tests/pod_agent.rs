@@ -370,7 +370,7 @@ fn the_status_is_for_those_who_may_see_nothing_else() -> Result<()> {
     pod.listen("/status")?.says("s: The probe runs", 1)?;
     let mut audio = pod.listen("/audio")?;
     ensure!(audio.wait(PATIENCE)? != 0 && audio.stderr.text().contains("401"));
-    // The end of the machine is told to all who listen.
+    // All listeners are notified of the end of the machine.
     let mut seen = pod.listen("/status")?;
     seen.says("s: The probe runs", 1)?;
     let kill = "kill -9 $(pidof vmm)";

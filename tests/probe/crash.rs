@@ -1,4 +1,4 @@
-//! A process that is killed at any moment loses no data that its guest was told is durable.
+//! A process that is killed at any moment loses no data that was reported to its guest as durable.
 //!
 //! The probe writes records and reports on the debug console which ones are durable. The file
 //! behind that console outlives the process. The next run checks all of these records and writes
@@ -198,7 +198,7 @@ fn a_record_that_is_gone_is_found_out() {
     let machine = disk.write(&mut random);
     disk.wait_for_more(99);
     assert!(disk.kill(machine) >= 100);
-    // The probe is told that all records are durable, but the disk is empty.
+    // All records should be durable, but the disk is empty.
     File::create(&disk.disk).and_then(|file| file.set_len(SIZE)).expect("a disk");
     let words = format!("disk=recall,{},durable={}", disk.layout, disk.durable);
     let words = format!("checks=none then=poweroff {words}");

@@ -72,7 +72,7 @@ impl Picture {
     /// The blue, green and red of a pixel.
     pub fn pixel(&self, x: usize, y: usize) -> [u8; 3] {
         let at = 4 * (y * self.width + x);
-        [0, 1, 2].map(|colour| self.pixels[at + colour])
+        [0, 1, 2].map(|color| self.pixels[at + color])
     }
 
     /// The coverage of each pixel in a letter's cell, by its difference from the pixel in the

@@ -55,15 +55,15 @@ impl Sight {
     }
 
     /// The percentage of pixels with this color (blue, green, red).
-    pub fn share(&self, colour: [u8; 3]) -> usize {
+    pub fn share(&self, color: [u8; 3]) -> usize {
         let (pixels, _) = self.pixels.as_chunks::<4>();
-        let like = pixels.iter().filter(|it| apart([it[0], it[1], it[2]], colour) <= CONTRAST);
+        let like = pixels.iter().filter(|it| apart([it[0], it[1], it[2]], color) <= CONTRAST);
         100 * like.count() / pixels.len().max(1)
     }
 
     /// Lines that differ from an earlier picture of the same size.
     pub fn changed(&self, before: &Self) -> Vec<usize> {
-        let other = |x, y| apart(self.colour(x, y), before.colour(x, y)) > CONTRAST;
+        let other = |x, y| apart(self.color(x, y), before.color(x, y)) > CONTRAST;
         (0..self.height()).filter(|y| (0..self.width()).any(|x| other(x, *y))).collect()
     }
 
@@ -75,7 +75,7 @@ impl Sight {
         self.picture.height as usize
     }
 
-    fn colour(&self, x: usize, y: usize) -> [u8; 3] {
+    fn color(&self, x: usize, y: usize) -> [u8; 3] {
         let at = 4 * (y * self.width() + x);
         [self.pixels[at], self.pixels[at + 1], self.pixels[at + 2]]
     }
@@ -83,8 +83,8 @@ impl Sight {
     /// The glyph in a cell: a byte for each line, a bit for each pixel that differs from the first
     /// one.
     fn glyph(&self, x: usize, y: usize, height: usize) -> Glyph {
-        let paper = self.colour(x, y);
-        let ink = |x, y| u8::from(apart(self.colour(x, y), paper) > CONTRAST);
+        let paper = self.color(x, y);
+        let ink = |x, y| u8::from(apart(self.color(x, y), paper) > CONTRAST);
         let line = |y| (x..x + WIDTH).fold(0, |bits, x| bits << 1 | ink(x, y));
         Glyph((y..y + height).map(line).collect())
     }
@@ -191,7 +191,7 @@ impl Font {
     /// The text on a background of this color: one line for each row, trimmed.
     pub fn read_on(&self, sight: &Sight, paper: [u8; 3]) -> Vec<String> {
         let (left, top) = self.corner(sight);
-        let is_on = |x: usize, y: usize| apart(sight.colour(x, y), paper) < CONTRAST;
+        let is_on = |x: usize, y: usize| apart(sight.color(x, y), paper) < CONTRAST;
         let row = |row: &[Glyph], at: usize| {
             let places = (left..).step_by(WIDTH).map(|x| is_on(x, top + at * self.height));
             let on = row.iter().zip(places).filter(|(_, on)| *on);

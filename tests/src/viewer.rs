@@ -93,12 +93,12 @@ impl Xvfb {
             let word = bytes.get(4 * index..4 * index + 4).context("a short dump")?;
             anyhow::Ok(u32::from_be_bytes(word.try_into()?) as usize)
         };
-        let (header, colours) = (number(0)?, number(19)?);
+        let (header, colors) = (number(0)?, number(19)?);
         let (bits, stride) = (number(11)?, number(12)?);
         ensure!(number(1)? == 7 && bits == 32, "not a dump with 32 bits for each pixel");
         ensure!(width <= MONITOR.0, "{width} pixels are wider than the monitor");
         let mut pixels = Vec::with_capacity(4 * width as usize * height as usize);
-        let first = header + 12 * colours;
+        let first = header + 12 * colors;
         for line in 0..height as usize {
             let at = first + line * stride;
             let line = bytes.get(at..at + 4 * width as usize).context("a short dump")?;
