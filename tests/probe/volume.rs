@@ -215,7 +215,7 @@ struct Figures {
 }
 
 /// Uses one disk on one volume, through several kills.
-fn live((name, mount): (&str, &str), random: &mut Noise, figures: &mut Figures) {
+fn live(name: &str, mount: &str, random: &mut Noise, figures: &mut Figures) {
     let volume = Volume::new(mount).expect("a volume");
     let mut disk = Recorded::new(volume.place.join(name), random);
     let block = random.of(&[1024, 4096, 12 << 10, 40 << 10]);
@@ -250,7 +250,7 @@ fn kill_often(name: &str, seed: u64) {
     while figures.kills < kills() {
         let mount = [EXT4, TMPFS, SMALL_BLOCKS]
             [usize::try_from(figures.kills / KILLS_PER_IMAGE % 3).unwrap()];
-        live((name, mount), &mut random, &mut figures);
+        live(name, mount, &mut random, &mut figures);
     }
     let Figures { kills, records, leaks, waiting } = figures;
     eprintln!(

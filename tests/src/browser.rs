@@ -40,8 +40,8 @@ pub fn is_here() -> bool {
 /// A browser and its current page. Dropping it ends the browser.
 pub struct Browser {
     child: Child,
-    orders: ChildStdin,
-    said: Receiver<Value>,
+    input: ChildStdin,
+    messages: Receiver<Value>,
     events: VecDeque<Value>,
     page: Option<String>,
     last: u64,
@@ -86,19 +86,19 @@ impl Browser {
         command.arg(format!("--user-data-dir={}", folder.display())).arg("about:blank");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().context("the browser")?;
-        let orders = child.stdin.take().context("a pipe")?;
+        let input = child.stdin.take().context("a pipe")?;
         let answers = BufReader::new(child.stdout.take().context("a pipe")?);
-        let (tell, said) = channel();
+        let (sender, messages) = channel();
         thread::spawn(move || {
             for message in answers.split(0).map_while(Result::ok) {
                 let Ok(message) = serde_json::from_slice(&message) else { return };
-                if tell.send(message).is_err() {
+                if sender.send(message).is_err() {
                     return;
                 }
             }
         });
         let events = VecDeque::new();
-        let mut browser = Self { child, orders, said, events, page: None, last: 0 };
+        let mut browser = Self { child, input, messages, events, page: None, last: 0 };
         browser.open()?;
         Ok(browser)
     }
@@ -144,9 +144,10 @@ impl Browser {
         }
         let mut text = order.to_string().into_bytes();
         text.push(0);
-        self.orders.write_all(&text).with_context(|| method.to_owned())?;
+        self.input.write_all(&text).with_context(|| method.to_owned())?;
         loop {
-            let message = self.said.recv_timeout(PATIENCE).with_context(|| method.to_owned())?;
+            let message =
+                self.messages.recv_timeout(PATIENCE).with_context(|| method.to_owned())?;
             if message["id"] == self.last {
                 ensure!(message["error"].is_null(), "{method}: {}", message["error"]);
                 return Ok(message["result"].clone());

@@ -214,8 +214,8 @@ apt_of() {
   esac
 }
 unpack_tree suite "$cache/tree" dirs links
-[ "$(readlink "$cache/tree/bin")" = usr/bin ] || fail "/bin is no link to usr/bin"
-[ "$(readlink "$cache/tree/lib64")" = usr/lib64 ] || fail "/lib64 is no link to usr/lib64"
+[ "$(readlink "$cache/tree/bin")" = usr/bin ] || fail "/bin is not a link to usr/bin"
+[ "$(readlink "$cache/tree/lib64")" = usr/lib64 ] || fail "/lib64 is not a link to usr/lib64"
 [ "$(cat "$cache/tree/bin/one" "$cache/tree/bin/two")" = $'one\ntwo' ] || fail "a file is missing"
 "#;
 

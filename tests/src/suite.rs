@@ -128,13 +128,13 @@ fn run(tests: &[Test], filtered: usize) -> ExitCode {
         crate::say!("\nfailures:");
         failures.iter().for_each(|name| crate::say!("    {name}"));
     }
-    crate::say!("\n{}\n", closing_line([tests.len(), failures.len(), filtered], start));
+    crate::say!("\n{}\n", closing_line(tests.len(), failures.len(), filtered, start));
     // The exit status of cargo's own harness.
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
 /// The summary line, in the format of cargo's own harness.
-fn closing_line([all, failed, filtered]: [usize; 3], start: Instant) -> String {
+fn closing_line(all: usize, failed: usize, filtered: usize, start: Instant) -> String {
     let word = if failed == 0 { "ok" } else { "FAILED" };
     format!(
         "test result: {word}. {} passed; {failed} failed; 0 ignored; 0 measured; {filtered} \
@@ -202,9 +202,9 @@ mod test {
 
     #[test]
     fn the_closing_line_is_cargos() {
-        let line = closing_line([3, 1, 4], Instant::now());
+        let line = closing_line(3, 1, 4, Instant::now());
         assert!(line.starts_with("test result: FAILED. 2 passed; 1 failed; 0 ignored;"), "{line}");
-        assert!(closing_line([3, 0, 0], Instant::now()).starts_with("test result: ok. 3 passed"));
+        assert!(closing_line(3, 0, 0, Instant::now()).starts_with("test result: ok. 3 passed"));
     }
 
     #[test]

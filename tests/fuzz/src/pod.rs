@@ -122,7 +122,7 @@ pub(crate) fn inquiry(folder: &Path, bytes: &[u8]) {
     let pod = Pod::shared(folder);
     let path = Path::new(&pod.volume).with_file_name("room").join("pod.sock");
     let answer = pod.runtime.block_on(async {
-        let mut stream = UnixStream::connect(&path).await.expect("the pod is there");
+        let mut stream = UnixStream::connect(&path).await.expect("the pod's socket");
         let (mut reader, mut writer) = stream.split();
         let speak = async {
             writer.write_all(bytes).await.ok();
